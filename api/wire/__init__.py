@@ -1,0 +1,1 @@
+"""One module a dialect: bytes to Request, Result to bytes. Pure functions."""

@@ -1,0 +1,116 @@
+"""How an engine is set up: one frozen value, checked once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from staged_pool.stages.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16"]
+Attention = Literal["auto", "packed", "padded"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    Raises:
+        ConfigError: A value is out of its range; the message names field, value and range.
+    """
+
+    model: str | None = None
+    """A model folder or a hub id. None: the installed first-run model, else
+    `sentence-transformers/all-MiniLM-L6-v2` from the hub."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a hub id. None: the hub's default branch. Refused with a folder."""
+
+    offline: bool = False
+    """Never ask the hub; a hub id must then be in the local cache."""
+
+    served_name: str | None = None
+    """The name that requests and answers use. None: the folder's last part, or the hub id."""
+
+    device: Device = "auto"
+    """Where the forward runs. `auto`: the first CUDA device where torch sees one, else the CPU."""
+
+    dtype: DType = "auto"
+    """Of the weights. `auto`: bfloat16 where the device computes in it natively, else float32.
+    bfloat16 is up to three times as fast, with cosines to float32 above 0.9998."""
+
+    attention: Attention = "auto"
+    """`packed`: no padding is computed; refused for a model whose attention cannot be replaced.
+    `padded`: every batch is padded to its longest input. `auto`: packed where it is right."""
+
+    torch_threads: int | None = None
+    """Threads of one forward on the CPU. None: every core that this process may use. Fewer leave
+    cores for the preprocess threads; more than there are cores make everything slower."""
+
+    preprocess_limit: int = 4
+    """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the
+    threads take the device's cores away."""
+
+    max_batch_tokens: int = 2048
+    """Token budget of one batch. A longer single input still goes, alone. Larger batches keep a GPU busier,
+    but each takes longer, and beyond the cache a CPU becomes slower."""
+
+    max_batch_items: int = 256
+    """Items of one batch at most."""
+
+    chunk_items: int = 16
+    """Items that travel together at most. Smaller lists overlap the stages of one request better; larger
+    ones cost less per item."""
+
+    channel_capacity: int = 2
+    """Lists that wait in the channel between two stages. More add latency, not throughput."""
+
+    waiting_tokens: int = 16384
+    """Tokens that wait ready for the device before preprocess is held back. More give the batcher more to
+    choose from; fewer keep later work abandonable."""
+
+    max_requests: int = 1024
+    """Requests inside the engine; one more is refused at the door."""
+
+    max_items: int = 32768
+    """Items inside the engine, over all requests."""
+
+    max_request_items: int = 2048
+    """Items of one request; more are refused as too large, whatever the load."""
+
+    max_bytes: int = 256 * 2**20
+    """Bytes of request bodies inside the engine."""
+
+    drain_timeout_s: float = 30.0
+    """How long a closing engine finishes what is inside; what is left then fails."""
+
+    watchdog_s: float = 120.0
+    """A forward that takes longer counts as stuck: everything inside fails and the engine is broken."""
+
+    def __post_init__(self) -> None:
+        positive = ("preprocess_limit", "max_batch_tokens", "max_batch_items", "chunk_items", "channel_capacity",
+                    "waiting_tokens", "max_requests", "max_items", "max_request_items", "max_bytes")  # fmt: skip
+        for name in positive:
+            self._check(name, 1, math.inf)
+        if self.torch_threads is not None:
+            self._check("torch_threads", 1, 1024)
+        self._check("drain_timeout_s", 0, 86_400)
+        self._check("watchdog_s", 0.001, 86_400)
+        for name, allowed in (
+            ("device", ("auto", "cpu", "cuda")),
+            ("dtype", ("auto", "float32", "bfloat16")),
+            ("attention", ("auto", "packed", "padded")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+        if self.model == "":
+            raise ConfigError("model='': must be a folder or a hub id")
+
+    def _check(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        kind = int if "int" in str(next(f.type for f in fields(self) if f.name == name)) else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+            wanted = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            raise ConfigError(f"{name}={value!r}: must be {wanted}")

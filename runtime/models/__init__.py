@@ -1,0 +1,1 @@
+"""The models: reading their folders, tokenizing, and the forward."""

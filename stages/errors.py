@@ -1,0 +1,99 @@
+"""What can go wrong with a request, in words of the engine; `api/status.py` maps each class to an HTTP status."""
+
+
+class StagedPoolError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(StagedPoolError):
+    """A setting, a model folder or the machine does not allow the engine to start."""
+
+
+class InvalidInput(StagedPoolError):
+    """The caller's request is wrong; sending it again unchanged fails again.
+
+    Args:
+        message: What is wrong and what would be right; never the input itself.
+        param: The field of the request that is at fault, in the caller's own naming.
+        index: Which of the request's inputs is at fault, where it is one of them.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, index: int | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.index = index
+
+
+class TooLarge(InvalidInput):
+    """The request exceeds a limit of this server on bytes or items, whatever the load."""
+
+
+class UnknownModel(InvalidInput):
+    """The request names a model that is not served here."""
+
+
+class Overloaded(StagedPoolError):
+    """Admission refused the request before any work was done on it; nothing of it was kept.
+
+    Args:
+        message: Which limit is reached.
+        retry_after_s: When a retry has a chance, in seconds from now.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineStopped(StagedPoolError):
+    """The engine is starting, draining, stopped or broken, so that it takes or finishes no request.
+
+    Args:
+        message: The phase and the reason.
+        retry_after_s: When a retry has a chance, in seconds from now.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(StagedPoolError):
+    """The request's deadline passed, or could not be met, while it was in `stage`."""
+
+    def __init__(self, message: str, *, stage: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+class Abandoned(StagedPoolError):
+    """The caller left. Nobody reads this outcome; it is what a ticket says and what a metric counts."""
+
+
+class ModelFailed(StagedPoolError):
+    """The model gave no usable result for one input: it raised, or a row holds NaN or Inf.
+
+    Args:
+        message: What the model did.
+        index: Which of the request's inputs it failed on, where known.
+    """
+
+    def __init__(self, message: str, *, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class StageFailed(StagedPoolError):
+    """A worker of `stage` crashed with this request in its hand: a bug of ours, logged with its traceback."""
+
+    def __init__(self, message: str, *, stage: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+class OutOfMemory(StagedPoolError):
+    """The device had no memory for a batch of this size; a smaller one may fit."""
+
+
+class DeviceLost(StagedPoolError):
+    """The device no longer answers, or can no longer be trusted; only a new process helps."""
