@@ -1,0 +1,94 @@
+"""Counting and timing of one stage: cheap enough for every item, read as a frozen snapshot."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+BUCKETS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
+"""Upper bounds of the histogram's buckets in seconds; one more holds everything above."""
+
+Drop = Literal["abandoned", "expired", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """How long something took, over all of it since the start."""
+
+    counts: tuple[int, ...]
+    """Observations of each bucket of `BUCKETS_S` (not cumulative), and of the one above the last."""
+    sum_s: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class Histogram:
+    """Durations in fixed buckets. One writer: the event loop's thread."""
+
+    __slots__ = ("_counts", "_sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def snapshot(self) -> HistogramSnapshot:
+        return HistogramSnapshot(tuple(self._counts), self._sum_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStatistics:
+    """One stage at one moment. Counts are of items (for parse: of requests) since the start."""
+
+    name: str
+    waiting: int
+    """Items ready for this stage that no worker has taken yet."""
+    busy: int
+    """Workers with something in hand."""
+    workers: int
+    done: int
+    """Items handed on."""
+    dropped: Mapping[Drop, int]
+    """Items that ended in this stage, by cause."""
+    crashes: int
+    """Workers that crashed and were restarted."""
+    wait: HistogramSnapshot
+    """From the hand-over by the stage before to a worker's hand."""
+    service: HistogramSnapshot
+    """In a worker's hand; for the batch stage, on the device."""
+
+
+class StageMeter:
+    """What a stage writes while it works."""
+
+    def __init__(self, name: str, workers: int) -> None:
+        self.name = name
+        self.workers = workers
+        self.busy = 0
+        self.done = 0
+        self.crashes = 0
+        self.dropped: dict[Drop, int] = {"abandoned": 0, "expired": 0, "failed": 0}
+        self.wait = Histogram()
+        self.service = Histogram()
+
+    def snapshot(self, waiting: int) -> StageStatistics:
+        return StageStatistics(
+            name=self.name,
+            waiting=waiting,
+            busy=self.busy,
+            workers=self.workers,
+            done=self.done,
+            dropped=dict(self.dropped),
+            crashes=self.crashes,
+            wait=self.wait.snapshot(),
+            service=self.service.snapshot(),
+        )
