@@ -1,0 +1,173 @@
+"""Run the transformer of a model on a packed batch, and give back packed token vectors.
+
+Inside, the transformer sees either the packed row itself or rows padded to the longest input. Packed is right only
+where the architecture takes its attention function from transformers and passes everything through to it; some
+claim so and do not. So before packed is used, both layouts run on a probe and must agree.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from staged_pool.runtime.config import Attention
+from staged_pool.runtime.model import TokenIds
+from staged_pool.runtime.models.attention import PACKED, Groups
+from staged_pool.stages.errors import ConfigError
+
+Layout = Literal["packed", "padded"]
+
+_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""How far the layouts may differ, relative to how far token vectors differ from their average. Rounding stays
+ten times below; a sequence that sees another one's tokens, or a wrong position, ends far above."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """The token ids of several sequences, one after the other."""
+
+    ids: Tensor
+    """[tokens], int64."""
+    positions: Tensor
+    """[tokens], int64: each token's place in its sequence, from 0."""
+    lengths: Tensor
+    """[sequences], int64."""
+    groups: Groups
+
+    @classmethod
+    def of(cls, payloads: Sequence[TokenIds], device: torch.device) -> PackedBatch:
+        """Lay the sequences out, and bring them to the device in one copy."""
+        lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
+        tokens = int(lengths.sum())
+        ids = np.fromiter(chain.from_iterable(payloads), np.int64, tokens)
+        starts = lengths.cumsum() - lengths
+        positions = np.arange(tokens) - starts.repeat(lengths)
+        packed = torch.from_numpy(np.concatenate([ids, positions, lengths])).to(device)
+        groups = [(len(list(same)), length) for length, same in groupby(lengths.tolist())]
+        return cls(packed[:tokens], packed[tokens : 2 * tokens], packed[2 * tokens :], groups)
+
+
+class Body:
+    """A transformer that takes packed batches.
+
+    Args:
+        model: A base model in eval mode whose first output is [batch, tokens, width].
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.layout: Layout = "padded"
+        self._padded_attention: str = model.config._attn_implementation
+        self._position_offset, self.positions = _position_table(model)
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the token embedding."""
+        rows: int = self.model.get_input_embeddings().num_embeddings
+        return rows
+
+    @property
+    def width(self) -> int:
+        """Values of one token vector."""
+        width: int = self.model.config.hidden_size
+        return width
+
+    def hidden(self, batch: PackedBatch) -> Tensor:
+        """The last layer's token vectors: [tokens, width], in the dtype of the weights."""
+        return self._packed(batch) if self.layout == "packed" else self._padded(batch)
+
+    def choose_layout(self, wanted: Attention, max_tokens: int) -> str | None:
+        """Use packed batches where `wanted` allows them and they are right.
+
+        Returns:
+            Why batches are padded; None where they are packed, or where padding was asked for.
+
+        Raises:
+            ConfigError: `packed` was asked for, and is not right for this model.
+        """
+        if wanted == "padded":
+            return None
+        reason = self._why_not_packed(max_tokens)
+        if reason is None:
+            self._use("packed")
+        elif wanted == "packed":
+            raise ConfigError(f"attention='packed': {reason}")
+        return reason
+
+    def _why_not_packed(self, max_tokens: int) -> str | None:
+        name = type(self.model).__name__
+        if not self.model.is_backend_compatible():
+            return f"{name} does not let its attention be replaced"
+        if not self._takes_positions:
+            return f"{name} takes no positions"
+        batch = self._probe(max_tokens)
+        try:
+            with torch.inference_mode():
+                padded = self._padded(batch).float()
+                self._use("packed")
+                packed = self._packed(batch).float()
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            return f"{name} fails on a packed batch: {error}"
+        finally:
+            self._use("padded")
+        difference = float((packed - padded).norm() / (padded - padded.mean(dim=0)).norm())
+        if not difference <= _TOLERANCE[self.model.dtype]:
+            return f"{name} gives other vectors on a packed batch (relative difference {difference:.2g})"
+        return None
+
+    def _use(self, layout: Layout) -> None:
+        self.model.set_attn_implementation(PACKED if layout == "packed" else self._padded_attention)
+        self.layout = layout
+
+    def _packed(self, batch: PackedBatch) -> Tensor:
+        hidden: Tensor = self.model(
+            input_ids=batch.ids.unsqueeze(0),
+            position_ids=(batch.positions + self._position_offset).unsqueeze(0),
+            packed_groups=batch.groups,
+        )[0]
+        return hidden.squeeze(0)
+
+    def _padded(self, batch: PackedBatch) -> Tensor:
+        longest = max(length for _, length in batch.groups)
+        places = torch.arange(longest, device=batch.ids.device)
+        real = places < batch.lengths.unsqueeze(1)
+        ids = batch.ids.new_full(real.shape, self.model.config.pad_token_id or 0)
+        ids[real] = batch.ids
+        positions = {}
+        if self._takes_positions:
+            positions["position_ids"] = (places + self._position_offset).expand_as(ids)
+        hidden: Tensor = self.model(input_ids=ids, attention_mask=real.long(), **positions)[0]
+        return hidden[real]
+
+    def _probe(self, max_tokens: int) -> PackedBatch:
+        """Random sequences: neighbours of equal and of different length, one longer than a sliding window."""
+        window = getattr(self.model.config, "sliding_window", None) or 12
+        lengths = [min(length, max_tokens) for length in (5, 5, 1, 2 * window + 1, 9)]
+        random = np.random.default_rng(0)
+        return PackedBatch.of(
+            [random.integers(self.vocabulary, size=length).tolist() for length in lengths], self.model.device
+        )
+
+
+def _position_table(model: PreTrainedModel) -> tuple[int, int | None]:
+    """Where positions begin in the model's table of position vectors, and how many there are.
+
+    RoBERTa and its relatives give the table the padding token's id as `padding_idx`, and count from the next row.
+
+    Returns:
+        The first row, and the rows from there on; (0, None) for a model without such a table.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] == "position_embeddings":
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return first, module.num_embeddings - first
+    return 0, None

