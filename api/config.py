@@ -1,0 +1,57 @@
+"""How the HTTP server is set up: one frozen value, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from staged_pool.stages.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of the HTTP server.
+
+    Raises:
+        ConfigError: A value is out of its range; the message names field, value and range.
+    """
+
+    host: str = "127.0.0.1"
+    """Address or name to listen on. `0.0.0.0` and `::` mean every interface."""
+
+    port: int = 8000
+    """TCP port. 0: any free one; the log says which."""
+
+    body_limit_bytes: int = 32 * 2**20
+    """One request's body at most; a longer one is answered 413 and never held."""
+
+    bodies_limit_bytes: int = 512 * 2**20
+    """All bodies that are held at once, also while they arrive; beyond that requests are answered 429. More let
+    many slow uploads in at once and cost that much memory."""
+
+    body_timeout_s: float = 30.0
+    """How long a body may take to arrive; then 408. Longer serves slower lines, and lets slow clients hold memory
+    longer."""
+
+    header_limit_bytes: int = 16 * 2**10
+    """Names and values of all headers together; more are answered 431."""
+
+    header_limit: int = 100
+    """Headers of one request; more are answered 431."""
+
+    keep_alive_s: float = 75.0
+    """How long an idle connection stays open. A proxy in front should close its side earlier, or it may send into a
+    connection that is being closed."""
+
+    def __post_init__(self) -> None:
+        self._check("port", 0, 65_535)
+        self._check("body_limit_bytes", 1, 2**31)
+        self._check("bodies_limit_bytes", self.body_limit_bytes, 2**40)
+        self._check("body_timeout_s", 0.001, 86_400)
+        self._check("header_limit_bytes", 256, 64 * 2**10)
+        self._check("header_limit", 1, 10_000)
+        self._check("keep_alive_s", 0.001, 86_400)
+
+    def _check(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name}={value!r}: must be between {low} and {high}")

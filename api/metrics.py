@@ -1,0 +1,142 @@
+"""The numbers of the server in Prometheus' text format. Reading them touches no stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from staged_pool.runtime.statistics import AdmissionStatistics, DeviceStatistics, EngineStatistics
+from staged_pool.stages.meter import BUCKETS_S, HistogramSnapshot, StageStatistics
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST.encode()
+
+_BOUNDS: Final = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
+
+
+class ServerMetrics:
+    """One server's numbers, in a registry of their own, so that several servers can live in one process.
+
+    Args:
+        statistics: The engine's snapshot; None while there is no engine.
+    """
+
+    def __init__(self, statistics: Callable[[], EngineStatistics | None]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(statistics))
+        ProcessCollector(registry=self._registry)
+        self._requests = Counter(
+            "staged_pool_http_requests",
+            "HTTP requests by route and status; 499 is a client that left",
+            ("route", "status"),
+            registry=self._registry,
+        )
+        self._durations = Histogram(
+            "staged_pool_http_request_duration_seconds",
+            "From the request's last byte to the answer's",
+            ("route",),
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+
+    def observe(self, route: str, status: int, seconds: float) -> None:
+        """Count one finished request. `route` must be one of a few: never a path as the client sent it."""
+        self._requests.labels(route, str(status)).inc()
+        self._durations.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """All numbers now, in the content type `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    """Turns the engine's snapshot into metric families each time it is asked; keeps nothing."""
+
+    def __init__(self, statistics: Callable[[], EngineStatistics | None]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        statistics = self._statistics()
+        yield _gauge("ready", "1 while requests are taken", statistics is not None and statistics.phase == "ready")
+        if statistics is not None:
+            yield from _stage_families(statistics.stages)
+            yield from _admission_families(statistics.admission)
+            yield from _device_families(statistics.device)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # the names are known without asking an engine that may not be there
+
+
+def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:
+    labels = ("stage",)
+    waiting = GaugeMetricFamily("staged_pool_stage_waiting_items", "Items ready for the stage", labels=labels)
+    busy = GaugeMetricFamily("staged_pool_stage_busy_workers", "Workers with work in hand", labels=labels)
+    workers = GaugeMetricFamily("staged_pool_stage_workers", "Workers that the stage has", labels=labels)
+    items = CounterMetricFamily("staged_pool_stage_items", "Items handed on", labels=labels)
+    crashes = CounterMetricFamily("staged_pool_stage_crashes", "Workers that crashed", labels=labels)
+    dropped = CounterMetricFamily(
+        "staged_pool_stage_dropped", "Items that ended in the stage", labels=("stage", "cause")
+    )
+    wait = HistogramMetricFamily(
+        "staged_pool_stage_wait_seconds", "From the hand-over to a worker's hand", labels=labels
+    )
+    service = HistogramMetricFamily("staged_pool_stage_service_seconds", "In a worker's hand", labels=labels)
+    for stage in stages:
+        name = (stage.name,)
+        waiting.add_metric(name, stage.waiting)
+        busy.add_metric(name, stage.busy)
+        workers.add_metric(name, stage.workers)
+        items.add_metric(name, stage.done)
+        crashes.add_metric(name, stage.crashes)
+        for cause, count in stage.dropped.items():
+            dropped.add_metric((stage.name, cause), count)
+        wait.add_metric(name, _buckets(stage.wait), stage.wait.sum_s)
+        service.add_metric(name, _buckets(stage.service), stage.service.sum_s)
+    yield from (waiting, busy, workers, items, crashes, dropped, wait, service)
+
+
+def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
+    inside = GaugeMetricFamily("staged_pool_admission_inside", "What is inside the engine", labels=("unit",))
+    limit = GaugeMetricFamily("staged_pool_admission_limit", "What may be inside the engine", labels=("unit",))
+    for unit, value, most in (
+        ("requests", admission.requests, admission.max_requests),
+        ("items", admission.items, admission.max_items),
+        ("body_bytes", admission.body_bytes, admission.max_bytes),
+    ):
+        inside.add_metric((unit,), value)
+        limit.add_metric((unit,), most)
+    yield from (inside, limit)
+    yield _counter("admitted", "Requests let in", admission.admitted)
+    yield _counters("refused", "Requests refused at the door", "limit", admission.refused)
+
+
+def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
+    yield _counters("batches", "Batches by what cut them", "trigger", device.batches)
+    yield _counter("device_items", "Items that went through the device", device.items)
+    yield _counter("device_tokens", "Tokens that went through the device, padding not counted", device.tokens)
+    yield _counter("device_padding_tokens", "Padding that went through the device", device.padding_tokens)
+    yield _counter("device_wasted_tokens", "Tokens whose caller had left when they were done", device.wasted_tokens)
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"staged_pool_{name}", documentation, value=value)
+
+
+def _counter(name: str, documentation: str, value: float) -> Metric:
+    return CounterMetricFamily(f"staged_pool_{name}", documentation, value=value)
+
+
+def _counters(name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"staged_pool_{name}", documentation, labels=(label,))
+    for key, value in values.items():
+        family.add_metric((key,), value)
+    return family
+
+
+def _buckets(histogram: HistogramSnapshot) -> list[tuple[str, float]]:
+    return list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))

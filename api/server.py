@@ -1,0 +1,199 @@
+"""The server as one program: HTTP from the first moment, the engine behind it, and the order in which both end."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import threading
+from typing import Any, Final
+
+import anyio
+import sniffio
+import structlog
+from hypercorn.config import Config as HypercornConfig
+
+from staged_pool.api.app import Application
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.connections import isolate_connections
+from staged_pool.api.guard import Guard
+from staged_pool.api.listener import BACKLOG, url
+from staged_pool.api.lobby import Lobby
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine import open_engine
+from staged_pool.stages.errors import DeviceLost
+
+GRACE_S: Final = 2.0
+"""What HTTP gets to send the last answers, once the engine is empty."""
+
+OVERDUE_S: Final = 3.0
+"""What is then left to end the process by itself, before it is ended."""
+
+EXIT_OVERDUE: Final = 3
+"""Exit code of a process that did not end by itself."""
+
+log = structlog.get_logger("staged_pool.server")
+
+
+async def serve(config: ServerConfig, engine_config: EngineConfig, listener: socket.socket) -> None:
+    """Run a server until it is told to stop. Takes over the process: its signals, and in the worst case its end.
+
+    The first SIGTERM or SIGINT drains: `/ready` turns 503, new requests are refused, those inside are finished for
+    `engine_config.drain_timeout_s`, then the connections close. A second one, or an end that takes too long (a client
+    that does not read its answer is enough), ends the process at once.
+
+    Args:
+        config: Limits of HTTP; its host and port have become `listener`.
+        engine_config: What is loaded while HTTP answers already.
+        listener: A listening socket, see `bind`. Owned by the server from here on.
+
+    Raises:
+        ConfigError: The engine cannot be loaded as configured.
+        DeviceLost: The engine broke while it served.
+    """
+    await Server(config, engine_config, owns_process=True).run(listener)
+
+
+class Server:
+    """One HTTP server and its engine, inside the caller's event loop, asyncio or trio.
+
+    Args:
+        config: Limits of HTTP.
+        engine_config: What is loaded.
+        owns_process: Handle signals, and end the process if it does not end by itself.
+    """
+
+    def __init__(self, config: ServerConfig, engine_config: EngineConfig, *, owns_process: bool = False) -> None:
+        self.lobby = Lobby()
+        self._config = config
+        self._engine_config = engine_config
+        self._owns_process = owns_process
+        self._stop_http = anyio.Event()
+        self._serving = anyio.CancelScope()
+        self._failure: Exception | None = None
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serve until `close()` is called or the engine fails.
+
+        Do not cancel this while it serves: Hypercorn on asyncio does not end cleanly then. Call `close()`.
+
+        Raises:
+            ConfigError: The engine cannot be loaded as configured.
+            DeviceLost: The engine broke while it served.
+        """
+        log.info("server.listening", url=url(listener))
+        async with anyio.create_task_group() as background:
+            if self._owns_process:
+                background.start_soon(self._heed_signals)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._run_engine)
+                await self._run_http(listener)
+                self._serving.cancel()
+            background.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+        log.info("server.stopped")
+
+    async def close(self) -> None:
+        """Refuse new requests, finish those inside, and let `run()` return."""
+        self.lobby.close("the server is draining")
+        engine = self.lobby.engine
+        if engine is None:
+            # A load cannot be interrupted, and nothing is inside: there is nothing to wait for.
+            self._end_process_after(GRACE_S, exit_code=0)
+        else:
+            drain_timeout_s = self._engine_config.drain_timeout_s
+            self._end_process_after(drain_timeout_s + GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
+            await engine.drain(drain_timeout_s)
+        self._stop_http.set()
+
+    async def _run_engine(self) -> None:
+        try:
+            async with open_engine(self._engine_config) as engine:
+                self.lobby.open(engine)
+                log.info("server.ready", model=engine.card.name, load_s=round(engine.card.load_s, 3))
+                with self._serving:
+                    self._fail(DeviceLost(await engine.wait_broken()))
+        except Exception as error:  # noqa: BLE001  # run() raises it once HTTP has ended, which must not be cancelled
+            self._fail(_single(error))
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self.lobby.close(str(error))
+        self._end_process_after(GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
+        self._stop_http.set()
+
+    async def _run_http(self, listener: socket.socket) -> None:
+        backend = sniffio.current_async_library()
+        isolate_connections(importlib.import_module(f"hypercorn.{backend}.run"))
+        hypercorn = importlib.import_module(f"hypercorn.{backend}")
+        application = Application(self.lobby)
+        guard = Guard(application, application.refuse, self._config)
+        await hypercorn.serve(guard, self._hypercorn_config(listener), shutdown_trigger=self._stop_http.wait)
+
+    def _hypercorn_config(self, listener: socket.socket) -> HypercornConfig:
+        config = HypercornConfig()
+        config.bind = [f"fd://{listener.detach()}"]
+        config.backlog = BACKLOG
+        config.logger_class = HypercornLog
+        config.graceful_timeout = self._engine_config.drain_timeout_s + GRACE_S
+        config.keep_alive_timeout = self._config.keep_alive_s
+        config.keep_alive_max_requests = 2**31  # reaching it closes an HTTP/2 connection with streams in flight
+        config.h2_max_concurrent_streams = 100
+        config.include_server_header = False
+        return config
+
+    async def _heed_signals(self) -> None:
+        async with anyio.create_task_group() as closing:
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async for number in signals:
+                    log.info("server.stopping", signal=number.name)
+                    if self.lobby.leaving:
+                        os._exit(128 + number)
+                    closing.start_soon(self.close)
+
+    def _end_process_after(self, seconds: float, *, exit_code: int) -> None:
+        """End the process however stuck it is then. A thread, for the event loop itself may be what hangs."""
+        if self._owns_process:
+            watchdog = threading.Timer(seconds, _end_process, (exit_code,))
+            watchdog.daemon = True
+            watchdog.start()
+
+
+class HypercornLog:
+    """What Hypercorn says goes to our log. It keeps no access log: the application writes a better one."""
+
+    def __init__(self, config: HypercornConfig) -> None:
+        self._log = structlog.get_logger("hypercorn")
+
+    async def access(self, request: object, response: object, request_time: float) -> None:
+        """Nothing: see `request.finished`."""
+
+    async def info(self, message: str, *args: Any) -> None:
+        self._log.debug(message % args if args else message)
+
+    debug = info
+
+    async def warning(self, message: str, *args: Any) -> None:
+        self._log.warning(message % args if args else message)
+
+    async def error(self, message: str, *args: Any) -> None:
+        self._log.error(message % args if args else message)
+
+    critical = error
+
+    async def exception(self, message: str, *args: Any) -> None:
+        self._log.exception(message % args if args else message)
+
+
+def _single(error: Exception) -> Exception:
+    """The error itself, where task groups have wrapped only one."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _end_process(exit_code: int) -> None:
+    log.warning("server.ended", exit_code=exit_code)
+    os._exit(exit_code)

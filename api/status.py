@@ -1,0 +1,108 @@
+"""What a failed request is answered with: one table from error class to HTTP status, and the body of the answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from staged_pool.stages import errors
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one class of error appears over HTTP."""
+
+    status: int
+    type: str
+    """The `type` of the error body, in the spelling that clients of OpenAI's and vLLM's servers know."""
+    word: str
+    """What logs and metrics call it."""
+
+
+TABLE: Final[dict[type[BaseException], Row]] = {
+    errors.InvalidInput: Row(400, "BadRequestError", "invalid_input"),
+    errors.UnknownModel: Row(404, "NotFoundError", "unknown_model"),
+    errors.TooLarge: Row(413, "RequestTooLargeError", "too_large"),
+    errors.ModelFailed: Row(424, "ModelFailedError", "model_failed"),
+    errors.Overloaded: Row(429, "RateLimitError", "overloaded"),
+    errors.Abandoned: Row(499, "AbandonedError", "abandoned"),  # for the log: nobody is there to read it
+    errors.ConfigError: Row(500, "InternalServerError", "misconfigured"),
+    errors.StageFailed: Row(500, "InternalServerError", "stage_failed"),
+    errors.StagedPoolError: Row(500, "InternalServerError", "failed"),
+    errors.DeviceLost: Row(503, "ServiceUnavailableError", "device_lost"),
+    errors.EngineStopped: Row(503, "ServiceUnavailableError", "unavailable"),
+    errors.OutOfMemory: Row(503, "ServiceUnavailableError", "out_of_memory"),
+    errors.DeadlineExceeded: Row(504, "TimeoutError", "deadline_exceeded"),
+}
+"""Every class of `stages/errors.py` has a row of its own; a subclass made elsewhere takes its parent's."""
+
+UNEXPECTED: Final = Row(500, "InternalServerError", "bug")
+
+BAD_FRAMING: Final = Row(400, "BadRequestError", "bad_framing")
+SLOW_BODY: Final = Row(408, "TimeoutError", "slow_body")
+BODY_TOO_LARGE: Final = Row(413, "RequestTooLargeError", "body_too_large")
+UNSUPPORTED_MEDIA: Final = Row(415, "UnsupportedMediaTypeError", "unsupported_media")
+BODIES_TOO_LARGE: Final = Row(429, "RateLimitError", "bodies_too_large")
+HEADERS_TOO_LARGE: Final = Row(431, "HeadersTooLargeError", "headers_too_large")
+
+RETRY_S: Final[dict[type[BaseException], float]] = {errors.DeviceLost: 10.0, errors.OutOfMemory: 1.0}
+"""When to come back after an error that does not say so itself, in seconds. A lost device needs a new process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One refusal or failure, ready to be sent."""
+
+    row: Row
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+    @property
+    def status(self) -> int:
+        return self.row.status
+
+    def body(self) -> bytes:
+        """The error object. `code` repeats the status as a number, as vLLM's clients expect."""
+        error = {"message": self.message, "type": self.row.type, "param": self.param, "code": self.status}
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """`Retry-After`, where a retry has a chance: whole seconds, rounded up, at least 1."""
+        if self.retry_after_s is None:
+            return []
+        seconds = max(1, math.ceil(self.retry_after_s))
+        return [(b"retry-after", str(seconds).encode())]
+
+
+def problem(error: BaseException) -> Problem:
+    """What to answer when `error` ended a request.
+
+    The message of an error of ours is written for the caller. Anything else is a bug, whose text may hold paths or
+    input; the caller learns only that it happened.
+    """
+    if isinstance(error, HttpRefusal):
+        return error.problem
+    row = next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), UNEXPECTED)
+    if row is UNEXPECTED:
+        return Problem(row=row, message="Internal server error")
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is None:
+        retry_after_s = RETRY_S.get(type(error))
+    return Problem(
+        row=row,
+        message=str(error),
+        param=getattr(error, "param", None),
+        retry_after_s=retry_after_s,
+    )
+
+
+class HttpRefusal(Exception):
+    """A request that is refused for how it came over HTTP, whatever it wants."""
+
+    def __init__(self, row: Row, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.problem = Problem(row=row, message=message, retry_after_s=retry_after_s)

@@ -1,0 +1,62 @@
+"""Reading JSON that a stranger wrote: every way in which it can be wrong becomes one `InvalidInput` with one line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from staged_pool.stages.errors import InvalidInput
+
+T = TypeVar("T")
+
+_LOCATED = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
+_FIRST_INDEX = re.compile(r"[^\[]*\[(?P<index>\d+)\]")
+_MESSAGE_LIMIT = 300
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: msgspec.Raw | bytes | bytearray, *, root: str = "") -> T:
+    """Decode `body`, or say which field is wrong, what was expected there and what was found.
+
+    Args:
+        decoder: Knows the expected type.
+        body: JSON text.
+        root: The field that `body` is the value of; empty for a whole request.
+
+    Raises:
+        InvalidInput: `body` is not JSON, not UTF-8, nested too deeply, or not of the expected type.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), root, decoder.type) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise InvalidInput(f"The body is not valid JSON: {reason}") from None
+    except RecursionError:
+        raise InvalidInput("The body is not valid JSON: it is nested too deeply") from None
+
+
+def _explain(text: str, root: str, expected: Any) -> InvalidInput:
+    """Turn msgspec's message, such as ``Expected `str`, got `int` - at `$[2]` ``, into ours."""
+    if missing := _MISSING.fullmatch(text):
+        return InvalidInput(f"{missing['field']}: this field is required", param=missing["field"])
+    located = _LOCATED.fullmatch(text)
+    path = (root + located["path"]).removeprefix(".") if located else root
+    what = (located["what"] if located else text)[:_MESSAGE_LIMIT]
+    if not path:
+        return InvalidInput(f"The body is wrong: {what}")
+    param = re.split(r"[.\[]", path, maxsplit=1)[0]
+    if choices := _choices(expected, param):
+        what = f"{what}; expected one of {choices}"
+    index = _FIRST_INDEX.match(path)
+    return InvalidInput(f"{path}: {what}", param=param, index=int(index["index"]) if index else None)
+
+
+def _choices(expected: Any, field: str) -> str:
+    """The values that a field of the type `expected` may have, where they can be listed."""
+    hint = get_type_hints(expected).get(field) if isinstance(expected, type) else None
+    literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    return ", ".join(f"`{value}`" for literal in literals for value in get_args(literal))
