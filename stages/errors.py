@@ -58,8 +58,12 @@ class EngineStopped(StagedPoolError):
         self.retry_after_s = retry_after_s
 
 
-class DeadlineExceeded(StagedPoolError):
-    """The request's deadline passed, or could not be met, while it was in `stage`."""
+class DeadlineExceeded(StagedPoolError, TimeoutError):
+    """The request's deadline passed, or could not be met, while it was in `stage`.
+
+    It is a `TimeoutError` too, so that a host that writes `with anyio.fail_after(...)` has one error to catch: a stage
+    that sees the host's deadline pass may be quicker than the host's scope.
+    """
 
     def __init__(self, message: str, *, stage: str) -> None:
         super().__init__(message)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,7 +52,8 @@ class StageStatistics:
 
     name: str
     waiting: int
-    """Items ready for this stage that no worker has taken yet."""
+    """Lists of items in the channel in front of it and in the hands of senders that wait for room there; for parse
+    requests instead of lists; for batch the items of the waiting room as well."""
     busy: int
     """Workers with something in hand."""
     workers: int
@@ -79,6 +81,15 @@ class StageMeter:
         self.dropped: dict[Drop, int] = {"abandoned": 0, "expired": 0, "failed": 0}
         self.wait = Histogram()
         self.service = Histogram()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count a worker as busy while the block runs."""
+        self.busy += 1
+        try:
+            yield
+        finally:
+            self.busy -= 1
 
     def snapshot(self, waiting: int) -> StageStatistics:
         return StageStatistics(

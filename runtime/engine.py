@@ -1,0 +1,407 @@
+"""The engine: four stages wired together, a door in front of them, and their life from loading to the drain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TypeVar, cast
+
+import anyio
+import structlog
+
+from staged_pool.runtime.admission import Admission, Room
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.device import DeviceThread
+from staged_pool.runtime.model import Model, ModelCard, Row, TokenIds, Tokens
+from staged_pool.runtime.results import EmbedResult, embed_result
+from staged_pool.runtime.statistics import DeviceStatistics, EngineStatistics, Phase
+from staged_pool.stages.batch import BatchStage
+from staged_pool.stages.channel import Channel
+from staged_pool.stages.errors import (
+    Abandoned,
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidInput,
+    UnknownModel,
+)
+from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.offload import Offload, ThreadOffload
+from staged_pool.stages.parse import Arrival, ParseStage
+from staged_pool.stages.postprocess import PostprocessStage
+from staged_pool.stages.preprocess import PreprocessStage
+from staged_pool.stages.supervise import RestartPolicy
+from staged_pool.stages.ticket import Ticket, Timeline
+from staged_pool.stages.work import EmbedRequest, Item, Request, TextInput
+
+R = TypeVar("R")
+
+PARSE_WORKERS = 16
+"""Requests that are being cut at once. One that feeds a full pipeline holds its worker, so this is also how many
+large requests share the pipeline before a small one has to wait for one of them to be fed."""
+
+POSTPROCESS_WORKERS = 4
+
+log = structlog.get_logger("staged_pool.engine")
+
+
+class Engine:
+    """Takes requests, and answers each exactly once. Made by `open_engine` or `run_engine`.
+
+    All methods belong to the event loop that runs the engine.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        *,
+        device: Offload,
+        preprocess: Offload,
+        offload: Offload,
+        restarts: RestartPolicy,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._preprocess_offload = preprocess
+        self._admission = Admission(config)
+        self._tickets: dict[Ticket, Room] = {}
+        self._empty = anyio.Event()
+        self._broken = anyio.Event()
+        self._phase = Phase.READY
+        self._fault: str | None = None
+
+        size = config.channel_capacity
+        requests = Channel[Arrival]("parse", size)
+        inputs = Channel[Sequence[Item[TextInput]]]("preprocess", size)
+        prepared = Channel[Sequence[Item[TokenIds]]]("batch", size)
+        rows = Channel[Sequence[Item[Row]]]("postprocess", size)
+        self._channels = (requests, inputs, prepared, rows)
+        self._door = requests.outlet
+        self._parse = ParseStage(
+            requests.inlet,
+            inputs.outlet,
+            accept=self._accept,
+            offload=offload,
+            restarts=restarts,
+            chunk_items=config.chunk_items,
+            workers=PARSE_WORKERS,
+        )
+        self._preprocess = PreprocessStage[TextInput, TokenIds](
+            inputs.inlet,
+            prepared.outlet,
+            preprocess=model.preprocess,
+            offload=preprocess,
+            restarts=restarts,
+            chunk_items=config.chunk_items,
+            workers=config.preprocess_limit,
+        )
+        self._batch = BatchStage[TokenIds, Row](
+            prepared.inlet,
+            rows.outlet,
+            forward=model.forward,
+            device=device,
+            builder=BatchBuilder(max_items=config.max_batch_items, max_cost=config.max_batch_tokens, pads=model.pads),
+            restarts=restarts,
+            waiting_tokens=config.waiting_tokens,
+        )
+        self._postprocess = PostprocessStage[Row](
+            rows.inlet, offload=offload, restarts=restarts, workers=POSTPROCESS_WORKERS
+        )
+
+    @property
+    def card(self) -> ModelCard:
+        """What the served model is."""
+        return self._model.card
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def fault(self) -> str | None:
+        """Why the engine can serve no more; None while it is sound."""
+        return self._fault
+
+    async def wait_broken(self) -> str:
+        """Wait until the engine can serve no more; returns the reason."""
+        await self._broken.wait()
+        return self._fault or ""
+
+    async def submit(
+        self,
+        decode: Callable[[], EmbedRequest],
+        encode: Callable[[EmbedResult], R],
+        *,
+        body_bytes: int = 0,
+        timeout_s: float = math.inf,
+        timeline: Timeline | None = None,
+    ) -> R:
+        """Take one request through the four stages and return its answer.
+
+        The request is admitted or refused before anything else happens. Cancellation, and a deadline of the caller's
+        own scope, abandon it: its room is free at once, no stage begins further work on it, and what a stage has
+        begun is dropped when it ends.
+
+        Args:
+            decode: Makes the request out of what the caller holds; run in parse, off the event loop if large.
+            encode: Makes the answer out of the result; run in postprocess, off the event loop if large.
+            body_bytes: Size of what `decode` reads.
+            timeout_s: The answer is of no use after so many seconds.
+            timeline: Filled in with the times of each stage.
+
+        Raises:
+            Overloaded: Refused at the door; nothing was done.
+            EngineStopped: The engine drains, is stopped or is broken.
+            DeadlineExceeded: `timeout_s` passed.
+            StagedPoolError: Any other, as `decode`, the model and `encode` raise them.
+        """
+        if self._phase is not Phase.READY:
+            raise EngineStopped(f"The engine is {self._phase}{f': {self._fault}' if self._fault else ''}.")
+        room = self._admission.enter(body_bytes=body_bytes)
+        now = anyio.current_time()
+        deadline = min(now + timeout_s, anyio.current_effective_deadline())
+        ticket = Ticket(decode, partial(self._encode, encode), deadline=deadline, timeline=timeline)
+        self._tickets[ticket] = room
+        try:
+            with anyio.CancelScope(deadline=now + timeout_s):
+                await self._door.send(Arrival(ticket, body_bytes, now))
+                return cast(R, await ticket.wait())
+            ticket.fail(
+                DeadlineExceeded(
+                    f"The request was not answered within {timeout_s:g} s; it was in the {ticket.stage} stage.",
+                    stage=ticket.stage,
+                )
+            )
+            return cast(R, await ticket.wait())
+        except anyio.BrokenResourceError:
+            raise EngineStopped("The engine is stopped.") from None
+        finally:
+            # Left by cancellation of any kind, the ticket is still open: this is what abandons it.
+            ticket.fail(Abandoned("the caller left"))
+            self._admission.leave(self._tickets.pop(ticket))
+            if not self._tickets:
+                self._empty.set()
+
+    async def embed(
+        self,
+        inputs: str | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        max_tokens: int | None = None,
+        timeout_s: float = math.inf,
+    ) -> EmbedResult:
+        """One vector for each input.
+
+        Args:
+            inputs: Texts, or the token ids of texts.
+            dimensions: Keep the first so many values of each vector, normalised again.
+            normalize: False returns vectors as pooled.
+            max_tokens: Cut longer inputs to this many tokens; `MODEL_MAX` cuts at what the model takes. None: an
+                input that is too long is refused.
+            timeout_s: Fail after so many seconds; a deadline of the host's own scopes holds as well.
+
+        Returns:
+            `embeddings`: float32 [inputs, width]; `usage.prompt_tokens`.
+
+        Raises:
+            InvalidInput: Names what is wrong, and the index of the input where it is one.
+            StagedPoolError: As for `submit`.
+        """
+        sources = (inputs,) if isinstance(inputs, str) else inputs
+        request = EmbedRequest(
+            inputs=tuple(_text_input(index, source, max_tokens) for index, source in enumerate(sources)),
+            dimensions=dimensions,
+            normalize=normalize,
+        )
+        return await self.submit(lambda: request, lambda result: result, timeout_s=timeout_s)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
+        """The token ids of a text, and what each stands for. Runs under the preprocess limit.
+
+        Raises:
+            InvalidInput: The text cannot be tokenized.
+            Overloaded, EngineStopped: As for `submit`.
+        """
+        if self._phase is not Phase.READY:
+            raise EngineStopped(f"The engine is {self._phase}.")
+        room = self._admission.enter(body_bytes=len(text))
+        try:
+            tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
+            return await self._preprocess_offload(tokenize, text)
+        finally:
+            self._admission.leave(room)
+
+    def _accept(self, ticket: Ticket, request: Request) -> None:
+        """What parse asks of a decoded request: it fits this model and this server's limits."""
+        card = self._model.card
+        if request.model and request.model != card.name:
+            raise UnknownModel(f"The model `{request.model}` does not exist.", param="model")
+        if not request.inputs:
+            raise InvalidInput("The request has no inputs; at least one is needed.", param="input")
+        dimensions = request.dimensions if isinstance(request, EmbedRequest) else None
+        if dimensions is not None and not 1 <= dimensions <= card.width:
+            message = f"dimensions={dimensions} is out of range: `{card.name}` gives 1 to {card.width}."
+            raise InvalidInput(message, param="dimensions")
+        if (room := self._tickets.get(ticket)) is not None:
+            self._admission.count_items(room, len(request.inputs))
+
+    def _encode(self, encode: Callable[[EmbedResult], R], request: Request, rows: Sequence[object], tokens: int) -> R:
+        return encode(embed_result(cast(EmbedRequest, request), cast(Sequence[Row], rows), tokens, self._model.card))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Close the door at once, and wait until everything inside has its outcome.
+
+        What has none after `timeout_s` seconds fails with `EngineStopped`.
+        """
+        if self._phase is Phase.READY:
+            self._phase = Phase.DRAINING
+            log.info("engine.draining", requests=len(self._tickets))
+        with anyio.move_on_after(timeout_s):
+            while self._tickets:
+                self._empty = anyio.Event()
+                await self._empty.wait()
+        self._fail_all("The engine was stopped before this request was done.")
+
+    def statistics(self) -> EngineStatistics:
+        """Everything at this moment. Touches no stage, so it answers however busy they are."""
+        parse, preprocess, batch, postprocess = (channel.waiting for channel in self._channels)
+        return EngineStatistics(
+            phase=self._phase,
+            fault=self._fault,
+            admission=self._admission.statistics(),
+            stages=(
+                self._parse.meter.snapshot(parse),
+                self._preprocess.meter.snapshot(preprocess),
+                self._batch.meter.snapshot(batch + self._batch.waiting),
+                self._postprocess.meter.snapshot(postprocess),
+            ),
+            device=DeviceStatistics(
+                batches=dict(self._batch.triggers),
+                items=self._batch.meter.done,
+                tokens=self._batch.tokens,
+                padding_tokens=self._batch.padding_tokens,
+                wasted_tokens=self._batch.wasted_tokens,
+            ),
+        )
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[Engine]:
+        async with anyio.create_task_group() as owner:
+            owner.start_soon(self._run_stages)
+            try:
+                yield self
+                await self.drain(self._config.drain_timeout_s)
+            except BaseException:
+                owner.cancel_scope.cancel()
+                raise
+            finally:
+                self._phase = Phase.STOPPED
+                self._door.close()  # the end of the stream runs down the pipeline: every stage ends
+                self._fail_all("The engine is stopped.")
+
+    async def _run_stages(self) -> None:
+        try:
+            async with anyio.create_task_group() as stages:
+                for stage in (self._parse, self._preprocess, self._batch, self._postprocess):
+                    stages.start_soon(stage.run)
+        except* Exception as group:  # noqa: BLE001  # a stage that gave up: the others were cancelled, the host must not be
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            self._break(str(error))
+
+    def _break(self, fault: str) -> None:
+        self._fault = fault
+        self._phase = Phase.STOPPED
+        log.error("engine.broken", fault=fault, requests=len(self._tickets))
+        self._fail_all(f"The engine is broken: {fault}.")
+        self._broken.set()
+
+    def _fail_all(self, message: str) -> None:
+        for ticket in list(self._tickets):
+            ticket.fail(EngineStopped(message))
+
+
+def _text_input(index: int, source: object, max_tokens: int | None) -> TextInput:
+    if isinstance(source, str):
+        return TextInput(source, max_tokens)
+    if isinstance(source, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in source):
+        return TextInput(tuple(source), max_tokens)
+    kind = type(source).__name__
+    raise InvalidInput(f"Input {index} is a {kind}, not a text or a list of token ids.", param="input", index=index)
+
+
+@contextmanager
+def _single_errors() -> Iterator[None]:
+    """Raise the only error of a group as itself: a host must see its own ValueError as a ValueError."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if error is group:
+            raise
+        raise error from error.__cause__
+
+
+@asynccontextmanager
+async def run_engine(
+    config: EngineConfig,
+    model: Model,
+    *,
+    device: Offload,
+    preprocess: Offload | None = None,
+    offload: Offload | None = None,
+    restarts: RestartPolicy | None = None,
+) -> AsyncIterator[Engine]:
+    """Run an engine on a model that is loaded already.
+
+    Args:
+        config: Its settings; those about loading are not looked at.
+        model: See `Model`.
+        device: Runs forwards, one at a time.
+        preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
+        offload: Runs the decoding of large requests and the making of large answers. None: threads.
+        restarts: How often a stage's workers may crash.
+
+    At the end of the block the engine drains; if the block raised or was cancelled, it stops.
+    """
+    engine = Engine(
+        config,
+        model,
+        device=device,
+        preprocess=preprocess or ThreadOffload(config.preprocess_limit),
+        offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
+        restarts=restarts or RestartPolicy(),
+    )
+    with _single_errors():
+        async with engine._running():
+            yield engine
+
+
+@asynccontextmanager
+async def open_engine(config: EngineConfig | None = None) -> AsyncIterator[Engine]:
+    """Load a model and run an engine on it, inside the caller's event loop, asyncio or trio.
+
+    Several engines may run side by side; each has its own device thread, limits and stages. Loading cannot be
+    interrupted: a cancellation during it is raised when it has ended. At the end of the block the engine drains for
+    `config.drain_timeout_s`; if the block raised or was cancelled, it stops at once, after the forward that runs.
+
+    Raises:
+        ConfigError: The settings, the model folder or the machine do not allow it.
+    """
+    config = config or EngineConfig()
+    async with DeviceThread("staged-pool device", watchdog_s=config.watchdog_s).running() as device:
+        model = await device.run(_load, config)
+        async with run_engine(config, model, device=device) as engine:
+            yield engine
+
+
+def _load(config: EngineConfig) -> Model:
+    from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
+
+    return load_model(config)

@@ -1,0 +1,164 @@
+"""Batch: everything that waits becomes batches for one device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import anyio
+import structlog
+
+from staged_pool.stages.channel import Inlet, Outlet
+from staged_pool.stages.door import cause, is_wanted
+from staged_pool.stages.errors import ModelFailed, StagedPoolError
+from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.isolate import run_isolated
+from staged_pool.stages.meter import StageMeter
+from staged_pool.stages.offload import Offload
+from staged_pool.stages.supervise import RestartPolicy, Supervisor, custody
+from staged_pool.stages.work import Batch, Item
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+log = structlog.get_logger("staged_pool.stages")
+
+Forward = Callable[[Sequence[P]], Sequence[R | StagedPoolError]]
+"""Runs payloads through the model, one result for each. Runs on the device's thread."""
+
+
+class BatchStage(Generic[P, R]):
+    """Owns one device and the waiting room in front of it.
+
+    One task moves items from the channel into the waiting room while there is room, so that backpressure reaches
+    preprocess. Another one is the device's slot: whenever it is free, it cuts the next batch out of everything that
+    waits at that moment. A forward that has begun runs to its end; rows that nobody waits for any more are counted.
+
+    Args:
+        inlet: Lists of prepared items. Closing its outlet ends the stage, once the waiting room is empty.
+        outlet: Lists of items with their rows; closed when the stage ends.
+        forward: See `Forward`.
+        device: Runs it, one call at a time. `DeviceLost` from it ends the stage.
+        builder: The waiting room.
+        waiting_tokens: With so many tokens waiting, no further list is taken in.
+    """
+
+    def __init__(
+        self,
+        inlet: Inlet[Sequence[Item[P]]],
+        outlet: Outlet[Sequence[Item[R]]],
+        *,
+        forward: Forward[P, R],
+        device: Offload,
+        builder: BatchBuilder[P],
+        restarts: RestartPolicy,
+        waiting_tokens: int,
+    ) -> None:
+        self._inlet = inlet
+        self._outlet = outlet
+        self._forward = forward
+        self._device = device
+        self._builder = builder
+        self._waiting_tokens = waiting_tokens
+        self._ended = False
+        self._work_waits = anyio.Event()
+        self._room_freed = anyio.Event()
+        self.meter = StageMeter("batch", workers=1)
+        self._supervisor = Supervisor(self.meter, restarts)
+        self.triggers: Counter[str] = Counter()
+        self.tokens = 0
+        self.padding_tokens = 0
+        self.wasted_tokens = 0
+
+    @property
+    def waiting(self) -> int:
+        """Items in the waiting room."""
+        return len(self._builder)
+
+    async def run(self) -> None:
+        """Work until the inlet ends. Cancelled, it waits for the forward that runs."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._supervisor.run, self._fill_waiting_room)
+                tasks.start_soon(self._supervisor.run, self._serve_slot)
+        finally:
+            self._inlet.close()
+            self._outlet.close()
+
+    async def _fill_waiting_room(self) -> None:
+        async for items in self._inlet:
+            with custody("batch", (item.ticket for item in items)) as held:
+                while self._builder.cost >= self._waiting_tokens:
+                    if self._room_freed.is_set():
+                        self._room_freed = anyio.Event()
+                    await self._room_freed.wait()
+                self._builder.add(items)
+                held.handed_on()
+                self._work_waits.set()
+        self._ended = True
+        self._work_waits.set()
+
+    async def _serve_slot(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if batch is not None:
+                with self.meter.working(), custody("batch", (item.ticket for item in batch.items)) as held:
+                    if done := await self._run(batch):
+                        await self._outlet.send(done)
+                    held.handed_on()
+            elif self._ended:
+                return
+            else:
+                if self._work_waits.is_set():
+                    self._work_waits = anyio.Event()
+                await self._work_waits.wait()
+
+    def _next_batch(self) -> Batch[P] | None:
+        now = anyio.current_time()
+        batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), draining=self._ended)
+        self._room_freed.set()
+        return batch
+
+    async def _run(self, batch: Batch[P]) -> list[Item[R]]:
+        self.triggers[batch.trigger] += 1
+        started = anyio.current_time()
+        for item in batch.items:
+            self.meter.wait.observe(started - item.sent_at)
+        results = await run_isolated(
+            self._call,
+            [item.payload for item in batch.items],
+            stage="batch",
+            on_out_of_memory=self._lower_budget,
+        )
+        ended = anyio.current_time()
+        self.meter.service.observe(ended - started)
+        tokens = sum(item.cost for item in batch.items)
+        self.tokens += tokens
+        self.padding_tokens += batch.cost - tokens
+        done: list[Item[R]] = []
+        for item, result in zip(batch.items, results, strict=True):
+            ticket = item.ticket
+            timeline = ticket.timeline
+            timeline.queue_s = max(timeline.queue_s, started - item.sent_at)
+            timeline.device_s = max(timeline.device_s, ended - started)
+            if ticket.settled:
+                self.wasted_tokens += item.cost
+                self.meter.dropped[cause(ticket)] += 1
+            elif isinstance(result, StagedPoolError):
+                if isinstance(result, ModelFailed):
+                    result.index = item.index
+                self.meter.dropped["failed"] += 1
+                ticket.fail(result)
+            else:
+                done.append(item.carrying(result, sent_at=ended))
+        self.meter.done += len(done)
+        return done
+
+    async def _call(self, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
+        return await self._device(self._forward, payloads)
+
+    def _lower_budget(self, items: int) -> None:
+        """The device had no room for a batch: plan smaller ones from now on."""
+        self._builder.max_items = max(1, min(self._builder.max_items, items // 2))
+        log.warning("device.out_of_memory", items=items, max_batch_items=self._builder.max_items)

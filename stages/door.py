@@ -1,0 +1,51 @@
+"""The check in front of each stage: is this work still wanted, and can it still be in time?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from staged_pool.stages.errors import Abandoned, DeadlineExceeded
+from staged_pool.stages.meter import Drop, StageMeter
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import Item
+
+P = TypeVar("P")
+
+
+def is_wanted(ticket: Ticket, meter: StageMeter, *, now: float, needs_s: float = 0.0) -> bool:
+    """Whether to work on this ticket, given that the work takes `needs_s` seconds.
+
+    One that cannot be in time is settled here, so that its caller knows at once and nothing is spent on it.
+    """
+    if ticket.settled:
+        meter.dropped[cause(ticket)] += 1
+        return False
+    if now + needs_s > ticket.deadline:
+        message = f"the deadline passed before the {meter.name} stage could work on this request"
+        ticket.fail(DeadlineExceeded(message, stage=meter.name))
+        meter.dropped["expired"] += 1
+        return False
+    ticket.stage = meter.name
+    return True
+
+
+def cause(ticket: Ticket) -> Drop:
+    """Why the items of a settled ticket are dropped."""
+    match ticket.error:
+        case Abandoned():
+            return "abandoned"
+        case DeadlineExceeded():
+            return "expired"
+        case _:
+            return "failed"
+
+
+def wanted(items: Sequence[Item[P]], meter: StageMeter, *, now: float) -> list[Item[P]]:
+    """The items to work on, in their order; notes how long each has waited."""
+    kept = []
+    for item in items:
+        if is_wanted(item.ticket, meter, now=now):
+            meter.wait.observe(now - item.sent_at)
+            kept.append(item)
+    return kept

@@ -1,0 +1,63 @@
+"""Running a list of payloads so that a bad one fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import structlog
+
+from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, StagedPoolError
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+log = structlog.get_logger("staged_pool.stages")
+
+
+async def run_isolated(
+    run: Callable[[Sequence[P]], Awaitable[Sequence[R | StagedPoolError]]],
+    payloads: Sequence[P],
+    *,
+    stage: str,
+    on_out_of_memory: Callable[[int], None] | None = None,
+) -> list[R | StagedPoolError]:
+    """Run all payloads at once; if that raises, run its halves, until only the culprits have failed.
+
+    One culprit among n costs about 2 log2(n) further runs. The order of the results is that of the payloads.
+
+    Args:
+        run: May raise anything; must return one result for each payload.
+        payloads: At least one.
+        stage: For the log.
+        on_out_of_memory: Told the number of payloads that were too many at once.
+
+    Raises:
+        DeviceLost: From `run`; nothing else that it raises leaves this function.
+    """
+    try:
+        results = await run(payloads)
+        if len(results) != len(payloads):
+            raise RuntimeError(f"{len(results)} results for {len(payloads)} payloads")
+        return list(results)
+    except DeviceLost:
+        raise
+    except Exception as error:  # noqa: BLE001  # the boundary to model code, which may raise anything
+        if isinstance(error, OutOfMemory) and on_out_of_memory is not None:
+            on_out_of_memory(len(payloads))
+        if len(payloads) == 1:
+            return [failure(error, stage)]
+        log.warning("batch.bisected", stage=stage, payloads=len(payloads), error=type(error).__name__)
+    half = len(payloads) // 2
+    return [
+        *await run_isolated(run, payloads[:half], stage=stage, on_out_of_memory=on_out_of_memory),
+        *await run_isolated(run, payloads[half:], stage=stage, on_out_of_memory=on_out_of_memory),
+    ]
+
+
+def failure(error: Exception, stage: str) -> StagedPoolError:
+    """What the caller is told: our own errors as they are; others are logged, and hidden behind `ModelFailed`."""
+    if isinstance(error, StagedPoolError):
+        return error
+    log.error("item.failed", stage=stage, exc_info=error)
+    return ModelFailed(f"the model failed on this input in the {stage} stage ({type(error).__name__})")

@@ -1,0 +1,128 @@
+"""Parse: what the caller sent becomes a checked request, cut into lists of items."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import anyio
+import structlog
+
+from staged_pool.stages.channel import Inlet, Outlet
+from staged_pool.stages.door import is_wanted
+from staged_pool.stages.errors import StagedPoolError, StageFailed
+from staged_pool.stages.meter import StageMeter
+from staged_pool.stages.offload import Offload
+from staged_pool.stages.supervise import RestartPolicy, Supervisor, custody
+from staged_pool.stages.ticket import Decode, Ticket
+from staged_pool.stages.work import Item, Request, TextInput
+
+log = structlog.get_logger("staged_pool.stages")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that admission has let in."""
+
+    ticket: Ticket
+    body_bytes: int
+    sent_at: float
+
+
+class ParseStage:
+    """Decodes requests, one a worker.
+
+    Its workers are many and cheap: one that waits because the next channel is full holds nothing but its own request,
+    and the others' lists go in turns with its own.
+
+    Args:
+        inlet: Requests that were admitted. Closing its outlet ends the stage.
+        outlet: Lists of items of one request each; closed when the stage ends.
+        accept: Checks a decoded request against the model and the limits; raises what is wrong with it.
+        offload: For bodies whose decoding would hold up the event loop.
+        inline_bytes: Bodies up to this size are decoded on the event loop: shorter than a thread hop takes.
+        chunk_items: Items of a list at most.
+        workers: Requests in hand at once.
+    """
+
+    def __init__(
+        self,
+        inlet: Inlet[Arrival],
+        outlet: Outlet[Sequence[Item[TextInput]]],
+        *,
+        accept: Callable[[Ticket, Request], None],
+        offload: Offload,
+        restarts: RestartPolicy,
+        inline_bytes: int = 32_768,
+        chunk_items: int,
+        workers: int,
+    ) -> None:
+        self._inlet = inlet
+        self._outlet = outlet
+        self._accept = accept
+        self._offload = offload
+        self._inline_bytes = inline_bytes
+        self._chunk_items = chunk_items
+        self.meter = StageMeter("parse", workers)
+        self._supervisor = Supervisor(self.meter, restarts)
+
+    async def run(self) -> None:
+        """Work until the inlet ends. Cancelled, it settles what is in hand."""
+        try:
+            async with anyio.create_task_group() as workers:
+                for _ in range(self.meter.workers):
+                    workers.start_soon(self._supervisor.run, self._work)
+        finally:
+            self._inlet.close()
+            self._outlet.close()
+
+    async def _work(self) -> None:
+        async for arrival in self._inlet:
+            with self.meter.working(), custody("parse", (arrival.ticket,)) as held:
+                await self._parse(arrival)
+                held.handed_on()
+
+    async def _parse(self, arrival: Arrival) -> None:
+        ticket, meter = arrival.ticket, self.meter
+        now = anyio.current_time()
+        if not is_wanted(ticket, meter, now=now):
+            return
+        meter.wait.observe(now - arrival.sent_at)
+        try:
+            request = await self._decode(ticket.take_decode(), arrival.body_bytes)
+            self._accept(ticket, request)
+        except StagedPoolError as error:
+            self._fail(ticket, error)
+            return
+        except Exception as error:  # the boundary to a dialect's code; a bad body must not end a worker
+            log.error("request.decode_failed", exc_info=error)
+            self._fail(ticket, StageFailed("the request could not be decoded: a bug of the server", stage="parse"))
+            return
+        ticket.expect(request)
+        done = anyio.current_time()
+        meter.service.observe(done - now)
+        meter.done += 1
+        ticket.timeline.parse_s = done - arrival.sent_at
+        for start in range(0, len(request.inputs), self._chunk_items):
+            if ticket.settled:
+                return
+            sent_at = anyio.current_time()
+            await self._outlet.send(
+                [
+                    Item(ticket, index, source, sent_at)
+                    for index, source in enumerate(request.inputs[start : start + self._chunk_items], start)
+                ]
+            )
+
+    async def _decode(self, decode: Decode, body_bytes: int) -> Request:
+        if body_bytes <= self._inline_bytes:
+            return decode()
+        return await self._offload(_call, decode)
+
+    def _fail(self, ticket: Ticket, error: StagedPoolError) -> None:
+        self.meter.dropped["failed"] += 1
+        ticket.fail(error)
+
+
+def _call(decode: Decode) -> Request:
+    return decode()

@@ -1,0 +1,107 @@
+"""Postprocess: the rows of a request become its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import anyio
+import structlog
+
+from staged_pool.stages.channel import Inlet
+from staged_pool.stages.door import cause, wanted
+from staged_pool.stages.errors import StagedPoolError, StageFailed
+from staged_pool.stages.meter import StageMeter
+from staged_pool.stages.offload import Offload
+from staged_pool.stages.supervise import RestartPolicy, Supervisor, custody
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import Item
+
+R = TypeVar("R")
+
+log = structlog.get_logger("staged_pool.stages")
+
+
+class PostprocessStage(Generic[R]):
+    """Gathers the rows of each request; the last one triggers its answer, and settles its ticket.
+
+    Args:
+        inlet: Lists of items with their rows, possibly of several requests. Closing its outlet ends the stage.
+        offload: Makes large answers, off the event loop.
+        inline_items: Answers of up to this many rows are made on the event loop: quicker than a thread hop.
+        workers: Lists in hand at once.
+    """
+
+    def __init__(
+        self,
+        inlet: Inlet[Sequence[Item[R]]],
+        *,
+        offload: Offload,
+        restarts: RestartPolicy,
+        inline_items: int = 4,
+        workers: int,
+    ) -> None:
+        self._inlet = inlet
+        self._offload = offload
+        self._inline_items = inline_items
+        self.meter = StageMeter("postprocess", workers)
+        self._supervisor = Supervisor(self.meter, restarts)
+
+    async def run(self) -> None:
+        """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
+        try:
+            async with anyio.create_task_group() as workers:
+                for _ in range(self.meter.workers):
+                    workers.start_soon(self._supervisor.run, self._work)
+        finally:
+            self._inlet.close()
+
+    async def _work(self) -> None:
+        async for items in self._inlet:
+            with self.meter.working(), custody("postprocess", (item.ticket for item in items)) as held:
+                for ticket, sent_at in self._deliver(items):
+                    await self._answer(ticket, sent_at)
+                held.handed_on()
+
+    def _deliver(self, items: Sequence[Item[R]]) -> list[tuple[Ticket, float]]:
+        """Keep the rows; return the tickets that are complete now, smallest first, with their last item's time."""
+        complete = [
+            (item.ticket, item.sent_at)
+            for item in wanted(items, self.meter, now=anyio.current_time())
+            if item.ticket.deliver(item.index, item.payload, item.cost)
+        ]
+        complete.sort(key=lambda pair: pair[0].timeline.items)
+        return complete
+
+    async def _answer(self, ticket: Ticket, sent_at: float) -> None:
+        started = anyio.current_time()
+        if ticket.settled:
+            self.meter.dropped[cause(ticket)] += 1
+            return
+        make = ticket.answer()
+        try:
+            if ticket.timeline.items <= self._inline_items:
+                value = make()
+            else:
+                value = await self._offload(_call, make)
+        except StagedPoolError as error:
+            self._fail(ticket, error)
+            return
+        except Exception as error:  # the boundary to a dialect's code; one answer must not end a worker
+            log.error("request.encode_failed", exc_info=error)
+            message = "the answer could not be written: a bug of the server"
+            self._fail(ticket, StageFailed(message, stage="postprocess"))
+            return
+        ended = anyio.current_time()
+        self.meter.service.observe(ended - started)
+        ticket.timeline.postprocess_s = ended - sent_at
+        self.meter.done += ticket.timeline.items
+        ticket.resolve(value)
+
+    def _fail(self, ticket: Ticket, error: StagedPoolError) -> None:
+        self.meter.dropped["failed"] += 1
+        ticket.fail(error)
+
+
+def _call(make: Callable[[], object]) -> object:
+    return make()

@@ -1,0 +1,104 @@
+"""Preprocess: CPU work on inputs, in threads under a capacity limiter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import anyio
+
+from staged_pool.stages.channel import Inlet, Outlet
+from staged_pool.stages.door import wanted
+from staged_pool.stages.errors import InvalidInput, ModelFailed, StagedPoolError
+from staged_pool.stages.isolate import run_isolated
+from staged_pool.stages.meter import StageMeter
+from staged_pool.stages.offload import Offload
+from staged_pool.stages.supervise import RestartPolicy, Supervisor, custody
+from staged_pool.stages.work import Item, Prepared
+
+S = TypeVar("S")
+P = TypeVar("P")
+
+Preprocess = Callable[[Sequence[S]], Sequence[Prepared[P] | StagedPoolError]]
+"""Turns inputs into payloads, one result for each. Runs in a thread, several at once."""
+
+
+class PreprocessStage(Generic[S, P]):
+    """Prepares lists of inputs, one list a worker and a thread.
+
+    A worker takes what already waits, up to a list's length, and never waits for more: under load many single inputs
+    share one call, without load none is held back.
+
+    Args:
+        inlet: Lists of items of one request each. Closing its outlet ends the stage.
+        outlet: Lists of prepared items, possibly of several requests; closed when the stage ends.
+        preprocess: See `Preprocess`.
+        offload: Runs it; its limit is the stage's limit.
+        chunk_items: A worker that holds this many takes no more.
+        workers: Calls at once.
+    """
+
+    def __init__(
+        self,
+        inlet: Inlet[Sequence[Item[S]]],
+        outlet: Outlet[Sequence[Item[P]]],
+        *,
+        preprocess: Preprocess[S, P],
+        offload: Offload,
+        restarts: RestartPolicy,
+        chunk_items: int,
+        workers: int,
+    ) -> None:
+        self._inlet = inlet
+        self._outlet = outlet
+        self._preprocess = preprocess
+        self._offload = offload
+        self._chunk_items = chunk_items
+        self.meter = StageMeter("preprocess", workers)
+        self._supervisor = Supervisor(self.meter, restarts)
+
+    async def run(self) -> None:
+        """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
+        try:
+            async with anyio.create_task_group() as workers:
+                for _ in range(self.meter.workers):
+                    workers.start_soon(self._supervisor.run, self._work)
+        finally:
+            self._inlet.close()
+            self._outlet.close()
+
+    async def _work(self) -> None:
+        async for first in self._inlet:
+            with self.meter.working(), custody("preprocess", (item.ticket for item in first)) as held:
+                items = list(first)
+                while len(items) < self._chunk_items and (more := self._inlet.receive_waiting()) is not None:
+                    held.take(item.ticket for item in more)
+                    items += more
+                if ready := await self._prepare(items):
+                    await self._outlet.send(ready)
+                held.handed_on()
+
+    async def _prepare(self, items: Sequence[Item[S]]) -> list[Item[P]]:
+        started = anyio.current_time()
+        items = wanted(items, self.meter, now=started)
+        if not items:
+            return []
+        results = await run_isolated(self._call, [item.payload for item in items], stage="preprocess")
+        ended = anyio.current_time()
+        ready: list[Item[P]] = []
+        for item, result in zip(items, results, strict=True):
+            self.meter.service.observe(ended - started)
+            if isinstance(result, StagedPoolError):
+                if isinstance(result, InvalidInput | ModelFailed):
+                    result.index = item.index
+                self.meter.dropped["failed"] += 1
+                item.ticket.fail(result)
+            else:
+                timeline = item.ticket.timeline
+                timeline.preprocess_s = max(timeline.preprocess_s, ended - item.sent_at)
+                ready.append(Item(item.ticket, item.index, result.payload, ended, result.cost, result.batch_key))
+        self.meter.done += len(ready)
+        return ready
+
+    async def _call(self, payloads: Sequence[S]) -> Sequence[Prepared[P] | StagedPoolError]:
+        return await self._offload(self._preprocess, payloads)

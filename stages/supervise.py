@@ -1,0 +1,120 @@
+"""What happens when a worker fails: custody of what it held, a restart with back-off, and an end to restarts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import anyio
+import structlog
+
+from staged_pool.stages.errors import DeviceLost, EngineStopped, StagedPoolError, StageFailed
+from staged_pool.stages.meter import StageMeter
+from staged_pool.stages.ticket import Ticket
+
+log = structlog.get_logger("staged_pool.stages")
+
+
+class Custody:
+    """The tickets of what a worker holds between a receive and the hand-over; made by `custody()`."""
+
+    __slots__ = ("_tickets",)
+
+    def __init__(self, tickets: Iterable[Ticket]) -> None:
+        self._tickets = set(tickets)
+
+    def take(self, tickets: Iterable[Ticket]) -> None:
+        """Hold these as well."""
+        self._tickets.update(tickets)
+
+    def handed_on(self) -> None:
+        """Everything held has reached the next stage, which answers for it from here on."""
+        self._tickets.clear()
+
+    def settle(self, error: StagedPoolError) -> int:
+        """Fail what is still held and unsettled; how many that were."""
+        return sum([ticket.fail(error) for ticket in self._tickets])
+
+
+@contextmanager
+def custody(stage: str, tickets: Iterable[Ticket]) -> Iterator[Custody]:
+    """Answer for these tickets until they are settled or handed on.
+
+    Whatever leaves the block unsettled and not handed on is settled here: as `StageFailed` after a crash or a
+    forgotten hand-over, as `EngineStopped` when the worker is cancelled. The exception goes on to the supervisor.
+    """
+    held = Custody(tickets)
+    try:
+        yield held
+    except anyio.get_cancelled_exc_class():
+        held.settle(EngineStopped("the engine was stopped while it worked on this request"))
+        raise
+    except DeviceLost as error:
+        held.settle(error)
+        raise
+    except Exception:
+        held.settle(StageFailed(f"the {stage} stage failed on this request", stage=stage))
+        raise
+    if held.settle(StageFailed(f"the {stage} stage lost this request", stage=stage)):
+        log.error("stage.lost_request", stage=stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """How often a worker may crash before its stage counts as broken."""
+
+    max_crashes: int = 8
+    """Crashes of one stage within the window that are still answered by a restart."""
+    window_s: float = 60.0
+    first_delay_s: float = 0.05
+    """Pause before the first restart; doubled for each further crash in the window."""
+    max_delay_s: float = 2.0
+
+
+class StageBroken(Exception):
+    """A stage crashed too often; the engine must not be trusted with further requests."""
+
+    def __init__(self, stage: str, crashes: int, window_s: float) -> None:
+        super().__init__(f"the {stage} stage crashed {crashes} times within {window_s:g} s")
+        self.stage = stage
+
+
+class Supervisor:
+    """Runs the workers of one stage and restarts the ones that crash."""
+
+    def __init__(self, meter: StageMeter, policy: RestartPolicy) -> None:
+        self._meter = meter
+        self._policy = policy
+        self._crashed_at: list[float] = []
+
+    async def run(self, worker: Callable[[], Awaitable[None]]) -> None:
+        """Run `worker` until it returns, which it does at the end of its stream.
+
+        Cancellation passes through at once, also during a pause before a restart.
+
+        Raises:
+            StageBroken: The stage's workers crashed too often within the policy's window.
+            DeviceLost: From the worker: no restart brings a device back.
+        """
+        while True:
+            try:
+                await worker()
+            except DeviceLost:
+                raise
+            except Exception:  # the boundary: a crash must end neither the stage nor its host
+                log.exception("stage.worker_crashed", stage=self._meter.name)
+                await anyio.sleep(self._next_delay_s())
+            else:
+                return
+
+    def _next_delay_s(self) -> float:
+        self._meter.crashes += 1
+        now = anyio.current_time()
+        policy = self._policy
+        self._crashed_at = [t for t in self._crashed_at if now - t < policy.window_s] + [now]
+        crashes = len(self._crashed_at)
+        if crashes > policy.max_crashes:
+            raise StageBroken(self._meter.name, crashes, policy.window_s)
+        return min(policy.max_delay_s, policy.first_delay_s * math.pow(2, crashes - 1))

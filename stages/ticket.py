@@ -1,0 +1,165 @@
+"""The caller's claim on its results: the one mutable object that the caller and all stages share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import anyio
+
+from staged_pool.stages.errors import StagedPoolError
+from staged_pool.stages.work import Request
+
+Decode: TypeAlias = Callable[[], Request]
+"""Makes the request out of what the caller sent. Runs once, in parse; may run in a thread."""
+
+Encode: TypeAlias = Callable[[Request, Sequence[object], int], object]
+"""Makes the answer out of the request, one row for each input, and the tokens read. Runs once, in postprocess; may
+run in a thread."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Where the time of one request went, filled in as it moves.
+
+    The items of a request pass a stage side by side, so each field is the longest that any one of them took.
+    """
+
+    parse_s: float = 0.0
+    """Decoding, checking and cutting the request into items, the wait for parse included."""
+    preprocess_s: float = 0.0
+    """The preprocess call, the wait for it included."""
+    queue_s: float = 0.0
+    """Waiting for the device."""
+    device_s: float = 0.0
+    """Collating and the forward."""
+    postprocess_s: float = 0.0
+    """Turning rows into the answer, the wait for it included."""
+    items: int = 0
+    tokens: int = 0
+    """Of all items, special tokens included, after truncation."""
+
+
+class Ticket:
+    """Settles once: the first writer wins, and every later one is told so.
+
+    The caller waits in `wait()`; stages write rows and errors from the event loop's thread. A stage asks `settled`
+    before it starts work on an item; nothing that has begun is interrupted. If `wait()` is cancelled the ticket stays
+    unsettled: whoever owns the caller's scope settles it (`Engine.submit` does, with `Abandoned`).
+
+    Args:
+        decode: See `Decode`.
+        encode: See `Encode`.
+        deadline: On the event loop's clock, in seconds; `math.inf` for none.
+        timeline: Where the stages note their times; the caller may hold it too.
+    """
+
+    __slots__ = (
+        "_decode",
+        "_encode",
+        "_error",
+        "_event",
+        "_left",
+        "_request",
+        "_rows",
+        "_value",
+        "deadline",
+        "settled",
+        "stage",
+        "timeline",
+    )
+
+    def __init__(
+        self,
+        decode: Decode,
+        encode: Encode,
+        *,
+        deadline: float = math.inf,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.deadline = deadline
+        self.timeline = timeline if timeline is not None else Timeline()
+        self.stage = "door"
+        """Where the request was last seen: names the stage in a deadline's message and in metrics."""
+        self.settled = False
+        self._decode: Decode | None = decode
+        self._encode: Encode | None = encode
+        self._request: Request | None = None
+        self._rows: list[object] = []
+        self._left = 0
+        self._event = anyio.Event()
+        self._value: object = None
+        self._error: StagedPoolError | None = None
+
+    @property
+    def error(self) -> StagedPoolError | None:
+        """What it was settled with, where that was an error."""
+        return self._error
+
+    def take_decode(self) -> Decode:
+        """The decode function, once: it holds the body, which is not needed after parse."""
+        decode, self._decode = self._decode, None
+        if decode is None:
+            raise RuntimeError("a ticket is decoded once")
+        return decode
+
+    def expect(self, request: Request) -> None:
+        """Say what the request is; a row must be delivered for each of its inputs."""
+        if self.settled:
+            return
+        self._request = request
+        self._left = len(request.inputs)
+        self._rows = [None] * self._left
+        self.timeline.items = self._left
+
+    def deliver(self, index: int, row: object, tokens: int) -> bool:
+        """Keep the row of one item. True for the last one: `answer()` can be made now."""
+        if self.settled:
+            return False
+        self._rows[index] = row
+        self._left -= 1
+        self.timeline.tokens += tokens
+        return self._left == 0
+
+    def answer(self) -> Callable[[], object]:
+        """A function that makes the answer of all rows. It may run in a thread, and holds what it needs."""
+        encode, request, rows, tokens = self._encode, self._request, self._rows, self.timeline.tokens
+        if encode is None or request is None or self._left:
+            raise RuntimeError("an answer is made once, of all rows")
+        return lambda: encode(request, rows, tokens)
+
+    def resolve(self, value: object) -> bool:
+        """Settle with the answer. False if it was settled already; the value is then dropped."""
+        if self.settled:
+            return False
+        self._value = value
+        self._settle()
+        return True
+
+    def fail(self, error: StagedPoolError) -> bool:
+        """Settle with an error. False if it was settled already; the error is then dropped."""
+        if self.settled:
+            return False
+        self._error = error
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        # A settled request holds no memory, however long its items still wait in channels.
+        self._decode = self._encode = self._request = None
+        self._rows = []
+        self.settled = True
+        self._event.set()
+
+    async def wait(self) -> object:
+        """The answer; the error that the request was settled with is raised.
+
+        An outcome that is there already is returned without a checkpoint, so that a cancellation cannot take it away.
+        """
+        if not self.settled:
+            await self._event.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value

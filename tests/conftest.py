@@ -1,0 +1,39 @@
+"""Every async test runs on asyncio, uvloop and trio, and fails if anything blocks the event loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from blockbuster import BlockBuster, blockbuster_ctx
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: two cores, and more threads than that
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+BACKENDS = [
+    pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+    pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+    pytest.param(("trio", {}), id="trio"),
+]
+
+
+@pytest.fixture(params=BACKENDS)
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_event_loop() -> Iterator[BlockBuster]:
+    """A blocking call on the event loop's thread raises `BlockingError` at the place of the call."""
+    with blockbuster_ctx() as blockbuster:
+        yield blockbuster
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[list[structlog.typing.EventDict]]:
+    """What was logged, as data: rendering a traceback reads source files, which is for a terminal to wait for."""
+    with structlog.testing.capture_logs() as events:
+        yield events

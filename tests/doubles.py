@@ -1,0 +1,98 @@
+"""A model whose answers are known and whose steps a test holds in its hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from staged_pool.runtime.model import ModelCard, Row, TokenIds, Tokens
+from staged_pool.stages.errors import InvalidInput, ModelFailed
+from staged_pool.stages.work import Prepared, TextInput
+
+CARD = ModelCard(
+    name="letters",
+    architecture="LetterCounter",
+    parameters=0,
+    width=4,
+    max_tokens=512,
+    vocabulary=0x110000,
+    pooling="mean",
+    normalize=False,
+    dtype="float32",
+    device="cpu",
+    attention="packed",
+    torch_threads=1,
+    load_s=0.0,
+)
+
+
+def vector(ids: Sequence[int]) -> Row:
+    """What `LetterModel` answers: length, sum, first and last id. Differs for nearly all texts."""
+    return np.array([len(ids), sum(ids), ids[0], ids[-1]], dtype=np.float32)
+
+
+def expected(text: str) -> Row:
+    return vector([ord(c) for c in text])
+
+
+@dataclass
+class LetterModel:
+    """One token a character. Thread-safe; what it was given is kept."""
+
+    card: ModelCard = CARD
+    pads: bool = False
+    on_preprocess: Callable[[Sequence[str]], None] = lambda texts: None
+    on_forward: Callable[[Sequence[str]], None] = lambda texts: None
+    preprocessed: list[list[str]] = field(default_factory=list)
+    forwarded: list[list[str]] = field(default_factory=list)
+
+    def preprocess(self, inputs: Sequence[TextInput]) -> list[Prepared[TokenIds] | InvalidInput]:
+        texts = [i.source if isinstance(i.source, str) else "".join(map(chr, i.source)) for i in inputs]
+        self.preprocessed.append(texts)
+        self.on_preprocess(texts)
+        return [
+            Prepared([ord(c) for c in text], len(text)) if text else InvalidInput("The input has no tokens.")
+            for text in texts
+        ]
+
+    def forward(self, payloads: Sequence[TokenIds]) -> list[Row | ModelFailed]:
+        texts = ["".join(map(chr, ids)) for ids in payloads]
+        self.forwarded.append(texts)
+        self.on_forward(texts)
+        return [ModelFailed("NaN") if "NaN" in text else vector(ids) for text, ids in zip(texts, payloads, strict=True)]
+
+    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
+        return Tokens([ord(c) for c in text], list(text))
+
+
+class Gate:
+    """Holds a thread until the test opens it; the test can wait until a thread has arrived."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._arrived = threading.Event()
+
+    def __call__(self, _texts: object = None) -> None:
+        self._arrived.set()
+        if not self._open.wait(timeout=30):
+            raise TimeoutError("the test never opened the gate")
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def arrived(self) -> None:
+        """Wait until a thread stands at the gate."""
+        if not await anyio.to_thread.run_sync(self._arrived.wait, 30):
+            raise TimeoutError("no thread came to the gate")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the other tasks run until the condition holds."""
+    with anyio.fail_after(30):
+        while not condition():
+            await anyio.lowlevel.checkpoint()

@@ -1,0 +1,400 @@
+"""The life of requests inside a running engine: results, order, isolation, cancellation, limits, drain, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+import trio
+from numpy.testing import assert_array_equal
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.device import DeviceThread
+from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.statistics import Phase
+from staged_pool.stages.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    EngineStopped,
+    InvalidInput,
+    ModelFailed,
+    OutOfMemory,
+    Overloaded,
+    StageFailed,
+    TooLarge,
+    UnknownModel,
+)
+from staged_pool.stages.supervise import RestartPolicy
+from staged_pool.stages.work import EmbedRequest, TextInput
+from tests.doubles import Gate, LetterModel, expected, until
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def engine_on(model: LetterModel, **settings: Any) -> AsyncIterator[Engine]:
+    config = EngineConfig(**settings)
+    async with DeviceThread("test device", watchdog_s=config.watchdog_s).running() as device:
+        async with run_engine(config, model, device=device) as engine:
+            yield engine
+            assert engine.statistics().admission.requests == 0
+
+
+async def test_each_input_gets_its_own_vector_in_order() -> None:
+    texts = [f"text {i}" * (i % 7 + 1) for i in range(100)]
+    async with engine_on(LetterModel(), chunk_items=3, max_batch_tokens=50) as engine:
+        result = await engine.embed(texts)
+    assert_array_equal(result.embeddings, [expected(text) for text in texts])
+    assert result.usage.prompt_tokens == sum(map(len, texts))
+    assert result.model == "letters"
+
+
+@pytest.mark.parametrize("pads", [False, True])
+async def test_many_requests_at_once_are_never_mixed_up(pads: bool) -> None:
+    results: dict[int, Any] = {}
+
+    async def ask(engine: Engine, i: int) -> None:
+        results[i] = await engine.embed([f"{i}." * (j + 1) for j in range(i % 5 + 1)])
+
+    async with engine_on(LetterModel(pads=pads), max_batch_tokens=64) as engine, anyio.create_task_group() as tasks:
+        for i in range(60):
+            tasks.start_soon(ask, engine, i)
+    for i in range(60):
+        assert_array_equal(results[i].embeddings, [expected(f"{i}." * (j + 1)) for j in range(i % 5 + 1)])
+
+
+async def test_token_ids_are_taken_as_they_are() -> None:
+    async with engine_on(LetterModel()) as engine:
+        result = await engine.embed([[104, 105]])
+    assert_array_equal(result.embeddings, [expected("hi")])
+
+
+async def test_items_of_one_request_overlap_between_stages() -> None:
+    """The first list is on the device while a later one is not preprocessed yet."""
+    device = Gate()
+    model = LetterModel(on_forward=device)
+    async with engine_on(model, chunk_items=1, channel_capacity=1, preprocess_limit=1, waiting_tokens=1) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.embed, [str(i) for i in range(10)])
+            await device.arrived()
+            assert sum(map(len, model.preprocessed)) < 10
+            device.open()
+
+
+async def test_a_worker_takes_what_waits_and_never_waits_for_more() -> None:
+    gate = Gate()
+    model = LetterModel(on_preprocess=gate)
+    async with engine_on(model, preprocess_limit=1) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "first")
+        await gate.arrived()
+        assert model.preprocessed == [["first"]]
+        for i in range(5):
+            tasks.start_soon(engine.embed, f"later {i}")
+        await until(lambda: engine.statistics().stages[0].done == 6)
+        gate.open()
+    assert sorted(model.preprocessed[1]) == [f"later {i}" for i in range(5)]
+
+
+async def test_a_batch_is_formed_of_all_that_waits_when_the_device_is_free() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "first")
+        await gate.arrived()
+        for i in range(5):
+            tasks.start_soon(engine.embed, f"later {i}")
+        await until(lambda: engine._batch.waiting == 5)
+        gate.open()
+    assert model.forwarded[0] == ["first"]
+    assert sorted(model.forwarded[1]) == [f"later {i}" for i in range(5)]
+
+
+async def test_abandoned_items_do_not_reach_the_device() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "first")
+        await gate.arrived()
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as callers:
+                callers.start_soon(engine.embed, ["abandoned"] * 3)
+                await until(lambda: engine.statistics().stages[1].done == 4)
+                scope.cancel()
+        assert engine.statistics().admission.requests == 1, "the room of an abandoned request is free at once"
+        gate.open()
+    assert model.forwarded == [["first"]]
+    assert engine.statistics().stages[2].dropped["abandoned"] == 3
+
+
+async def test_work_on_the_device_for_a_caller_who_left_is_counted_as_wasted() -> None:
+    gate = Gate()
+    async with engine_on(LetterModel(on_forward=gate)) as engine:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as callers:
+                callers.start_soon(engine.embed, "seven t")
+                await gate.arrived()
+                scope.cancel()
+        gate.open()
+        await until(lambda: engine.statistics().device.wasted_tokens == 7)
+
+
+async def test_a_timeout_answers_in_time_and_names_the_stage() -> None:
+    gate = Gate()
+    async with engine_on(LetterModel(on_forward=gate)) as engine:
+        with pytest.raises(DeadlineExceeded, match="batch") as caught:
+            await engine.embed("slow", timeout_s=0.05)
+        gate.open()
+    assert caught.value.stage == "batch"
+
+
+async def test_the_deadline_of_the_host_holds_too() -> None:
+    gate = Gate()
+    async with engine_on(LetterModel(on_forward=gate)) as engine:
+        with pytest.raises(TimeoutError), anyio.fail_after(0.05):
+            await engine.embed("slow")
+        gate.open()
+
+
+async def test_an_input_without_tokens_fails_its_request_alone_and_is_named() -> None:
+    async with engine_on(LetterModel()) as engine:
+        with pytest.raises(InvalidInput, match="no tokens") as caught:
+            await engine.embed(["fine", "", "fine too"])
+        assert caught.value.index == 1
+        await engine.embed("fine")
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "forward"])
+async def test_a_poisoned_input_fails_alone(stage: str) -> None:
+    gate = Gate()
+
+    def hook(texts: Sequence[str]) -> None:
+        gate()
+        if any("poison" in text for text in texts):
+            raise ValueError("boom")
+
+    model = LetterModel(**{f"on_{stage}": hook})
+    outcomes: dict[str, object] = {}
+
+    async def ask(engine: Engine, text: str) -> None:
+        try:
+            outcomes[text] = (await engine.embed(text)).embeddings[0].tolist()
+        except ModelFailed as error:
+            outcomes[text] = str(error)
+
+    async with engine_on(model, preprocess_limit=1) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine, "first")
+        await gate.arrived()
+        texts = [f"good {i}" for i in range(7)] + ["poison"]
+        for text in texts:
+            tasks.start_soon(ask, engine, text)
+        await until(lambda: engine.statistics().stages[0].done == 9)
+        gate.open()
+    assert "ValueError" in str(outcomes.pop("poison"))
+    assert outcomes == {text: expected(text).tolist() for text in outcomes}
+    assert len(outcomes) == 8
+
+
+async def test_a_row_with_nan_fails_alone() -> None:
+    async with engine_on(LetterModel()) as engine:
+        with pytest.raises(ModelFailed) as caught:
+            await engine.embed(["good", "NaN"])
+        assert caught.value.index == 1
+
+
+async def test_out_of_memory_halves_the_batch_and_lowers_the_budget() -> None:
+    def hook(texts: Sequence[str]) -> None:
+        if len(texts) > 4:
+            raise OutOfMemory("no room")
+
+    model = LetterModel(on_forward=hook)
+    async with engine_on(model, chunk_items=16) as engine:
+        result = await engine.embed([str(i) for i in range(16)])
+        assert len(result.embeddings) == 16
+        model.forwarded.clear()
+        await engine.embed([str(i) for i in range(16)])
+    assert max(map(len, model.forwarded)) <= 4
+
+
+async def test_a_decode_that_raises_fails_its_request_and_no_worker() -> None:
+    def decode() -> EmbedRequest:
+        raise ZeroDivisionError
+
+    async with engine_on(LetterModel()) as engine:
+        for _ in range(30):
+            with pytest.raises(StageFailed):
+                await engine.submit(decode, lambda result: result)
+        assert engine.statistics().stages[0].crashes == 0
+        await engine.embed("fine")
+
+
+@pytest.mark.parametrize("items", [1, 20])
+async def test_an_encode_that_raises_fails_its_request_and_no_worker(items: int) -> None:
+    async with engine_on(LetterModel()) as engine:
+        request = EmbedRequest(inputs=(TextInput("a"),) * items)
+        with pytest.raises(StageFailed):
+            await engine.submit(lambda: request, lambda result: 1 / 0)
+        await engine.embed("fine")
+
+
+async def test_requests_over_the_limit_are_refused_at_once() -> None:
+    gate = Gate()
+    async with engine_on(LetterModel(on_forward=gate), max_requests=2) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.embed, "one")
+            tasks.start_soon(engine.embed, "two")
+            await until(lambda: engine.statistics().admission.requests == 2)
+            with pytest.raises(Overloaded, match="2 requests"):
+                await engine.embed("three")
+            gate.open()
+        await engine.embed("three")
+        assert engine.statistics().admission.refused == {"requests": 1}
+
+
+async def test_items_and_bytes_are_limited() -> None:
+    async with engine_on(LetterModel(), max_request_items=3, max_bytes=100) as engine:
+        with pytest.raises(TooLarge, match="at most 3"):
+            await engine.embed(["a"] * 4)
+        with pytest.raises(TooLarge, match="101 bytes"):
+            await engine.submit(lambda: EmbedRequest(inputs=()), lambda r: r, body_bytes=101)
+
+
+async def test_a_request_that_does_not_fit_the_model_says_why() -> None:
+    async with engine_on(LetterModel()) as engine:
+        with pytest.raises(InvalidInput, match="no inputs"):
+            await engine.embed([])
+        with pytest.raises(InvalidInput, match="dimensions=5 is out of range"):
+            await engine.embed("a", dimensions=5)
+        with pytest.raises(UnknownModel, match="`x` does not exist"):
+            await engine.submit(lambda: EmbedRequest(inputs=(TextInput("a"),), model="x"), lambda r: r)
+        with pytest.raises(InvalidInput, match="Input 1 is a NoneType"):
+            await engine.embed(["a", None])  # type: ignore[list-item]
+
+
+async def test_leaving_the_block_finishes_what_is_inside() -> None:
+    gate = Gate()
+    results = []
+
+    async def ask(engine: Engine) -> None:
+        results.append(await engine.embed("slow"))
+
+    async with anyio.create_task_group() as tasks, engine_on(LetterModel(on_forward=gate)) as engine:
+        tasks.start_soon(ask, engine)
+        await gate.arrived()
+        tasks.start_soon(engine.drain, 30)
+        await until(lambda: engine.phase is Phase.DRAINING)
+        with pytest.raises(EngineStopped, match="draining"):
+            await engine.embed("late")
+        gate.open()
+        await until(lambda: bool(results))
+    assert_array_equal(results[0].embeddings, [expected("slow")])
+    with pytest.raises(EngineStopped, match="stopped"):
+        await engine.embed("too late")
+
+
+async def test_what_does_not_finish_within_the_drain_timeout_fails() -> None:
+    gate = Gate()
+    outcome: list[Exception] = []
+
+    async def ask(engine: Engine) -> None:
+        with pytest.raises(EngineStopped) as caught:
+            await engine.embed("slow")
+        outcome.append(caught.value)
+        gate.open()
+
+    async with anyio.create_task_group() as tasks, engine_on(LetterModel(on_forward=gate)) as engine:
+        tasks.start_soon(ask, engine)
+        await gate.arrived()
+        await engine.drain(0.01)
+        await until(lambda: bool(outcome))
+
+
+async def test_the_host_sees_its_own_error_as_itself() -> None:
+    with pytest.raises(ValueError, match="mine"):
+        async with engine_on(LetterModel()):
+            raise ValueError("mine")
+
+
+async def test_a_stuck_device_fails_everything_and_breaks_the_engine() -> None:
+    gate = Gate()
+    async with engine_on(LetterModel(on_forward=gate), watchdog_s=0.05) as engine:
+        with pytest.raises((EngineStopped, DeviceLost), match="did not answer"):
+            await engine.embed("stuck")
+        assert "did not answer" in await engine.wait_broken()
+        with pytest.raises(EngineStopped, match="did not answer"):
+            await engine.embed("next")
+        gate.open()
+
+
+async def test_a_stage_that_crashes_again_and_again_breaks_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def crash(items: object) -> None:
+        raise RuntimeError("a bug")
+
+    policy = RestartPolicy(max_crashes=2, first_delay_s=0.0)
+    async with DeviceThread("test device", watchdog_s=9).running() as device:
+        async with run_engine(EngineConfig(), LetterModel(), device=device, restarts=policy) as engine:
+            monkeypatch.setattr(engine._postprocess, "_deliver", crash)
+            for _ in range(3):
+                with pytest.raises(StageFailed):
+                    await engine.embed("a")
+            assert "postprocess stage crashed 3 times" in await engine.wait_broken()
+            with pytest.raises(EngineStopped, match="postprocess"):
+                await engine.embed("a")
+
+
+async def test_a_worker_that_crashes_fails_only_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engine_on(LetterModel()) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._postprocess, "_deliver", None)
+            with pytest.raises(StageFailed, match="postprocess"):
+                await engine.embed("a")
+        await engine.embed("b")
+        assert engine.statistics().stages[3].crashes == 1
+
+
+async def test_several_engines_live_in_one_program() -> None:
+    async with engine_on(LetterModel()) as one, engine_on(LetterModel()) as two:
+        a, b = await one.embed("a"), await two.embed("b")
+    assert_array_equal(a.embeddings, [expected("a")])
+    assert_array_equal(b.embeddings, [expected("b")])
+
+
+async def test_nothing_is_left_behind() -> None:
+    async with engine_on(LetterModel(), chunk_items=2) as engine:
+        for _ in range(20):
+            with contextlib.suppress(TimeoutError), anyio.fail_after(0.001):
+                await engine.embed(["x" * 30] * 40)
+        await until(lambda: engine.statistics().admission.items == 0)
+    gc.collect()  # an unclosed stream end would warn here, and warnings are errors
+
+
+def test_native_asyncio_cancellation_of_a_caller_abandons_its_request() -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with engine_on(LetterModel(on_forward=gate)) as engine:
+            task = asyncio.create_task(engine.embed("x"))
+            await gate.arrived()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert engine.statistics().admission.requests == 0
+            gate.open()
+            await engine.embed("next")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, trio.run, anyio.run], ids=["asyncio.run", "trio.run", "anyio.run"])
+def test_it_runs_under_each_way_to_start_a_program(run: Any) -> None:
+    async def main() -> None:
+        async with engine_on(LetterModel()) as engine:
+            assert len((await engine.embed(["a", "b"])).embeddings) == 2
+
+    run(main() if run is asyncio.run else main)
