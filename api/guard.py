@@ -44,8 +44,9 @@ class Guard:
     def __init__(self, app: App, refuse: Callable[[Problem], App], config: ServerConfig) -> None:
         self._app = app
         self._refuse = refuse
-        self._config = config
-        self._held_bytes = 0
+        self.config = config
+        self.held_bytes = 0
+        """Of all bodies that are arriving or being worked on."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -59,7 +60,7 @@ class Guard:
         intake = _Intake(receive)
         with _Room(self) as room:
             try:
-                _check_head(scope, self._config)
+                _check_head(scope, self.config)
                 body = await self._read(intake, room)
             except HttpRefusal as refusal:
                 room.clear()
@@ -78,7 +79,7 @@ class Guard:
 
     async def _read(self, intake: _Intake, room: _Room) -> bytes | bytearray:
         body: bytes | bytearray = b""
-        with anyio.move_on_after(self._config.body_timeout_s):
+        with anyio.move_on_after(self.config.body_timeout_s):
             while not intake.ended:
                 chunk = await intake.next()
                 room.take(len(chunk))
@@ -89,7 +90,7 @@ class Guard:
                         body = bytearray(body)  # grows in place, where joining would hold everything twice
                     body += chunk
             return body
-        message = f"The body did not arrive within {self._config.body_timeout_s:g} s"
+        message = f"The body did not arrive within {self.config.body_timeout_s:g} s"
         raise HttpRefusal(status.SLOW_BODY, message)
 
     async def _decline(self, problem: Problem, scope: Scope, intake: _Intake, send: Send) -> None:
@@ -118,17 +119,17 @@ class _Room:
         self.clear()
 
     def take(self, count: int) -> None:
-        config = self._guard._config
+        config = self._guard.config
         self._bytes += count
-        self._guard._held_bytes += count
+        self._guard.held_bytes += count
         if self._bytes > config.body_limit_bytes:
             raise _body_too_large(config)
-        if self._guard._held_bytes > config.bodies_limit_bytes:
+        if self._guard.held_bytes > config.bodies_limit_bytes:
             message = "The server holds as many bytes of request bodies as it may"
             raise HttpRefusal(status.BODIES_TOO_LARGE, message, retry_after_s=1.0)
 
     def clear(self) -> None:
-        self._guard._held_bytes -= self._bytes
+        self._guard.held_bytes -= self._bytes
         self._bytes = 0
 
 

@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import threading
-from typing import Any, Final
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, TypeAlias
 
 import anyio
 import sniffio
@@ -21,7 +23,7 @@ from staged_pool.api.guard import Guard
 from staged_pool.api.listener import BACKLOG, url
 from staged_pool.api.lobby import Lobby
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import open_engine
+from staged_pool.runtime.engine import Engine, open_engine
 from staged_pool.stages.errors import DeviceLost
 
 GRACE_S: Final = 2.0
@@ -32,6 +34,8 @@ OVERDUE_S: Final = 3.0
 
 EXIT_OVERDUE: Final = 3
 """Exit code of a process that did not end by itself."""
+
+OpenEngine: TypeAlias = Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]
 
 log = structlog.get_logger("staged_pool.server")
 
@@ -62,13 +66,22 @@ class Server:
         config: Limits of HTTP.
         engine_config: What is loaded.
         owns_process: Handle signals, and end the process if it does not end by itself.
+        open_engine: Makes the engine; for a host that has a model of its own.
     """
 
-    def __init__(self, config: ServerConfig, engine_config: EngineConfig, *, owns_process: bool = False) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine_config: EngineConfig,
+        *,
+        owns_process: bool = False,
+        open_engine: OpenEngine = open_engine,
+    ) -> None:
         self.lobby = Lobby()
         self._config = config
         self._engine_config = engine_config
         self._owns_process = owns_process
+        self._open_engine = open_engine
         self._stop_http = anyio.Event()
         self._serving = anyio.CancelScope()
         self._failure: Exception | None = None
@@ -88,8 +101,8 @@ class Server:
                 background.start_soon(self._heed_signals)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._run_engine)
-                await self._run_http(listener)
-                self._serving.cancel()
+                # A task of its own: Hypercorn on asyncio and Python 3.11 leaves its task marked as being cancelled.
+                tasks.start_soon(self._run_http, listener)
             background.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
@@ -110,7 +123,7 @@ class Server:
 
     async def _run_engine(self) -> None:
         try:
-            async with open_engine(self._engine_config) as engine:
+            async with self._open_engine(self._engine_config) as engine:
                 self.lobby.open(engine)
                 log.info("server.ready", model=engine.card.name, load_s=round(engine.card.load_s, 3))
                 with self._serving:
@@ -131,6 +144,7 @@ class Server:
         application = Application(self.lobby)
         guard = Guard(application, application.refuse, self._config)
         await hypercorn.serve(guard, self._hypercorn_config(listener), shutdown_trigger=self._stop_http.wait)
+        self._serving.cancel()
 
     def _hypercorn_config(self, listener: socket.socket) -> HypercornConfig:
         config = HypercornConfig()

@@ -1,0 +1,287 @@
+"""The guard with the server's side of ASGI played by the test, message by message."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from staged_pool.api import guard as guard_module
+from staged_pool.api.asgi import App, Message, Receive, Scope, Send
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.guard import Guard
+from staged_pool.api.status import Problem
+
+pytestmark = pytest.mark.anyio
+
+END = {"type": "http.request", "body": b"", "more_body": False}
+DISCONNECT = {"type": "http.disconnect"}
+
+
+def chunk(body: bytes) -> Message:
+    return {"type": "http.request", "body": body, "more_body": True}
+
+
+async def answer(send: Send, status: int, body: bytes = b"") -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+def refuse(problem: Problem) -> App:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, problem.status, problem.row.word.encode())
+
+    return app
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    message = await receive()
+    assert not message["more_body"]
+    await answer(send, 200, bytes(message["body"]))
+
+
+class Client:
+    """One request. What the server would hand over is queued without a bound; what the guard sends is kept."""
+
+    def __init__(self, headers: dict[str, str] | None = None, *, http_version: str = "1.1", **scope: Any) -> None:
+        raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        self.scope: Scope = {"type": "http", "method": "POST", "http_version": http_version, "headers": raw, **scope}
+        self._put, self._get = anyio.create_memory_object_stream[Message](1000)
+        self.sent: list[Message] = []
+
+    def feed(self, *messages: Message) -> Client:
+        for message in messages:
+            self._put.send_nowait(message)
+        return self
+
+    @property
+    def unread(self) -> int:
+        return self._get.statistics().current_buffer_used
+
+    async def receive(self) -> Message:
+        return await self._get.receive()
+
+    async def send(self, message: Message) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.sent.append(message)
+
+    async def call(self, guard: Guard) -> Client:
+        with self._put, self._get, anyio.fail_after(30):
+            await guard(self.scope, self.receive, self.send)
+        return self
+
+    @property
+    def status(self) -> int | None:
+        return self.sent[0]["status"] if self.sent else None
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    @property
+    def closes(self) -> bool:
+        return (b"connection", b"close") in self.sent[0]["headers"]
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.sent) and not self.sent[-1].get("more_body", False)
+
+
+def guard(app: App = echo, **config: Any) -> Guard:
+    return Guard(app, refuse, ServerConfig(**config))
+
+
+@asynccontextmanager
+async def during(client: Client, guard: Guard) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(client.call, guard)
+        yield
+
+
+async def test_the_application_gets_the_body_as_one_message() -> None:
+    client = await Client().feed(chunk(b"a"), chunk(b"b"), chunk(b""), chunk(b"c"), END).call(guard())
+    assert (client.status, client.body) == (200, b"abc")
+
+
+async def test_a_request_without_a_body_is_passed_on() -> None:
+    client = await Client(method="GET").feed(END).call(guard())
+    assert (client.status, client.body) == (200, b"")
+
+
+async def test_a_declared_length_over_the_limit_is_refused_before_a_byte_is_read() -> None:
+    client = Client({"content-length": "11"}).feed(END)
+    await client.call(guard(body_limit_bytes=10))
+    assert (client.status, client.body, client.closes) == (413, b"body_too_large", True)
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "9" * 18])
+async def test_an_absurd_length_is_refused(length: str) -> None:
+    client = await Client({"content-length": length}).feed(END).call(guard())
+    assert client.status == 413
+
+
+async def test_a_chunked_body_is_counted_and_the_rest_of_it_is_read_and_dropped() -> None:
+    client = Client().feed(*[chunk(b"x" * 10)] * 50, END)
+    await client.call(guard(body_limit_bytes=25))
+    assert (client.status, client.body) == (413, b"body_too_large")
+    assert client.unread == 0
+    assert client.complete
+
+
+async def test_no_more_than_the_limit_and_one_chunk_is_held() -> None:
+    held: list[int] = []
+
+    async def watch(scope: Scope, receive: Receive, send: Send) -> None:
+        held.append(protected.held_bytes)
+        await echo(scope, receive, send)
+
+    protected = guard(watch, body_limit_bytes=30)
+    await Client().feed(*[chunk(b"x" * 10)] * 3, END).call(protected)
+    await Client().feed(*[chunk(b"x" * 10)] * 4, END).call(protected)
+    assert held == [30]
+    assert protected.held_bytes == 0
+
+
+async def test_all_bodies_together_are_limited_too() -> None:
+    entered, leave = anyio.Event(), anyio.Event()
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        entered.set()
+        await leave.wait()
+        await answer(send, 200)
+
+    protected = guard(wait, body_limit_bytes=10, bodies_limit_bytes=15)
+    first = Client().feed(chunk(b"x" * 10), END)
+    async with during(first, protected):
+        await entered.wait()
+        second = await Client().feed(chunk(b"x" * 10), END).call(protected)
+        leave.set()
+    third = await Client().feed(chunk(b"x" * 10), END).call(protected)
+    assert (first.status, second.status, third.status) == (200, 429, 200)
+
+
+async def test_a_body_that_does_not_arrive_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "LINGER_S", 0.01)
+    client = await Client().feed(chunk(b"half")).call(guard(body_timeout_s=0.01))
+    assert (client.status, client.body, client.closes) == (408, b"slow_body", True)
+
+
+async def test_a_refused_client_may_finish_sending_before_the_connection_closes() -> None:
+    client = Client({"content-length": "99"})
+    async with during(client, guard(body_limit_bytes=10)):
+        with anyio.fail_after(30):
+            while not client.body:
+                await anyio.sleep(0)
+        assert not client.complete
+        client.feed(chunk(b"x" * 99), END)
+    assert client.complete
+
+
+async def test_a_refused_client_that_never_stops_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "LINGER_S", 0.01)
+    client = await Client({"content-length": "99"}).call(guard(body_limit_bytes=10))
+    assert (client.status, client.complete) == (413, True)
+
+
+async def test_a_client_that_leaves_cancels_the_application() -> None:
+    entered, cancelled = anyio.Event(), anyio.Event()
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        entered.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    client = Client().feed(chunk(b"x"), END)
+    async with during(client, guard(wait)):
+        await entered.wait()
+        client.feed(DISCONNECT)
+        with anyio.fail_after(30):
+            await cancelled.wait()
+    assert not client.sent
+
+
+async def test_an_application_that_waits_for_the_client_to_leave_is_cancelled_with_it() -> None:
+    entered = anyio.Event()
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        entered.set()
+        await receive()
+
+    client = Client().feed(chunk(b"x"), END)
+    async with during(client, guard(wait)):
+        await entered.wait()
+        client.feed(DISCONNECT)
+    assert not client.sent
+
+
+async def test_a_client_that_leaves_before_its_body_is_complete_never_reaches_the_application() -> None:
+    client = await Client().feed(chunk(b"x"), DISCONNECT).call(guard())
+    assert not client.sent
+
+
+async def test_leaving_while_the_last_of_the_answer_is_being_sent_cancels_nothing() -> None:
+    """Hypercorn on trio says `http.disconnect` from inside that very send."""
+    finished = anyio.Event()
+
+    class Leaving(Client):
+        async def send(self, message: Message) -> None:
+            if message["type"] == "http.response.body":
+                self.feed(DISCONNECT)
+                await anyio.lowlevel.checkpoint()
+            await super().send(message)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await echo(scope, receive, send)
+        assert (await receive())["type"] == "http.disconnect"
+        finished.set()
+
+    client = await Leaving().feed(chunk(b"x"), END).call(guard(app))
+    assert client.complete
+    assert finished.is_set()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "word"),
+    [
+        ({"content-encoding": "gzip"}, 415, b"unsupported_media"),
+        ({"content-length": "3", "transfer-encoding": "chunked"}, 400, b"bad_framing"),
+        ({"transfer-encoding": "chunked", "content-length": "3"}, 400, b"bad_framing"),
+        ({"content-length": "+3"}, 400, b"bad_framing"),
+        ({f"x-{i}": "y" for i in range(101)}, 431, b"headers_too_large"),
+        ({"x-large": "y" * 20_000}, 431, b"headers_too_large"),
+    ],
+)
+async def test_a_bad_head_is_refused_and_the_connection_closes(
+    headers: dict[str, str], status: int, word: bytes
+) -> None:
+    client = await Client(headers).feed(chunk(b"abc"), END).call(guard())
+    assert (client.status, client.body, client.closes, client.unread) == (status, word, True, 0)
+
+
+@pytest.mark.parametrize("headers", [{"content-encoding": "identity"}, {f"x-{i}": "y" for i in range(100)}])
+async def test_what_is_just_within_the_limits_passes(headers: dict[str, str]) -> None:
+    client = await Client(headers).feed(END).call(guard())
+    assert client.status == 200
+
+
+async def test_http2_has_no_connection_header() -> None:
+    client = await Client({"content-length": "99"}, http_version="2").feed(END).call(guard(body_limit_bytes=10))
+    assert client.status == 413
+    assert not client.closes
+
+
+async def test_websockets_are_closed_before_they_are_accepted() -> None:
+    client = await Client(type="websocket").call(guard())
+    assert [message["type"] for message in client.sent] == ["websocket.close"]
+
+
+async def test_the_lifespan_is_acknowledged() -> None:
+    client = Client(type="lifespan").feed({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
+    await client.call(guard())
+    assert [message["type"] for message in client.sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from staged_pool.api import status
+from staged_pool.api.status import HttpRefusal, problem
+from staged_pool.stages import errors
+
+
+def subclasses(of: type[Exception]) -> Iterator[type[Exception]]:
+    for cls in of.__subclasses__():
+        yield cls
+        yield from subclasses(cls)
+
+
+def test_every_error_of_the_stages_has_a_row_of_its_own() -> None:
+    ours = {cls for cls in subclasses(errors.StagedPoolError) if cls.__module__ == errors.__name__}
+    assert ours | {errors.StagedPoolError} == set(status.TABLE)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "type_", "retry_after"),
+    [
+        (errors.InvalidInput("x"), 400, "BadRequestError", None),
+        (errors.UnknownModel("x"), 404, "NotFoundError", None),
+        (errors.TooLarge("x"), 413, "RequestTooLargeError", None),
+        (errors.ModelFailed("x"), 424, "ModelFailedError", None),
+        (errors.Overloaded("x", retry_after_s=2.1), 429, "RateLimitError", b"3"),
+        (errors.Overloaded("x", retry_after_s=0.001), 429, "RateLimitError", b"1"),
+        (errors.EngineStopped("x", retry_after_s=4), 503, "ServiceUnavailableError", b"4"),
+        (errors.DeviceLost("x"), 503, "ServiceUnavailableError", b"10"),
+        (errors.OutOfMemory("x"), 503, "ServiceUnavailableError", b"1"),
+        (errors.DeadlineExceeded("x", stage="batch"), 504, "TimeoutError", None),
+        (errors.StageFailed("x", stage="batch"), 500, "InternalServerError", None),
+    ],
+)
+def test_an_error_becomes_its_status_its_body_and_its_retry_hint(
+    error: Exception, code: int, type_: str, retry_after: bytes | None
+) -> None:
+    answer = problem(error)
+    assert answer.status == code
+    assert json.loads(answer.body()) == {"error": {"message": "x", "type": type_, "param": None, "code": code}}
+    assert dict(answer.headers()).get(b"retry-after") == retry_after
+
+
+def test_the_field_at_fault_is_named() -> None:
+    body = json.loads(problem(errors.InvalidInput("x", param="input", index=3)).body())
+    assert body["error"]["param"] == "input"
+
+
+def test_a_subclass_made_elsewhere_takes_its_parents_row() -> None:
+    class Special(errors.ModelFailed):
+        pass
+
+    assert problem(Special("x")).status == 424
+
+
+def test_a_bug_tells_the_caller_nothing_about_itself() -> None:
+    answer = problem(FileNotFoundError("/secret/path"))
+    assert answer.status == 500
+    assert b"secret" not in answer.body()
+
+
+def test_a_refusal_of_http_brings_its_own_problem() -> None:
+    refusal = HttpRefusal(status.SLOW_BODY, "too slow")
+    assert problem(refusal) is refusal.problem

@@ -1,0 +1,241 @@
+"""OpenAI's dialect, byte by byte: what is understood, what is refused and in which words, what is answered."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from staged_pool.api.wire import openai
+from staged_pool.runtime.model import Tokens
+from staged_pool.runtime.results import EmbedResult, Usage
+from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.work import MODEL_MAX, EmbedRequest, TextInput
+from tests.doubles import CARD
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)))
+IDS = st.lists(st.integers(0, 2**40), min_size=1)
+VECTORS = st_numpy.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 4), st.integers(1, 16)),
+    elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+)
+
+
+def request(**fields: Any) -> EmbedRequest:
+    return openai.decode_embeddings(json.dumps(fields).encode())[0]
+
+
+def refusal(body: bytes) -> InvalidInput:
+    with pytest.raises(InvalidInput) as caught:
+        openai.decode_embeddings(body)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@given(TEXT)
+def test_any_text_is_one_input(text: str) -> None:
+    assert request(input=text).inputs == (TextInput(text),)
+
+
+@given(st.lists(TEXT, min_size=1))
+def test_any_texts_keep_their_order(texts: list[str]) -> None:
+    assert [i.source for i in request(input=texts).inputs] == texts
+
+
+@given(IDS)
+def test_a_list_of_token_ids_is_one_input(ids: list[int]) -> None:
+    assert [i.source for i in request(input=ids).inputs] == [tuple(ids)]
+
+
+@given(st.lists(IDS, min_size=1))
+def test_a_list_of_lists_of_token_ids_is_many_inputs(lists: list[list[int]]) -> None:
+    assert [i.source for i in request(input=lists).inputs] == [tuple(ids) for ids in lists]
+
+
+@given(st.text(st.sampled_from(" \t\r\n")), st.text(st.sampled_from(" \t\r\n")))
+def test_white_space_does_not_change_the_form(before: str, inside: str) -> None:
+    body = f'{{"input":{before}[{inside}"a"{inside},{inside}"b"]{before}}}'
+    assert [i.source for i in openai.decode_embeddings(body.encode())[0].inputs] == ["a", "b"]
+
+
+def test_settings_reach_the_request() -> None:
+    decoded = request(
+        input=["a"],
+        model="m",
+        dimensions=8,
+        truncate_prompt_tokens=7,
+        truncation_side="left",
+        add_special_tokens=False,
+        use_activation=False,
+    )
+    text = TextInput("a", max_tokens=7, truncate_side="left", add_special_tokens=False)
+    assert decoded == EmbedRequest(inputs=(text,), model="m", dimensions=8, normalize=False)
+
+
+def test_nulls_and_unknown_fields_mean_the_defaults() -> None:
+    nulls = dict.fromkeys(("model", "dimensions", "truncate_prompt_tokens", "truncation_side", "use_activation"))
+    assert request(input="a", user="u", priority=3, extra={"x": [1]}, **nulls) == request(input="a")
+
+
+def test_minus_one_cuts_at_what_the_model_takes() -> None:
+    assert request(input="a", truncate_prompt_tokens=-1).inputs[0].max_tokens == MODEL_MAX
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param", "index"),
+    [
+        (b"", "The body is not valid JSON: Input data was truncated", None, None),
+        (b'{"input":"a"', "The body is not valid JSON: Input data was truncated", None, None),
+        (b'{"input":NaN}', "The body is not valid JSON: JSON is malformed: invalid character (byte 9)", None, None),
+        (b'{"input":"\xff"}', "The body is not valid JSON: it is not UTF-8", None, None),
+        (b'{"input":["a","\xff"]}', "The body is not valid JSON: it is not UTF-8", None, None),
+        (b'{"input":' + b"[" * 100_000, "The body is not valid JSON: it is nested too deeply", None, None),
+        (b'{"x":' + b"[" * 100_000, "The body is not valid JSON: it is nested too deeply", None, None),
+        (b'["a"]', "The body is wrong: Expected `object`, got `array`", None, None),
+        (b'"a"', "The body is wrong: Expected `object`, got `str`", None, None),
+        (b"{}", "input: this field is required", "input", None),
+        (b'{"input":null}', "input: Expected `str`, got `null`", "input", None),
+        (b'{"input":5}', "input: Expected `str`, got `int`", "input", None),
+        (b'{"input":{}}', "input: Expected `str`, got `object`", "input", None),
+        (b'{"input":[]}', "You must pass at least one prompt", "input", None),
+        (b'{"input":[[]]}', "input[0]: a list of token ids must not be empty", "input", 0),
+        (b'{"input":[[1],[]]}', "input[1]: a list of token ids must not be empty", "input", 1),
+        (b'{"input":["a",1]}', "input[1]: Expected `str`, got `int`", "input", 1),
+        (b'{"input":[1,"a"]}', "input[1]: Expected `int`, got `str`", "input", 1),
+        (b'{"input":[1,true]}', "input[1]: Expected `int`, got `bool`", "input", 1),
+        (b'{"input":[1.5]}', "input[0]: Expected `int`, got `float`", "input", 0),
+        (b'{"input":[[1],["a"]]}', "input[1][0]: Expected `int`, got `str`", "input", 1),
+        (b'{"input":[' + b"9" * 5000 + b"]}", "input[0]: Integer value out of range", "input", 0),
+        (b'{"input":[3,-1]}', "Token id -1 is out of vocabulary", "input", 0),
+        (b'{"input":"a","model":1}', "model: Expected `str | null`, got `int`", "model", None),
+        (b'{"input":"a","dimensions":0}', "dimensions: Expected `int` >= 1", "dimensions", None),
+        (b'{"input":"a","dimensions":true}', "dimensions: Expected `int | null`, got `bool`", "dimensions", None),
+        (
+            b'{"input":"a","encoding_format":"bytes"}',
+            "encoding_format: Invalid enum value 'bytes'; expected one of `float`, `base64`",
+            "encoding_format",
+            None,
+        ),
+        (
+            b'{"input":"a","truncation_side":"middle"}',
+            "truncation_side: Invalid enum value 'middle'; expected one of `left`, `right`",
+            "truncation_side",
+            None,
+        ),
+        (
+            b'{"input":"a","truncate_prompt_tokens":-2}',
+            "truncate_prompt_tokens: Expected `int` >= -1",
+            "truncate_prompt_tokens",
+            None,
+        ),
+        (
+            b'{"input":"a","truncate_prompt_tokens":0}',
+            "truncate_prompt_tokens: 0 leaves nothing to embed; expected -1 or at least 1",
+            "truncate_prompt_tokens",
+            None,
+        ),
+        (
+            b'{"input":"a","normalize":true}',
+            "Parameter `normalize` was removed; use `use_activation` instead.",
+            "normalize",
+            None,
+        ),
+    ],
+)
+def test_a_wrong_body_is_refused_in_one_line_that_says_where(
+    body: bytes, message: str, param: str | None, index: int | None
+) -> None:
+    error = refusal(body)
+    assert (str(error), error.param, error.index) == (message, param, index)
+
+
+def test_a_lone_surrogate_is_refused() -> None:
+    assert "not valid JSON" in str(refusal(rb'{"input":"\ud800"}'))
+
+
+def test_what_the_caller_wrote_cannot_make_the_message_long() -> None:
+    assert len(str(refusal(b'{"input":"a","encoding_format":"' + b"x" * 10**6 + b'"}'))) < 500
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_at_all_raise_anything_but_invalid_input(body: bytes) -> None:
+    for decode in (openai.decode_embeddings, openai.decode_tokenize):
+        with pytest.raises(InvalidInput):
+            decode(body)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v), max_leaves=8))
+def test_no_value_of_input_raises_anything_but_invalid_input(value: object) -> None:
+    try:
+        openai.decode_embeddings(json.dumps({"input": value}).encode())
+    except InvalidInput:
+        return
+
+
+def answer(vectors: np.ndarray[Any, Any], encoding: openai.EncodingFormat) -> Any:
+    result = EmbedResult(vectors, Usage(7), "m")
+    return json.loads(openai.encode_embeddings(result, encoding, request_id="r", created=1))
+
+
+@given(VECTORS)
+def test_both_encodings_give_the_very_same_float32_values(vectors: np.ndarray[Any, Any]) -> None:
+    floats = [row["embedding"] for row in answer(vectors, "float")["data"]]
+    np.testing.assert_array_equal(np.array(floats, dtype=np.float32), vectors)
+    encoded = [base64.b64decode(row["embedding"]) for row in answer(vectors, "base64")["data"]]
+    np.testing.assert_array_equal([np.frombuffer(row, "<f4") for row in encoded], vectors)
+
+
+def test_the_answer_is_openais_field_by_field() -> None:
+    assert answer(np.array([[0.5, 1], [2, 3]], np.float32), "float") == {
+        "id": "embd-r",
+        "object": "list",
+        "created": 1,
+        "model": "m",
+        "data": [
+            {"index": 0, "object": "embedding", "embedding": [0.5, 1.0]},
+            {"index": 1, "object": "embedding", "embedding": [2.0, 3.0]},
+        ],
+        "usage": {
+            "prompt_tokens": 7,
+            "total_tokens": 7,
+            "completion_tokens": 0,
+            "prompt_tokens_details": None,
+            "completion_tokens_details": None,
+        },
+    }
+
+
+def test_a_view_into_wider_rows_is_encoded_too() -> None:
+    wide = np.arange(8, dtype=np.float32).reshape(2, 4)
+    assert [row["embedding"] for row in answer(wide[:, 1:3], "float")["data"]] == [[1.0, 2.0], [5.0, 6.0]]
+
+
+def test_a_call_answers_in_the_encoding_that_its_body_asked_for() -> None:
+    call = openai.EmbeddingsCall(b'{"input":"a","encoding_format":"base64"}', "r")
+    assert call.decode() == EmbedRequest(inputs=(TextInput("a"),))
+    body = json.loads(call.encode(EmbedResult(np.ones((1, 2), np.float32), Usage(1), "m")))
+    assert body["data"][0]["embedding"] == base64.b64encode(np.ones(2, "<f4").tobytes()).decode()
+
+
+def test_tokenize_has_vllms_defaults() -> None:
+    body = openai.decode_tokenize(b'{"prompt":"a"}')
+    assert (body.prompt, body.model, body.add_special_tokens, body.return_token_strs) == ("a", None, True, False)
+
+
+@pytest.mark.parametrize("with_strings", [True, False])
+def test_tokens_are_answered_with_their_strings_only_if_asked(with_strings: bool) -> None:
+    body = json.loads(openai.encode_tokens(Tokens([5, 6], ["a", "b"]), max_tokens=9, with_strings=with_strings))
+    strings = ["a", "b"] if with_strings else None
+    assert body == {"count": 2, "max_model_len": 9, "tokens": [5, 6], "token_strs": strings}
+
+
+def test_the_list_of_models_holds_the_one_that_is_served() -> None:
+    [model] = json.loads(openai.encode_models(CARD, created=1))["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("letters", "model", 512)
