@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -45,9 +45,11 @@ def _poster() -> Callable[[Callable[[], object]], object]:
     `anyio.from_thread` only offers to wait, which would hang a device's thread for ever on a loop that has just ended.
     """
     native = anyio.lowlevel.current_token().native_token
-    post: Callable[[Callable[[], object]], object]
-    post = native.call_soon_threadsafe if isinstance(native, asyncio.AbstractEventLoop) else native.run_sync_soon
-    return post
+    if isinstance(native, asyncio.AbstractEventLoop):
+        return native.call_soon_threadsafe
+    from trio.lowlevel import TrioToken  # only where the host runs trio
+
+    return cast(TrioToken, native).run_sync_soon
 
 
 class DeviceThread:

