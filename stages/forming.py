@@ -58,21 +58,28 @@ class BatchBuilder(Generic[P]):
         """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.
 
         Args:
-            still_wanted: Asked once for each item that is looked at.
+            still_wanted: Asked of each item that is looked at; one that is not wanted is let go of.
             draining: Nothing more will come; names the trigger of a batch that takes all.
         """
-        while self._waiting:
-            key = min(self._waiting, key=lambda k: self._waiting[k][0].sent_at)
-            waiting = self._waiting[key]
-            chosen, trigger = (self._nearest if self._pads else self._in_order)(waiting, still_wanted)
+        self._drop_unwanted_heads(still_wanted)
+        if not self._waiting:
+            return None
+        key = min(self._waiting, key=lambda k: self._waiting[k][0].sent_at)
+        waiting = self._waiting[key]
+        chosen, trigger = (self._nearest if self._pads else self._in_order)(waiting, still_wanted)
+        if not waiting:
+            del self._waiting[key]
+        if trigger is BatchTrigger.DEMAND and draining:
+            trigger = BatchTrigger.DRAIN
+        costs = [item.cost for item in chosen]
+        return Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
+
+    def _drop_unwanted_heads(self, still_wanted: Callable[[Item[P]], bool]) -> None:
+        for key, waiting in list(self._waiting.items()):
+            while waiting and not still_wanted(waiting[0]):
+                self._let_go(waiting.popleft())
             if not waiting:
                 del self._waiting[key]
-            if chosen:
-                if trigger is BatchTrigger.DEMAND and draining:
-                    trigger = BatchTrigger.DRAIN
-                costs = [item.cost for item in chosen]
-                return Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
-        return None
 
     def _let_go(self, item: Item[P]) -> None:
         self._items -= 1
@@ -99,16 +106,11 @@ class BatchBuilder(Generic[P]):
     def _nearest(
         self, waiting: deque[Item[P]], still_wanted: Callable[[Item[P]], bool]
     ) -> tuple[list[Item[P]], BatchTrigger]:
-        by_cost = [item for item in waiting if still_wanted(item)]
-        if not by_cost:
-            chosen, trigger = by_cost, BatchTrigger.DEMAND
-        else:
-            oldest = by_cost[0]
-            by_cost.sort(key=lambda item: item.cost)
-            first, end, trigger = self._run_around(by_cost, by_cost.index(oldest))
-            chosen = by_cost[first:end]
-        taken = set(map(id, chosen))
-        kept = {id(item) for item in by_cost} - taken
+        oldest = waiting[0]
+        by_cost = sorted((item for item in waiting if still_wanted(item)), key=lambda item: item.cost)
+        first, end, trigger = self._run_around(by_cost, by_cost.index(oldest))
+        chosen = by_cost[first:end]
+        kept = {id(item) for item in by_cost[:first] + by_cost[end:]}
         for item in waiting:
             if id(item) not in kept:
                 self._let_go(item)

@@ -178,7 +178,8 @@ async def test_a_poisoned_input_fails_alone(stage: str) -> None:
         if any("poison" in text for text in texts):
             raise ValueError("boom")
 
-    model = LetterModel(**{f"on_{stage}": hook})
+    model = LetterModel()
+    setattr(model, f"on_{stage}", hook)
     outcomes: dict[str, object] = {}
 
     async def ask(engine: Engine, text: str) -> None:
@@ -273,7 +274,7 @@ async def test_a_request_that_does_not_fit_the_model_says_why() -> None:
         with pytest.raises(UnknownModel, match="`x` does not exist"):
             await engine.submit(lambda: EmbedRequest(inputs=(TextInput("a"),), model="x"), lambda r: r)
         with pytest.raises(InvalidInput, match="Input 1 is a NoneType"):
-            await engine.embed(["a", None])  # type: ignore[list-item]
+            await engine.embed(["a", None])  # type: ignore[arg-type]
 
 
 async def test_leaving_the_block_finishes_what_is_inside() -> None:

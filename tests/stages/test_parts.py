@@ -1,0 +1,200 @@
+"""Ticket, channel, custody, supervision and isolation, each by itself."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from staged_pool.stages.channel import Channel
+from staged_pool.stages.errors import (
+    Abandoned,
+    DeviceLost,
+    EngineStopped,
+    ModelFailed,
+    OutOfMemory,
+    StagedPoolError,
+    StageFailed,
+)
+from staged_pool.stages.isolate import run_isolated
+from staged_pool.stages.meter import BUCKETS_S, Histogram, StageMeter
+from staged_pool.stages.supervise import RestartPolicy, StageBroken, Supervisor, custody
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import EmbedRequest, TextInput
+from tests.doubles import until
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = EmbedRequest(inputs=(TextInput("a"), TextInput("b")))
+
+
+def a_ticket() -> Ticket:
+    return Ticket(lambda: REQUEST, lambda request, rows, tokens: (request, list(rows), tokens))
+
+
+async def test_the_first_writer_wins() -> None:
+    ticket = a_ticket()
+    assert ticket.fail(Abandoned("first"))
+    assert not ticket.resolve("second")
+    assert not ticket.fail(EngineStopped("third"))
+    with pytest.raises(Abandoned, match="first"):
+        await ticket.wait()
+
+
+async def test_the_last_row_completes_the_answer() -> None:
+    ticket = a_ticket()
+    ticket.expect(REQUEST)
+    assert not ticket.deliver(1, "row b", 2)
+    assert ticket.deliver(0, "row a", 3)
+    assert ticket.answer()() == (REQUEST, ["row a", "row b"], 5)
+
+
+async def test_an_answer_of_some_rows_cannot_be_made() -> None:
+    ticket = a_ticket()
+    ticket.expect(REQUEST)
+    ticket.deliver(0, "row a", 3)
+    with pytest.raises(RuntimeError, match="all rows"):
+        ticket.answer()
+
+
+async def test_a_settled_ticket_takes_no_more_rows() -> None:
+    ticket = a_ticket()
+    ticket.expect(REQUEST)
+    ticket.fail(Abandoned("left"))
+    assert not ticket.deliver(0, "row a", 1)
+    assert ticket.timeline.tokens == 0
+
+
+async def test_an_outcome_that_is_there_survives_a_cancellation() -> None:
+    ticket = a_ticket()
+    ticket.resolve("value")
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        assert await ticket.wait() == "value"
+
+
+async def test_closing_an_inlet_returns_what_nobody_took() -> None:
+    channel = Channel[int]("behind", 2)
+
+    async def send(number: int) -> None:
+        await channel.outlet.send(number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(send, number)
+        await until(lambda: channel.waiting == 4)
+        assert sorted(channel.inlet.close()) == [0, 1, 2, 3]
+    channel.outlet.close()
+    gc.collect()
+
+
+async def test_what_is_in_the_channel_when_the_outlet_closes_still_arrives() -> None:
+    channel = Channel[int]("behind", 3)
+    for number in range(3):
+        await channel.outlet.send(number)
+    channel.outlet.close()
+    assert [number async for number in channel.inlet] == [0, 1, 2]
+    assert channel.inlet.receive_waiting() is None
+    channel.inlet.close()
+
+
+async def test_custody_settles_what_a_crash_leaves_behind() -> None:
+    kept, handed_on = a_ticket(), a_ticket()
+
+    def crash() -> None:
+        with custody("here", [handed_on]) as held:
+            held.handed_on()
+            held.take([kept])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        crash()
+    assert isinstance(kept.error, StageFailed)
+    assert not handed_on.settled
+
+
+async def test_custody_settles_what_a_worker_forgot() -> None:
+    ticket = a_ticket()
+    with custody("here", [ticket]):
+        pass
+    assert isinstance(ticket.error, StageFailed)
+
+
+async def test_custody_of_a_cancelled_worker_says_that_the_engine_stopped() -> None:
+    ticket = a_ticket()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        with custody("here", [ticket]):
+            await anyio.sleep_forever()
+    assert isinstance(ticket.error, EngineStopped)
+
+
+async def test_a_worker_is_restarted_until_it_has_crashed_too_often() -> None:
+    runs = 0
+
+    async def worker() -> None:
+        nonlocal runs
+        runs += 1
+        raise ZeroDivisionError
+
+    meter = StageMeter("here", 1)
+    supervisor = Supervisor(meter, RestartPolicy(max_crashes=3, first_delay_s=0.0))
+    with pytest.raises(StageBroken, match="here stage crashed 4 times"):
+        await supervisor.run(worker)
+    assert runs == meter.crashes == 4
+
+
+async def test_a_lost_device_is_not_answered_by_a_restart() -> None:
+    async def worker() -> None:
+        raise DeviceLost("gone")
+
+    meter = StageMeter("here", 1)
+    with pytest.raises(DeviceLost):
+        await Supervisor(meter, RestartPolicy()).run(worker)
+    assert meter.crashes == 0
+
+
+async def test_a_poisoned_payload_fails_alone_in_few_runs() -> None:
+    runs: list[Sequence[int]] = []
+
+    async def run(payloads: Sequence[int]) -> Sequence[int | StagedPoolError]:
+        runs.append(payloads)
+        if 13 in payloads:
+            raise ValueError("unlucky")
+        return [p * 2 for p in payloads]
+
+    results = await run_isolated(run, range(32), stage="here")
+    assert [r for r in results if not isinstance(r, ModelFailed)] == [p * 2 for p in range(32) if p != 13]
+    assert isinstance(results[13], ModelFailed)
+    assert len(runs) == 1 + 2 * 5
+
+
+async def test_too_few_results_are_a_failure_not_a_mix_up() -> None:
+    async def run(payloads: Sequence[int]) -> Sequence[int | StagedPoolError]:
+        return list(payloads)[: len(payloads) - 1]
+
+    results = await run_isolated(run, [1, 2], stage="here")
+    assert all(isinstance(result, ModelFailed) for result in results)
+
+
+async def test_out_of_memory_is_told_and_halved() -> None:
+    told: list[int] = []
+
+    async def run(payloads: Sequence[int]) -> Sequence[int | StagedPoolError]:
+        if len(payloads) > 2:
+            raise OutOfMemory("no room")
+        return payloads
+
+    assert await run_isolated(run, range(8), stage="here", on_out_of_memory=told.append) == list(range(8))
+    assert told == [8, 4, 4]
+
+
+def test_durations_fall_into_their_buckets() -> None:
+    histogram = Histogram()
+    for seconds in (0.0, BUCKETS_S[0], BUCKETS_S[0] * 1.01, 1000.0):
+        histogram.observe(seconds)
+    snapshot = histogram.snapshot()
+    assert (snapshot.counts[0], snapshot.counts[1], snapshot.counts[-1]) == (2, 1, 1)
+    assert snapshot.count == 4
