@@ -79,9 +79,10 @@ def load_tokenizer(folder: ModelFolder) -> tuple[Tokenizer, int | None]:
 
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class that reads this config; only the encoder of an encoder-decoder."""
-    mapping = MODEL_FOR_TEXT_ENCODING_MAPPING if config.is_encoder_decoder else MODEL_MAPPING
-    found = mapping.get(type(config), None)
+    """The class that reads this config; only the encoder where there is a decoder beside it."""
+    found = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
+    if found is None and not config.is_encoder_decoder:
+        found = MODEL_MAPPING.get(type(config), None)
     if found is None:
         raise ConfigError(f"config.json: model_type={config.model_type!r} has no encoder in transformers")
     choices: tuple[type[PreTrainedModel], ...] = found if isinstance(found, tuple) else (found,)

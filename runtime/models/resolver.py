@@ -119,7 +119,7 @@ def _from_hub(model: str, revision: str | None, *, offline: bool) -> Path:
     except RevisionNotFoundError as error:
         raise ConfigError(f"revision={revision!r}: the hub's {model} has no such revision") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        why = "the hub may not be asked (offline)" if offline else "the hub cannot be reached"
+        why = "the hub may not be asked (offline)" if offline else "the hub cannot be reached or refuses"
         raise ConfigError(
             f"model={model!r}{at}: not in the local cache, and {why}: "
             "download it where there is a network, or name a model folder"

