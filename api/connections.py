@@ -17,6 +17,7 @@ import h2.events
 import h2.exceptions
 import hypercorn.protocol
 import structlog
+from hypercorn.events import Closed, Event
 from hypercorn.protocol.h2 import H2Protocol
 
 log = structlog.get_logger("staged_pool.api")
@@ -43,13 +44,25 @@ class IsolatedConnection:
         except* Exception as errors:  # noqa: BLE001  # it is logged
             _log_failure(errors)
 
+    async def _read_data(self) -> None:
+        await super()._read_data()  # type: ignore[misc]
+        # The client has closed. Left alone, the task that waits for an idle connection's end would wait for all of it.
+        await self.idle_task.stop()  # type: ignore[attr-defined]
+
 
 class IsolatedH2Protocol(H2Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
     """HTTP/2 in which one bad stream costs that stream, not all those that a proxy sends beside it.
 
     Hypercorn trips over data for a stream whose answer is complete (it looks the stream up, and it is gone), and over
-    requests whose path is missing or not ASCII.
+    requests whose path is missing or not ASCII. And when a connection closes, it leaves whoever waits to send on it
+    waiting for ever.
     """
+
+    async def handle(self, event: Event) -> None:
+        await super().handle(event)
+        if isinstance(event, Closed):
+            for buffer in list(self.stream_buffers.values()):
+                await buffer.close()
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         for event in events:

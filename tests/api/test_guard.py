@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from staged_pool.api import guard as guard_module
@@ -174,7 +175,7 @@ async def test_a_refused_client_may_finish_sending_before_the_connection_closes(
     async with during(client, guard(body_limit_bytes=10)):
         with anyio.fail_after(30):
             while not client.body:
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
         assert not client.complete
         client.feed(chunk(b"x" * 99), END)
     assert client.complete

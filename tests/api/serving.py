@@ -1,0 +1,107 @@
+"""A server on a real socket inside the test's event loop, and a client that speaks bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import anyio.abc
+import httpx
+
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.listener import bind
+from staged_pool.api.server import OpenEngine, Server
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.device import DeviceThread
+from staged_pool.runtime.engine import Engine, open_engine, run_engine
+from tests.doubles import LetterModel, until
+
+
+def engine_on(model: LetterModel) -> OpenEngine:
+    """Opens a real engine on a model that the test holds in its hand."""
+
+    @asynccontextmanager
+    async def open_(config: EngineConfig) -> AsyncIterator[Engine]:
+        device_thread = DeviceThread("test device", watchdog_s=60)
+        async with device_thread.running() as device, run_engine(config, model, device=device) as engine:
+            yield engine
+
+    return open_
+
+
+@dataclass
+class Served:
+    server: Server
+    port: int
+
+    @property
+    def engine(self) -> Engine:
+        engine = self.server.lobby.engine
+        assert engine is not None
+        return engine
+
+    @property
+    def inside(self) -> int:
+        """Requests inside the engine."""
+        return self.engine.statistics().admission.requests
+
+    def client(self, **settings: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=30, **settings)
+
+    async def connect(self) -> anyio.abc.SocketStream:
+        return await anyio.connect_tcp("127.0.0.1", self.port)
+
+    async def talk(self, request: bytes) -> bytes:
+        """Send bytes, and read until the server closes the connection."""
+        async with await self.connect() as stream:
+            await stream.send(request)
+            return await read_to_end(stream)
+
+    async def assert_alive(self) -> None:
+        """It answers a request, and nothing of earlier ones is left inside."""
+        async with self.client() as client:
+            response = await client.post("/v1/embeddings", json={"input": "alive"})
+        assert response.status_code == 200
+        await until(lambda: self.inside == 0)
+
+
+@asynccontextmanager
+async def serving(
+    open_engine: OpenEngine = open_engine, *, engine: EngineConfig | None = None, **config: Any
+) -> AsyncIterator[Served]:
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = Server(ServerConfig(**config), engine or EngineConfig(), open_engine=open_engine)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.run, listener)
+        try:
+            await until(lambda: not server.lobby.not_ready)
+            yield Served(server, port)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.close()
+
+
+async def read_to_end(stream: anyio.abc.SocketStream) -> bytes:
+    received = b""
+    with anyio.fail_after(30):
+        try:
+            while True:
+                received += await stream.receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            return received
+
+
+def post(body: bytes, *headers: str, path: str = "/v1/embeddings") -> bytes:
+    """An HTTP/1.1 request; `Content-Length` is among `headers`, or is added."""
+    lines = [f"POST {path} HTTP/1.1", "host: test", "content-type: application/json", *headers]
+    if not any(header.lower().startswith(("content-length", "transfer-encoding")) for header in headers):
+        lines.append(f"content-length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+EMBED = post(json.dumps({"input": "a"}).encode())

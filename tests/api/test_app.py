@@ -1,0 +1,315 @@
+"""The routes on a real engine with a known model, without sockets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from blockbuster import BlockBuster
+from prometheus_client.parser import text_string_to_metric_families
+
+from staged_pool.api.app import Application
+from staged_pool.api.lobby import Lobby
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.stages.errors import DeviceLost
+from tests.api.serving import engine_on
+from tests.doubles import CARD, Gate, LetterModel, expected, until
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning"),  # the client's own, on trio
+]
+
+Logged = list[dict[str, Any]]
+
+
+@asynccontextmanager
+async def client_of(lobby: Lobby) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(Application(lobby))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@asynccontextmanager
+async def served(model: LetterModel | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    lobby = Lobby()
+    async with engine_on(model or LetterModel())(EngineConfig(**settings)) as engine, client_of(lobby) as client:
+        lobby.open(engine)
+        yield client
+
+
+def finished(logged: Logged) -> dict[str, Any]:
+    """The one line of the only request."""
+    [line] = [event for event in logged if event["event"] == "request.finished"]
+    return line
+
+
+async def test_embeddings_are_those_of_the_engine() -> None:
+    async with served() as client:
+        response = await client.post("/v1/embeddings", json={"input": ["a", "bc"]})
+    assert response.status_code == 200
+    assert [row["embedding"] for row in response.json()["data"]] == [expected(t).tolist() for t in ("a", "bc")]
+    assert response.json()["usage"]["prompt_tokens"] == 3
+    assert response.json()["model"] == "letters"
+
+
+async def test_the_answer_says_where_the_time_went() -> None:
+    async with served() as client:
+        response = await client.post("/v1/embeddings", json={"input": "a"})
+    stages = re.findall(r"(\w+);dur=[\d.]+", response.headers["server-timing"])
+    assert stages == ["parse", "preprocess", "queue", "device", "postprocess"]
+
+
+async def test_one_line_is_logged_for_a_request_and_holds_none_of_its_input(logged: Logged) -> None:
+    async with served() as client:
+        await client.post("/v1/embeddings?q=1", json={"input": ["secret", "b"]}, headers={"x-request-id": "r1"})
+    line = finished(logged)
+    assert "secret" not in str(line)
+    times = {name: line.pop(name) for name in list(line) if name.endswith("_ms")}
+    assert set(times) == {f"{name}_ms" for name in ("parse", "preprocess", "queue", "device", "postprocess", "total")}
+    assert all(value >= 0 for value in times.values())
+    assert line == {
+        "event": "request.finished",
+        "log_level": "info",
+        "method": "POST",
+        "path": "/v1/embeddings",
+        "status": 200,
+        "items": 2,
+        "tokens": 7,
+        "body_bytes": len(json.dumps({"input": ["secret", "b"]}, separators=(",", ":"))),
+        "request_id": "r1",
+    }
+
+
+@pytest.mark.parametrize("given", ["abc-1", "x" * 128])
+async def test_a_request_id_is_echoed(given: str) -> None:
+    async with served() as client:
+        response = await client.post("/v1/embeddings", json={"input": "a"}, headers={"x-request-id": given})
+    assert response.headers["x-request-id"] == given
+    assert response.json()["id"] == f"embd-{given}"
+
+
+@pytest.mark.parametrize("given", [b"x" * 129, b"a b", b"\xc3\xa9", b""])
+async def test_a_bad_request_id_is_replaced(given: bytes) -> None:
+    async with served() as client:
+        response = await client.get("/health", headers={b"x-request-id": given})
+    assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "", "application/jsonp", "multipart/form-data"])
+async def test_only_json_is_read(content_type: str) -> None:
+    async with served() as client:
+        response = await client.post("/v1/embeddings", content=b"{}", headers={"content-type": content_type})
+    assert response.status_code == 415
+    assert response.json()["error"]["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
+
+
+async def test_json_may_have_parameters() -> None:
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    async with served() as client:
+        response = await client.post("/v1/embeddings", content=b'{"input":"a"}', headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"input": ""}, 400, None),
+        ({"input": []}, 400, "input"),
+        ({"input": ["a", 1]}, 400, "input"),
+        ({"input": "a", "dimensions": 5}, 400, "dimensions"),
+        ({"input": "a", "model": "other"}, 404, "model"),
+        ({"input": ["a"] * 9}, 413, "input"),
+        ({"input": ["a", "NaN"]}, 424, None),
+    ],
+)
+async def test_an_error_of_the_engine_becomes_its_status(
+    body: object, status: int, param: str | None, logged: Logged
+) -> None:
+    async with served(max_request_items=8) as client:
+        response = await client.post("/v1/embeddings", json=body)
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == status
+    assert response.json()["error"]["param"] == param
+    assert finished(logged)["status"] == status
+    assert finished(logged)["error"]
+
+
+async def test_a_full_engine_answers_429_with_a_retry_hint() -> None:
+    gate = Gate()
+    async with served(LetterModel(on_preprocess=gate), max_requests=1) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
+        await gate.arrived()
+        response = await client.post("/v1/embeddings", json={"input": "b"})
+        gate.open()
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_request_that_takes_longer_than_its_client_waits_is_answered_504() -> None:
+    gate = Gate()
+    async with served(LetterModel(on_preprocess=gate)) as client:
+        headers = {"x-request-timeout": "0.01"}
+        response = await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
+        gate.open()
+    assert response.status_code == 504
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "soon"])
+async def test_a_timeout_must_be_a_positive_number(timeout: str) -> None:
+    async with served() as client:
+        response = await client.post("/v1/embeddings", json={"input": "a"}, headers={"x-request-timeout": timeout})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "X-Request-Timeout")
+
+
+async def test_a_bug_is_answered_500_and_logged_with_its_traceback(logged: Logged) -> None:
+    class Broken(LetterModel):
+        def tokenize(self, text: str, *, add_special_tokens: bool) -> Any:
+            raise ZeroDivisionError("secret")
+
+    async with served(Broken()) as client:
+        response = await client.post("/tokenize", json={"prompt": "a"})
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert any(event["event"] == "request.crashed" and event["exc_info"] for event in logged)
+
+
+async def test_a_cancelled_request_is_logged_as_abandoned(logged: Logged) -> None:
+    gate = Gate()
+    async with served(LetterModel(on_preprocess=gate)) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
+            await gate.arrived()
+            tasks.cancel_scope.cancel()
+        gate.open()
+    assert (finished(logged)["status"], finished(logged)["error"]) == (499, "abandoned")
+
+
+async def test_tokenize_gives_ids_and_strings() -> None:
+    async with served() as client:
+        response = await client.post("/tokenize", json={"prompt": "ab", "return_token_strs": True})
+        unknown = await client.post("/tokenize", json={"prompt": "ab", "model": "other"})
+    assert response.json() == {"count": 2, "max_model_len": 512, "tokens": [97, 98], "token_strs": ["a", "b"]}
+    assert unknown.status_code == 404
+
+
+async def test_the_first_model_listed_is_the_one_served() -> None:
+    async with served() as client:
+        response = await client.get("/v1/models")
+    assert response.json()["data"][0]["id"] == "letters"
+
+
+async def test_an_unknown_route_is_a_bare_404(logged: Logged) -> None:
+    async with served() as client:
+        response = await client.post("/v1/nothing")
+    assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
+    assert finished(logged)["error"] == "route"
+
+
+@pytest.mark.parametrize(("method", "path", "allow"), [("GET", "/tokenize", "POST"), ("PUT", "/ready", "GET, HEAD")])
+async def test_a_wrong_method_is_answered_with_the_right_ones(method: str, path: str, allow: str) -> None:
+    async with served() as client:
+        response = await client.request(method, path)
+    assert (response.status_code, response.headers["allow"]) == (405, allow)
+
+
+async def test_ready_shows_the_model() -> None:
+    async with served() as client:
+        response = await client.get("/ready")
+    assert (response.status_code, response.json()) == (200, {"ready": True, "model": asdict(CARD)})
+
+
+async def test_before_the_engine_is_there_probes_answer_and_requests_are_put_off(
+    nothing_blocks_the_event_loop: BlockBuster,
+) -> None:
+    nothing_blocks_the_event_loop.deactivate()  # process metrics read /proc
+    async with client_of(Lobby()) as client:
+        health = await client.get("/health")
+        ready = await client.get("/ready")
+        embeddings = await client.post("/v1/embeddings", json={"input": "a"})
+        stages = await client.get("/stages")
+        metrics = await client.get("/metrics")
+    assert (health.status_code, health.content) == (200, b"")
+    assert (ready.status_code, ready.json()) == (503, {"ready": False, "reason": "loading the model"})
+    assert embeddings.status_code == stages.status_code == 503
+    assert int(embeddings.headers["retry-after"]) == int(ready.headers["retry-after"]) == 5
+    assert "staged_pool_ready 0.0" in metrics.text
+
+
+async def test_a_closed_lobby_lets_nobody_in_and_asks_clients_to_close_their_connections() -> None:
+    lobby = Lobby()
+    async with engine_on(LetterModel())(EngineConfig()) as engine, client_of(lobby) as client:
+        lobby.open(engine)
+        lobby.close("the server is draining")
+        ready = await client.get("/ready")
+        embeddings = await client.post("/v1/embeddings", json={"input": "a"})
+    assert ready.json()["reason"] == "the server is draining"
+    assert (embeddings.status_code, embeddings.headers["connection"]) == (503, "close")
+
+
+async def test_the_snapshot_shows_what_is_inside() -> None:
+    gate = Gate()
+    async with served(LetterModel(on_preprocess=gate)) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
+        await gate.arrived()
+        snapshot = (await client.get("/stages")).json()
+        gate.open()
+    assert snapshot["admission"]["requests"] == 1
+    assert [stage["name"] for stage in snapshot["stages"]] == ["parse", "preprocess", "batch", "postprocess"]
+    assert snapshot["stages"][1]["busy"] == 1
+
+
+async def test_metrics_are_prometheus_text_and_add_up(nothing_blocks_the_event_loop: BlockBuster) -> None:
+    nothing_blocks_the_event_loop.deactivate()
+    async with served() as client:
+        await client.post("/v1/embeddings", json={"input": ["a", "bc"]})
+        await client.post("/v1/embeddings", json={"input": []})
+        await client.get("/a/path/of/the/clients/choice")
+        text = (await client.get("/metrics")).text
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["staged_pool_ready",] == 1
+    assert samples["staged_pool_stage_items_total", "batch"] == 2
+    assert samples["staged_pool_stage_wait_seconds_count", "batch"] > 0
+    assert samples["staged_pool_stage_wait_seconds_bucket", "+Inf", "batch"] > 0
+    assert samples["staged_pool_device_tokens_total",] == 3
+    assert samples["staged_pool_batches_total", "demand"] >= 1
+    assert samples["staged_pool_admission_inside", "requests"] == 0
+    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "200"] == 1
+    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "400"] == 1
+    assert samples["staged_pool_http_requests_total", "404", "other"] == 1
+    assert samples["staged_pool_http_request_duration_seconds_count", "/v1/embeddings"] == 2
+    assert samples["process_resident_memory_bytes",] > 0
+    assert "choice" not in text
+
+
+async def test_two_servers_in_one_process_count_for_themselves(nothing_blocks_the_event_loop: BlockBuster) -> None:
+    nothing_blocks_the_event_loop.deactivate()
+    async with client_of(Lobby()) as one, client_of(Lobby()) as other:
+        await one.get("/health")
+        text = (await other.get("/metrics")).text
+    assert '/health"' not in text
+
+
+async def test_a_broken_engine_makes_the_server_unready() -> None:
+    def lose(texts: object) -> None:
+        raise DeviceLost("gone")
+
+    lobby = Lobby()
+    async with engine_on(LetterModel(on_forward=lose))(EngineConfig()) as engine, client_of(lobby) as client:
+        lobby.open(engine)
+        response = await client.post("/v1/embeddings", json={"input": "a"})
+        await until(lambda: engine.fault is not None)
+        ready = await client.get("/ready")
+    assert response.status_code == 503
+    assert (ready.status_code, "gone" in ready.json()["reason"]) == (503, True)

@@ -1,0 +1,341 @@
+"""The whole server on real sockets: what it answers, and what a client cannot do to it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import h2.config
+import h2.connection
+import h2.events
+import httpx
+import numpy as np
+import pytest
+from blockbuster import BlockBuster
+
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.listener import bind
+from staged_pool.api.server import Server
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.stages.errors import ConfigError, DeviceLost
+from tests.api.serving import EMBED, Served, engine_on, post, read_to_end, serving
+from tests.doubles import Gate, LetterModel, expected, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
+    """Hypercorn's half for the running backend is imported when the server starts, and a model's when it loads."""
+    nothing_blocks_the_event_loop.deactivate()
+
+
+def statuses(received: bytes) -> list[int]:
+    return [int(part[:3]) for part in received.split(b"HTTP/1.1 ")[1:]]
+
+
+# What it answers
+
+
+async def test_a_real_model_answers_with_the_vectors_of_its_engine(tiny_folder: Path) -> None:
+    texts = ["a query", "a somewhat longer passage", ""]
+    config = EngineConfig(model=str(tiny_folder), dtype="float32")
+    async with serving(engine=config) as served, served.client() as client:
+        direct = await served.engine.embed(texts)
+        floats = await client.post("/v1/embeddings", json={"input": texts})
+        encoded = await client.post("/v1/embeddings", json={"input": texts, "encoding_format": "base64"})
+        tokens = [(await client.post("/tokenize", json={"prompt": text})).json()["tokens"] for text in texts]
+        from_ids = await client.post("/v1/embeddings", json={"input": tokens})
+        short = await client.post("/v1/embeddings", json={"input": texts[1], "truncate_prompt_tokens": 3})
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+    for response in (floats, from_ids):
+        vectors = [row["embedding"] for row in response.json()["data"]]
+        np.testing.assert_allclose(vectors, direct.embeddings, atol=1e-6)
+    decoded = [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in encoded.json()["data"]]
+    np.testing.assert_allclose(decoded, direct.embeddings, atol=1e-6)
+    assert floats.json()["usage"]["prompt_tokens"] == direct.usage.prompt_tokens == sum(map(len, tokens))
+    assert short.json()["usage"]["prompt_tokens"] == 3
+    assert floats.json()["model"] == model == tiny_folder.name
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 400, "not valid JSON"),
+        (b"[]", 400, "Expected `object`"),
+        (b'{"input":[]}', 400, "at least one prompt"),
+        (b'{"input":"\xff"}', 400, "not UTF-8"),
+        (b'{"input":"a","model":"b"}', 404, "The model `b` does not exist."),
+        (b'{"input":"a","dimensions":100000}', 400, "dimensions"),
+        (b'{"input":"word ' + b"word " * 200 + b'"}', 400, "tokens"),
+        (b'{"input":[1000000000]}', 400, "out of vocabulary"),
+        (b'{"input":[' + b"9" * 40 + b"]}", 400, "out of vocabulary"),
+        (b'{"input":"a","truncate_prompt_tokens":100000}', 400, "truncate_prompt_tokens"),
+    ],
+)
+async def test_a_bad_request_is_refused_by_a_real_model_and_harms_nothing(
+    body: bytes, status: int, message: str, tiny_folder: Path
+) -> None:
+    async with serving(engine=EngineConfig(model=str(tiny_folder))) as served, served.client() as client:
+        response = await client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
+        await served.assert_alive()
+    assert response.status_code == status
+    assert message in response.json()["error"]["message"]
+
+
+async def test_http2_answers_like_http1() -> None:
+    answers: dict[str, httpx.Response] = {}
+
+    async def ask(client: httpx.AsyncClient, text: str) -> None:
+        answers[text] = await client.post("/v1/embeddings", json={"input": text})
+
+    async with serving(engine_on(LetterModel())) as served, served.client(http1=False, http2=True) as client:
+        async with anyio.create_task_group() as tasks:
+            for text in ("a", "bb", "ccc"):
+                tasks.start_soon(ask, client, text)
+    for text, response in answers.items():
+        assert (response.http_version, response.status_code) == ("HTTP/2", 200)
+        assert response.json()["data"][0]["embedding"] == expected(text).tolist()
+
+
+# What a client cannot do
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (post(b"", "content-length: 1000"), 413),
+        (post(b"20\r\n" + b"x" * 32 + b"\r\n" + b"20\r\n" + b"x" * 32, "transfer-encoding: chunked"), 413),
+        (post(b"0\r\n\r\n", "transfer-encoding: chunked", "content-length: 5"), 400),
+        (post(b"half", "content-length: 9"), 408),
+        (post(b"x" * 10, "content-encoding: gzip"), 415),
+        (post(b"{}", "x-large: " + "y" * 15_000, "x-larger: " + "y" * 2_000), 431),
+    ],
+)
+async def test_a_refused_connection_is_answered_and_closed(
+    request_: bytes, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.05)
+    async with serving(engine_on(LetterModel()), body_limit_bytes=50, body_timeout_s=0.1) as served:
+        received = await served.talk(request_)
+        await served.assert_alive()
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert statuses(received) == [status]
+    assert b"connection: close" in head.lower()
+    assert json.loads(body)["error"]["code"] == status
+
+
+async def test_a_large_refused_upload_still_sees_its_answer() -> None:
+    async with serving(engine_on(LetterModel()), body_limit_bytes=2**20) as served, served.client() as client:
+        response = await client.post("/v1/embeddings", content=b"x" * (20 * 2**20))
+        await served.assert_alive()
+    assert response.status_code == 413
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/health"])
+async def test_a_body_that_nobody_reads_does_not_hold_the_connection(path: str) -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        large = post(b"x" * 2**20, path=path)
+        received = await served.talk(large + large + post(b"", "connection: close", path=path))
+    assert len(statuses(received)) == 3
+
+
+async def test_a_client_that_leaves_gives_its_room_back_while_its_work_still_runs() -> None:
+    gate = Gate()
+    async with serving(engine_on(LetterModel(on_preprocess=gate))) as served:
+        stream = await served.connect()
+        await stream.send(EMBED)
+        await gate.arrived()
+        assert served.inside == 1
+        await stream.aclose()
+        await until(lambda: served.inside == 0)
+        gate.open()
+        await served.assert_alive()
+
+
+async def test_nothing_remains_of_a_connection_that_its_client_closed() -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        await served.assert_alive()
+        tasks = len(anyio.get_running_tasks())
+        for protocol in ({}, {"http1": False, "http2": True}):
+            async with served.client(**protocol) as client:
+                for _ in range(3):
+                    await client.get("/health")
+        await until(lambda: len(anyio.get_running_tasks()) <= tasks)
+
+
+async def test_requests_on_one_connection_are_answered_one_after_the_other() -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        received = await served.talk(EMBED * 3 + post(b'{"input":"a"}', "connection: close"))
+    assert statuses(received) == [200] * 4
+
+
+class Http2:
+    """An HTTP/2 connection of which the test decides every frame."""
+
+    def __init__(self, stream: Any) -> None:
+        settings = h2.config.H2Configuration(
+            validate_outbound_headers=False, normalize_outbound_headers=False, header_encoding=None
+        )
+        self.h2 = h2.connection.H2Connection(settings)
+        self.h2.initiate_connection()
+        self._stream = stream
+
+    async def request(
+        self, stream_id: int, *, path: bytes | None, method: bytes = b"POST", body: bytes = b"", ends: bool = True
+    ) -> None:
+        headers = [(b":method", method), (b":authority", b"test")]
+        headers += [(b":scheme", b"http"), (b":path", path)] if path is not None else []
+        self.h2.send_headers(stream_id, [*headers, (b"content-type", b"application/json")])
+        await self.send(stream_id, body, ends=ends)
+
+    async def send(self, stream_id: int, body: bytes, *, ends: bool) -> None:
+        self.h2.send_data(stream_id, body, end_stream=ends)
+        await self._stream.send(self.h2.data_to_send())
+
+    async def ends(self, *stream_ids: int) -> dict[int, str]:
+        """Wait until each stream is answered or reset; the status, or `reset`."""
+        outcome: dict[int, str] = {}
+        with anyio.fail_after(30):
+            while not set(stream_ids) <= set(outcome):
+                await self._stream.send(self.h2.data_to_send())
+                for event in self.h2.receive_data(await self._stream.receive()):
+                    if isinstance(event, h2.events.ResponseReceived):
+                        outcome[event.stream_id] = dict(event.headers)[b":status"].decode()
+                    elif isinstance(event, h2.events.StreamReset):
+                        outcome.setdefault(event.stream_id, "reset")
+                    elif isinstance(event, h2.events.DataReceived):
+                        self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        return outcome
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param({"path": "/ü".encode()}, id="a path that is not ASCII"),
+        pytest.param({"path": None, "method": b"CONNECT"}, id="CONNECT without a path"),
+    ],
+)
+async def test_a_malformed_http2_stream_costs_only_itself(bad: dict[str, Any]) -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        async with await served.connect() as stream:
+            client = Http2(stream)
+            await client.request(1, **bad)
+            await client.request(3, path=b"/v1/embeddings", body=b'{"input":"a"}')
+            assert await client.ends(1, 3) == {1: "reset", 3: "200"}
+        await served.assert_alive()
+
+
+async def test_http2_data_after_the_answer_costs_only_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.01)
+    async with serving(engine_on(LetterModel()), body_limit_bytes=50) as served:
+        async with await served.connect() as stream:
+            client = Http2(stream)
+            await client.request(1, path=b"/v1/embeddings", body=b"x" * 51, ends=False)
+            assert await client.ends(1) == {1: "413"}
+            await anyio.sleep(0.1)  # past the linger: the stream is closed on the server's side
+            await client.send(1, b"x" * 10, ends=False)
+            await client.request(3, path=b"/v1/embeddings", body=b'{"input":"a"}')
+            assert (await client.ends(3))[3] == "200"
+        await served.assert_alive()
+
+
+async def test_an_unread_http2_stream_does_not_hold_the_others() -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        async with await served.connect() as stream:
+            client = Http2(stream)
+            await client.request(1, path=b"/nothing", body=b"x", ends=False)
+            for _ in range(40):
+                await client.send(1, b"x", ends=False)
+            await client.request(3, path=b"/v1/embeddings", body=b'{"input":"a"}')
+            assert (await client.ends(3))[3] == "200"
+        await served.assert_alive()
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 64,
+        b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
+        b"http2-settings: !!\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+    ],
+    ids=["a TLS hello", "broken HTTP/2", "a websocket", "a broken upgrade", "two lengths"],
+)
+async def test_noise_does_not_end_the_server(noise: bytes) -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        async with await served.connect() as stream:
+            await stream.send(noise)
+            with anyio.move_on_after(0.2):
+                await stream.receive()
+        await served.assert_alive()
+
+
+# How it starts and ends
+
+
+async def test_closing_finishes_what_is_inside_and_refuses_the_rest() -> None:
+    gate = Gate()
+    answers: list[httpx.Response] = []
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        answers.append(await client.post("/v1/embeddings", json={"input": "a"}))
+
+    model = LetterModel(on_preprocess=gate)
+    async with serving(engine_on(model)) as served, served.client() as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, client)
+        await gate.arrived()
+        tasks.start_soon(served.server.close)
+        await until(lambda: served.server.lobby.leaving)
+        late = await client.post("/v1/embeddings", json={"input": "b"})
+        ready = await client.get("/ready")
+        health = await client.get("/health")
+        gate.open()
+    assert (late.status_code, ready.status_code, health.status_code) == (503, 503, 200)
+    assert (late.headers["connection"], int(late.headers["retry-after"])) == ("close", 5)
+    assert [answer.status_code for answer in answers] == [200]
+
+
+async def run_to_its_end(served: Server) -> None:
+    with anyio.fail_after(30):
+        await served.run(bind("127.0.0.1", 0))
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
+    server = Server(ServerConfig(), EngineConfig(model=str(tmp_path / "nothing")))
+    with pytest.raises(ConfigError, match="nothing"):
+        await run_to_its_end(server)
+
+
+async def test_a_broken_engine_ends_the_server_with_its_reason() -> None:
+    def lose(texts: object) -> None:
+        raise DeviceLost("gone")
+
+    listener = bind("127.0.0.1", 0)
+    server = Server(ServerConfig(), EngineConfig(), open_engine=engine_on(LetterModel(on_forward=lose)))
+    served = Served(server, listener.getsockname()[1])
+
+    async def ask() -> None:
+        await until(lambda: not server.lobby.not_ready)
+        assert statuses(await served.talk(EMBED)) == [503]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        with pytest.raises(DeviceLost, match="gone"):
+            await server.run(listener)
+
+
+async def test_an_open_idle_connection_does_not_hold_up_the_end() -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        stream = await served.connect()
+        await stream.send(EMBED)
+        assert b"200" in await stream.receive()
+        await served.server.close()
+        async with stream:
+            await read_to_end(stream)
