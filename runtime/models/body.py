@@ -29,6 +29,9 @@ _TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """How far the layouts may differ, relative to how far token vectors differ from their average. Rounding stays
 ten times below; a sequence that sees another one's tokens, or a wrong position, ends far above."""
 
+_LONGEST_PROBE: Final = 1024
+"""Tokens. Where a window is longer, finding it out would take longer than loading the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
@@ -62,11 +65,20 @@ class Body:
         model: A base model in eval mode whose first output is [batch, tokens, width].
     """
 
+    model: PreTrainedModel
+
+    layout: Layout
+    """What the transformer sees; `padded` until `choose_layout` finds packed right."""
+
+    position_limit: int | None
+    """Tokens that the table of position vectors has rows for. None: there is no such table."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.layout: Layout = "padded"
+        self.layout = "padded"
         self._padded_attention: str = model.config._attn_implementation
-        self._position_offset, self.positions = _position_table(model)
+        self._first_position, self.position_limit = _position_table(model)
+        self._padding: int = getattr(model.config, "pad_token_id", None) or 0
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     @property
@@ -131,7 +143,7 @@ class Body:
     def _packed(self, batch: PackedBatch) -> Tensor:
         hidden: Tensor = self.model(
             input_ids=batch.ids.unsqueeze(0),
-            position_ids=(batch.positions + self._position_offset).unsqueeze(0),
+            position_ids=(batch.positions + self._first_position).unsqueeze(0),
             packed_groups=batch.groups,
         )[0]
         return hidden.squeeze(0)
@@ -140,18 +152,19 @@ class Body:
         longest = max(length for _, length in batch.groups)
         places = torch.arange(longest, device=batch.ids.device)
         real = places < batch.lengths.unsqueeze(1)
-        ids = batch.ids.new_full(real.shape, self.model.config.pad_token_id or 0)
+        ids = batch.ids.new_full(real.shape, self._padding)
         ids[real] = batch.ids
         positions = {}
         if self._takes_positions:
-            positions["position_ids"] = (places + self._position_offset).expand_as(ids)
+            positions["position_ids"] = (places + self._first_position).expand_as(ids)
         hidden: Tensor = self.model(input_ids=ids, attention_mask=real.long(), **positions)[0]
         return hidden[real]
 
     def _probe(self, max_tokens: int) -> PackedBatch:
         """Random sequences: neighbours of equal and of different length, one longer than a sliding window."""
-        window = getattr(self.model.config, "sliding_window", None) or 12
-        lengths = [min(length, max_tokens) for length in (5, 5, 1, 2 * window + 1, 9)]
+        window = getattr(self.model.config, "sliding_window", None) or 0
+        longest = min(window + 16, _LONGEST_PROBE)
+        lengths = [min(length, max_tokens) for length in (5, 5, 1, longest, 9)]
         random = np.random.default_rng(0)
         return PackedBatch.of(
             [random.integers(self.vocabulary, size=length).tolist() for length in lengths], self.model.device

@@ -43,6 +43,8 @@ def load_transformer(folder: ModelFolder, *, dtype: torch.dtype, device: torch.d
         if hasattr(config, "use_cache"):
             config.use_cache = False
         model_class = _model_class(config)
+        if not hasattr(config, "hidden_size"):
+            raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights.
         takes_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
         model, report = model_class.from_pretrained(
@@ -51,13 +53,15 @@ def load_transformer(folder: ModelFolder, *, dtype: torch.dtype, device: torch.d
             dtype=dtype,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with its name; transformers only logs that
             **({"add_pooling_layer": False} if takes_pooler else {}),
         )
-    if missing := sorted(name for name in report["missing_keys"] if "pooler." not in name):
+    reshaped = {name for name, *_ in report["mismatched_keys"]}
+    if unfit := sorted(name for name in reshaped | set(report["missing_keys"]) if "pooler." not in name):
         hint = " (its auto_map asks for code of its own, which is never run)" if own_code else ""
         raise ConfigError(
             f"{folder.body}: the weights are not those of a {model_class.__name__}{hint}: "
-            f"{len(missing)} tensors are missing, such as {missing[0]}"
+            f"{unfit[0]} is missing or of another shape ({len(unfit)} such in all)"
         )
     placed: PreTrainedModel = model.eval().to(device)
     return placed

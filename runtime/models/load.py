@@ -23,7 +23,7 @@ from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.models.tokenizing import TextTokenizer
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("staged_pool.models")
 
 
 def load_model(config: EngineConfig) -> TextEncoder:
@@ -122,12 +122,12 @@ def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) ->
     if wanted is None:
         trained: int | None = getattr(body.model.config, "max_position_embeddings", None)
         said = [tokens for tokens in (declared_tokens, trained) if tokens is not None and tokens > 0]
-        wanted = min(said, default=body.positions)
+        wanted = min(said, default=body.position_limit)
     if wanted is None:
         raise ConfigError(
             f"{folder.path}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
         )
-    return wanted if body.positions is None else min(wanted, body.positions)
+    return wanted if body.position_limit is None else min(wanted, body.position_limit)
 
 
 def _warm_up(encoder: TextEncoder, longest: int) -> None:

@@ -103,7 +103,7 @@ def _from_hub(model: str, revision: str | None, *, offline: bool) -> Path:
     at = f" at revision {revision!r}" if revision else ""
     try:
         folder = _download(model, revision, _FILES, offline=offline)
-        if not any(folder.rglob("*.safetensors")):
+        if not any(folder.glob("model*.safetensors")):
             folder = _download(model, revision, (*_FILES, *_PICKLED_FILES), offline=offline)
     except HFValidationError as error:
         raise ConfigError(f"model={model!r}: is neither a folder nor a hub id (organisation/name)") from error

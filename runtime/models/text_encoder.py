@@ -19,11 +19,11 @@ from staged_pool.runtime.models.tokenizing import TextTokenizer
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared, TextInput
 
-_NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory")
+_NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 """How a `RuntimeError` of torch says that an allocation failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TextEncoder:
     """A transformer, its pooling and what follows, behind `runtime.model.Model`.
 
@@ -78,14 +78,13 @@ def _device_errors() -> Iterator[None]:
     """Say in the engine's words what happened to the device."""
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except MemoryError as error:
         raise OutOfMemory(str(error)) from error
-    except torch.AcceleratorError as error:
-        raise DeviceLost(str(error)) from error
     except RuntimeError as error:
         text = str(error)
-        if any(words in text for words in _NO_MEMORY):
+        # Memory first: a failed allocation may come as any of these classes, and the device stands after it.
+        if isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _NO_MEMORY):
             raise OutOfMemory(text) from error
-        if "CUDA error" in text:
+        if isinstance(error, torch.AcceleratorError) or "CUDA error" in text:
             raise DeviceLost(text) from error
         raise

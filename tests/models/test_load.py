@@ -53,13 +53,14 @@ def test_missing_weights_are_refused_rather_than_made_up(folder: Path) -> None:
     change_weights(folder, encoder_layer_1_output_dense_weight=None)
     message = refusal(folder)
     assert message.endswith(
-        "the weights are not those of a BertModel: 1 tensors are missing, such as encoder.layer.1.output.dense.weight"
+        "the weights are not those of a BertModel: "
+        "encoder.layer.1.output.dense.weight is missing or of another shape (1 such in all)"
     )
 
 
 def test_weights_of_another_shape_are_refused(folder: Path) -> None:
     change_weights(folder, embeddings_LayerNorm_weight=torch.ones(7))
-    assert f"{folder}: the transformer cannot be loaded" in refusal(folder)
+    assert "embeddings.LayerNorm.weight is missing or of another shape (1 such in all)" in refusal(folder)
 
 
 def test_damaged_weights_are_refused(folder: Path) -> None:
@@ -101,6 +102,11 @@ def test_an_unknown_architecture_is_refused(folder: Path) -> None:
 def test_a_model_without_an_encoder_is_refused(folder: Path) -> None:
     transformers.BartConfig().save_pretrained(folder)
     assert refusal(folder) == "config.json: model_type='bart' has no encoder in transformers"
+
+
+def test_a_model_that_is_not_of_text_is_refused(folder: Path) -> None:
+    transformers.CLIPConfig().save_pretrained(folder)
+    assert refusal(folder) == "config.json: model_type='clip' is not a text model"
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:

@@ -61,6 +61,8 @@ def test_a_row_without_numbers_fails_alone(load_tiny: LoadTiny, monkeypatch: pyt
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), OutOfMemory),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), OutOfMemory),
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"), OutOfMemory),
+        (torch.AcceleratorError("CUDA error: out of memory"), OutOfMemory),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OutOfMemory),
         (torch.AcceleratorError("CUDA error: device-side assert triggered"), DeviceLost),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), DeviceLost),
     ],
