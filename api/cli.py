@@ -189,10 +189,12 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: POST /v1/embeddings and /tokenize; GET /health, /ready, /metrics, /stages."""
     with _errors_in_flag_words():
+        body_limit_bytes = _mebibytes("body_limit_mb", body_limit_mb)
         server = ServerConfig(
             host=host,
             port=port,
-            body_limit_bytes=int(body_limit_mb * 2**20),
+            body_limit_bytes=body_limit_bytes,
+            bodies_limit_bytes=max(_SERVER.bodies_limit_bytes, 4 * body_limit_bytes),
             body_timeout_s=body_timeout,
         )
         engine = EngineConfig(
@@ -303,10 +305,16 @@ def _exit(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def _mebibytes(name: str, value: float) -> int:
+    if not 0.001 <= value <= 2048:
+        raise ConfigError(f"{name}={value:g}: must be between 0.001 and 2048")
+    return int(value * 2**20)
+
+
 def _in_flag_words(message: str) -> str:
     """`preprocess_limit=0: must be ...` becomes `--preprocess-limit 0: must be ...`."""
     field = re.match(r"(\w+)=", message)
     if field is None:
         return message
-    name = re.sub(r"_(s|bytes)$", "", field[1]).replace("_", "-")
+    name = field[1].removesuffix("_s").replace("_", "-")
     return f"--{name} {message[field.end() :]}"

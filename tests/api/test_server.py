@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +331,36 @@ async def test_a_broken_engine_ends_the_server_with_its_reason() -> None:
         tasks.start_soon(ask)
         with pytest.raises(DeviceLost, match="gone"):
             await server.run(listener)
+
+
+async def test_the_first_signal_drains_and_the_second_ends_the_process_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watchdogs: list[tuple[float, int]] = []
+    exits: list[int] = []
+    monkeypatch.setattr(
+        Server, "_end_process_after", lambda _, seconds, exit_code: watchdogs.append((seconds, exit_code))
+    )
+    monkeypatch.setattr("staged_pool.api.server.os._exit", exits.append)
+    gate = Gate()
+    listener = bind("127.0.0.1", 0)
+    model = LetterModel(on_preprocess=gate)
+    server = Server(ServerConfig(), EngineConfig(), owns_process=True, open_engine=engine_on(model))
+    served = Served(server, listener.getsockname()[1])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.run, listener)
+        await until(lambda: not server.lobby.not_ready)
+        async with await served.connect() as stream:
+            await stream.send(EMBED)
+            await gate.arrived()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: server.lobby.leaving)
+            assert (watchdogs, exits) == ([(35, 3)], [])
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: bool(exits))
+            gate.open()
+            assert statuses(await read_to_end(stream)) == [200]
+    assert exits == [128 + signal.SIGTERM]
 
 
 async def test_an_open_idle_connection_does_not_hold_up_the_end() -> None:

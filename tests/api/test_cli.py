@@ -1,0 +1,211 @@
+"""The command as a user runs it: a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from staged_pool.api.cli import _in_flag_words
+
+COMMAND = [sys.executable, "-c", "from staged_pool.api.cli import main; main(prog_name='staged-pool')"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_event_loop() -> None:
+    """These tests have no event loop, and wait for processes."""
+
+
+def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+class Process:
+    """A server in a process, and its log."""
+
+    def __init__(self, *arguments: str, log: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._log = log
+        self.started = time.perf_counter()
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [*COMMAND, "serve", "--port", str(self.port), "--log-format", "json", "--offline", *arguments],
+                stderr=stderr,
+            )
+
+    def get(self, path: str, body: object = None) -> tuple[int, Any]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return response.status, json.loads(response.read() or b"null")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def wait_until_it_listens(self) -> None:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=30).close()
+                return
+            except ConnectionRefusedError:
+                assert self.process.poll() is None, self._log.read_text()
+                assert time.perf_counter() - self.started < 30
+                time.sleep(0.005)
+
+    def wait_until_ready(self) -> None:
+        while self.get("/ready")[0] != 200:
+            assert self.process.poll() is None, self._log.read_text()
+            assert time.perf_counter() - self.started < 60
+            time.sleep(0.05)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=30)
+
+    @property
+    def events(self) -> list[str]:
+        return [json.loads(line)["event"] for line in self._log.read_text().splitlines()]
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    """Put each started process here: whatever the test does, it ends."""
+    started: list[Process] = []
+    yield started
+    for server in started:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_it_answers_probes_at_once_serves_when_loaded_and_drains_when_told(
+    backend: str, tiny_folder: Path, tmp_path: Path, processes: list[Process]
+) -> None:
+    server = Process("--backend", backend, "--model", str(tiny_folder), log=tmp_path / "log")
+    processes.append(server)
+    server.wait_until_it_listens()
+    health, ready = server.get("/health"), server.get("/ready")
+    server.wait_until_ready()
+    answer = server.get("/v1/embeddings", {"input": ["a", "b"]})
+    code = server.end()
+    assert health == (200, None)
+    assert ready == (503, {"ready": False, "reason": "loading the model"})
+    assert answer[0] == 200
+    assert len(answer[1]["data"]) == 2
+    assert code == 0
+    assert server.events[0] == "server.listening"
+    assert [event for event in server.events if event.startswith("server.")][1:] == [
+        "server.ready",
+        "server.stopping",
+        "server.stopped",
+    ]
+
+
+def test_it_ends_when_told_while_it_loads(tiny_folder: Path, tmp_path: Path, processes: list[Process]) -> None:
+    server = Process("--model", str(tiny_folder), log=tmp_path / "log")
+    processes.append(server)
+    server.wait_until_it_listens()
+    assert server.get("/ready")[0] == 503
+    assert server.end(signal.SIGINT) == 0
+    assert "server.ready" not in server.events
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        (("--preprocess-limit", "0"), "must be at least 1"),
+        (("--body-limit-mb", "0"), "must be between 0.001 and 2048"),
+        (("--port", "99999"), "must be between 0 and 65535"),
+    ],
+)
+def test_a_setting_out_of_range_is_named_as_a_flag(flag: tuple[str, str], words: str) -> None:
+    done = run("serve", *flag)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {flag[0]} {flag[1]}: {words}\n"
+
+
+def test_a_port_that_is_taken_is_said_in_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        done = run("serve", STAGED_POOL_PORT=port)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: --port {port}: another process already listens there on 127.0.0.1; stop it, or choose another port\n"
+    )
+
+
+def test_a_host_that_is_not_there_is_said_in_a_sentence() -> None:
+    done = run("serve", "--host", "no.such.host.invalid")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --host 'no.such.host.invalid': no such host name or address\n",
+    )
+
+
+@pytest.mark.parametrize("wrong", ["missing", "without weights"])
+def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(wrong: str, tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    if wrong == "without weights":
+        shutil.copytree(tiny_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    done = run("serve", "--port", "0", "--model", str(folder))
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2
+    assert len(errors) == 1
+    assert str(folder) in errors[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("from_stdin", [False, True])
+def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> None:
+    texts = ["a query", "another"]
+    arguments, stdin = ([], "\n".join(texts) + "\n") if from_stdin else (texts, "")
+    done = run("embed", "--model", str(tiny_folder), "--offline", "--dimensions", "3", *arguments, stdin=stdin)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr
+    assert [(row["index"], row["text"], len(row["embedding"])) for row in rows] == [
+        (0, "a query", 3),
+        (1, "another", 3),
+    ]
+
+
+def test_the_version_is_printed() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout.strip().count(".")) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("drain_timeout_s=-1: must be at least 0", "--drain-timeout -1: must be at least 0"),
+        ("body_limit_mb=0: must be between", "--body-limit-mb 0: must be between"),
+        ("the folder has no weights", "the folder has no weights"),
+    ],
+)
+def test_messages_speak_of_flags(message: str, words: str) -> None:
+    assert _in_flag_words(message) == words
