@@ -1,81 +1,173 @@
-"""How much may be inside the engine. Decided at the door for a whole request, before any work is done on it."""
+"""How much may be inside the engine. Decided at the door for a whole request, before any work is done on it.
+
+Limits on requests, items, tokens and bytes bound the memory. What bounds the wait is delay: a request is refused when
+the engine would not get to it within the target. The delay is predicted from the tokens inside and the measured pace of
+the device, and corrected by how far recent predictions were from what happened, so that a bottleneck elsewhere (an
+event loop with too much to do) counts too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.statistics import AdmissionStatistics
-from staged_pool.stages.errors import Overloaded, TooLarge
+from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
+from staged_pool.stages.pace import Pace
+
+FIRST_BYTES_PER_TOKEN = 4.0
+"""Until texts have been seen: English through a WordPiece tokenizer."""
+
+_LEARN = 0.05
+"""Weight of the newest observation in the running means: about the last twenty requests count."""
 
 
-@dataclass(slots=True)
 class Room:
-    """What one request takes inside; given back whole."""
+    """What one request takes inside; `Admission.leave` gives it back whole.
 
-    body_bytes: int
-    items: int
+    Its tokens are an estimate at first. As its items are tokenized the estimate becomes their true cost, and as they
+    leave the device they are inside no more.
+    """
+
+    __slots__ = ("_admission", "_estimate", "_unprepared", "body_bytes", "entered_at", "expected_s", "items", "tokens")
+
+    def __init__(
+        self, admission: Admission, *, body_bytes: int, tokens: float, entered_at: float, expected_s: float
+    ) -> None:
+        self._admission = admission
+        self._estimate = tokens
+        """Tokens of one item that is not tokenized yet."""
+        self._unprepared = 1
+        self.body_bytes = body_bytes
+        self.items = 1
+        self.tokens = tokens
+        self.entered_at = entered_at
+        self.expected_s = expected_s
+        """How long it was predicted to take when it entered."""
+
+    def split(self, items: int) -> None:
+        """It turned out to have so many items."""
+        self._estimate = self.tokens / items
+        self._unprepared = self.items = items
+
+    def prepared(self, tokens: int) -> None:
+        """One of its items is tokenized and has so many tokens."""
+        if self._unprepared:
+            self._unprepared -= 1
+            self._admission.correct(self, tokens - self._estimate)
+
+    def computed(self, tokens: int) -> None:
+        """One of its items has left the device."""
+        self._admission.correct(self, -tokens)
 
 
 class Admission:
-    """Counts what is inside, and refuses what would exceed a limit. Never waits."""
+    """Counts what is inside, and refuses what would exceed a limit. Never waits.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Args:
+        config: The limits.
+        pace: The device's, measured elsewhere.
+        clock: The event loop's, in seconds.
+    """
+
+    def __init__(self, config: EngineConfig, pace: Pace, clock: Callable[[], float]) -> None:
         self._config = config
+        self._pace = pace
+        self._clock = clock
         self._requests = 0
         self._items = 0
+        self._tokens = 0.0
         self._body_bytes = 0
         self._admitted = 0
         self._refused: Counter[str] = Counter()
+        self._bytes_per_token = FIRST_BYTES_PER_TOKEN
+        self._lag_s = 0.0
+        """How much longer than predicted requests have taken lately."""
 
-    def enter(self, *, body_bytes: int, items: int = 1) -> Room:
+    def enter(self, *, body_bytes: int, timeout_s: float) -> Room:
         """Let a request in.
 
         Args:
-            body_bytes: Size of what it sent.
-            items: As many as are known yet; `count_items` corrects it once the request is decoded.
+            body_bytes: Size of what it sent; its tokens are estimated from it.
+            timeout_s: What its caller gives it.
 
         Raises:
             Overloaded: A limit is reached; nothing was counted.
-            TooLarge: The request exceeds a limit by itself.
+            DeadlineExceeded: It could not be answered in time; nothing was counted.
+            TooLarge: It exceeds a limit by itself.
         """
         config = self._config
         if body_bytes > config.max_bytes:
             raise TooLarge(f"The request has {body_bytes} bytes; at most {config.max_bytes} are accepted.")
-        self._require("requests", self._requests + 1, config.max_requests)
-        self._require("items", self._items + items, config.max_items)
-        self._require("bytes", self._body_bytes + body_bytes, config.max_bytes)
+        tokens = body_bytes / self._bytes_per_token
+        expected_s = self._pace.drain_s(self._tokens + tokens, config.max_batch_tokens)
+        if self._requests:  # an empty engine takes anything: its predictions would never be put right otherwise
+            self._require("requests", self._requests + 1, config.max_requests)
+            self._require("items", self._items + 1, config.max_items)
+            self._require("tokens", self._tokens + tokens, config.max_tokens)
+            self._require("bytes", self._body_bytes + body_bytes, config.max_bytes)
+            delay_s = expected_s + self._lag_s
+            if delay_s > timeout_s:
+                self._refused["deadline"] += 1
+                message = f"The request would take about {delay_s:.3g} s, which is longer than its deadline allows."
+                raise DeadlineExceeded(message, stage="door")
+            if delay_s > config.target_delay_s:
+                self._refused["delay"] += 1
+                message = f"The server is overloaded: this request would take about {delay_s:.3g} s."
+                raise Overloaded(message, retry_after_s=self.drain_s())
         self._requests += 1
-        self._items += items
+        self._items += 1
+        self._tokens += tokens
         self._body_bytes += body_bytes
         self._admitted += 1
-        return Room(body_bytes, items)
+        return Room(self, body_bytes=body_bytes, tokens=tokens, entered_at=self._clock(), expected_s=expected_s)
 
     def count_items(self, room: Room, items: int) -> None:
-        """Correct the items of a request that is inside.
+        """A request that is inside turned out to have so many items.
 
         Raises:
-            TooLarge: It has more items than one request may have.
+            TooLarge: More than one request may have.
             Overloaded: All requests together would have too many.
         """
         limit = self._config.max_request_items
         if items > limit:
             raise TooLarge(f"The request has {items} inputs; at most {limit} are accepted.", param="input")
-        self._require("items", self._items + items - room.items, self._config.max_items)
+        if self._requests > 1:
+            self._require("items", self._items + items - room.items, self._config.max_items)
         self._items += items - room.items
-        room.items = items
+        room.split(items)
 
-    def leave(self, room: Room) -> None:
-        """Give back what `enter` took."""
+    def correct(self, room: Room, tokens: float) -> None:
+        """A request has so many tokens more inside than was thought."""
+        room.tokens += tokens
+        self._tokens += tokens
+
+    def leave(self, room: Room, *, answered_tokens: int = 0) -> None:
+        """Give back what `enter` took.
+
+        Args:
+            answered_tokens: What it really had, where it was answered: estimates are learned from it.
+        """
         self._requests -= 1
         self._items -= room.items
         self._body_bytes -= room.body_bytes
+        self._tokens = self._tokens - room.tokens if self._requests else 0.0  # no rounding error is carried on
+        if answered_tokens:
+            took_s = self._clock() - room.entered_at
+            self._lag_s = max(0.0, self._lag_s + _LEARN * (took_s - room.expected_s - self._lag_s))
+            if room.body_bytes:
+                self._bytes_per_token += _LEARN * (room.body_bytes / answered_tokens - self._bytes_per_token)
 
-    def _require(self, limit: str, wanted: int, allowed: int) -> None:
+    def drain_s(self) -> float:
+        """How long the device needs for everything inside."""
+        return self._pace.drain_s(self._tokens, self._config.max_batch_tokens)
+
+    def _require(self, limit: str, wanted: float, allowed: int) -> None:
         if wanted > allowed:
             self._refused[limit] += 1
-            raise Overloaded(f"The server is at its limit of {allowed} {limit} in flight.", retry_after_s=1.0)
+            message = f"The server is at its limit of {allowed} {limit} in flight."
+            raise Overloaded(message, retry_after_s=self.drain_s())
 
     def statistics(self) -> AdmissionStatistics:
         return AdmissionStatistics(
@@ -83,8 +175,13 @@ class Admission:
             max_requests=self._config.max_requests,
             items=self._items,
             max_items=self._config.max_items,
+            tokens=round(self._tokens),
+            max_tokens=self._config.max_tokens,
             body_bytes=self._body_bytes,
             max_bytes=self._config.max_bytes,
             admitted=self._admitted,
             refused=dict(self._refused),
+            drain_s=self.drain_s(),
+            lag_s=self._lag_s,
+            bytes_per_token=self._bytes_per_token,
         )

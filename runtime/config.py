@@ -77,6 +77,13 @@ class EngineConfig:
     max_items: int = 32768
     """Items inside the engine, over all requests."""
 
+    max_tokens: int = 4 * 2**20
+    """Tokens inside the engine: estimated from the bytes of a request until they are counted."""
+
+    target_delay_s: float = 30.0
+    """A request is refused as soon as it would wait longer than about this for its answer. Shorter keeps every
+    accepted request quick and refuses more of a burst; longer takes in more than clients may be willing to wait for."""
+
     max_request_items: int = 2048
     """Items of one request; more are refused as too large, whatever the load."""
 
@@ -89,14 +96,22 @@ class EngineConfig:
     watchdog_s: float = 120.0
     """A forward that takes longer counts as stuck: everything inside fails and the engine is broken."""
 
+    preprocess_alarm_s: float = 30.0
+    """A preprocess call that takes longer counts as overdue: it is logged and counted, and it keeps its thread. With
+    every thread overdue the engine takes no requests."""
+
     def __post_init__(self) -> None:
-        positive = ("preprocess_limit", "max_batch_tokens", "max_batch_items", "chunk_items", "channel_capacity",
-                    "waiting_tokens", "max_requests", "max_items", "max_request_items", "max_bytes")  # fmt: skip
+        positive = (
+            "preprocess_limit", "max_batch_tokens", "max_batch_items", "chunk_items", "channel_capacity",
+            "waiting_tokens", "max_requests", "max_items", "max_tokens", "max_request_items", "max_bytes",
+        )  # fmt: skip
         for name in positive:
             self._check(name, 1, math.inf)
         if self.torch_threads is not None:
             self._check("torch_threads", 1, 1024)
+        self._check("target_delay_s", 0.001, 86_400)
         self._check("drain_timeout_s", 0, 86_400)
+        self._check("preprocess_alarm_s", 0.001, 86_400)
         self._check("watchdog_s", 0.001, 86_400)
         for name, allowed in (
             ("device", ("auto", "cpu", "cuda")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -28,10 +29,11 @@ from staged_pool.stages.errors import (
 )
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.offload import Offload, ThreadOffload
+from staged_pool.stages.pace import Pace
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import PreprocessStage
-from staged_pool.stages.supervise import RestartPolicy
+from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import EmbedRequest, Item, Request, TextInput
 
@@ -60,12 +62,15 @@ class Engine:
         device: Offload,
         preprocess: Offload,
         offload: Offload,
-        restarts: RestartPolicy,
+        options: StageOptions,
     ) -> None:
         self._config = config
         self._model = model
         self._preprocess_offload = preprocess
-        self._admission = Admission(config)
+        pace = Pace()
+        self._admission = Admission(config, pace, anyio.current_time)
+        self._cancelled: Counter[str] = Counter()
+        self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Room] = {}
         self._empty = anyio.Event()
         self._broken = anyio.Event()
@@ -84,18 +89,9 @@ class Engine:
             inputs.outlet,
             accept=self._accept,
             offload=offload,
-            restarts=restarts,
+            options=options,
             chunk_items=config.chunk_items,
             workers=PARSE_WORKERS,
-        )
-        self._preprocess = PreprocessStage[TextInput, TokenIds](
-            inputs.inlet,
-            prepared.outlet,
-            preprocess=model.preprocess,
-            offload=preprocess,
-            restarts=restarts,
-            chunk_items=config.chunk_items,
-            workers=config.preprocess_limit,
         )
         self._batch = BatchStage[TokenIds, Row](
             prepared.inlet,
@@ -103,11 +99,22 @@ class Engine:
             forward=model.forward,
             device=device,
             builder=BatchBuilder(max_items=config.max_batch_items, max_cost=config.max_batch_tokens, pads=model.pads),
-            restarts=restarts,
+            options=options,
+            pace=pace,
             waiting_tokens=config.waiting_tokens,
         )
+        self._preprocess = PreprocessStage[TextInput, TokenIds](
+            inputs.inlet,
+            prepared.outlet,
+            preprocess=model.preprocess,
+            offload=preprocess,
+            ahead_s=self._batch.ahead_s,
+            options=options,
+            chunk_items=config.chunk_items,
+            workers=config.preprocess_limit,
+        )
         self._postprocess = PostprocessStage[Row](
-            rows.inlet, offload=offload, restarts=restarts, workers=POSTPROCESS_WORKERS
+            rows.inlet, offload=offload, options=options, workers=POSTPROCESS_WORKERS
         )
 
     @property
@@ -121,8 +128,13 @@ class Engine:
 
     @property
     def fault(self) -> str | None:
-        """Why the engine can serve no more; None while it is sound."""
+        """Why the engine takes no requests, for now or for ever (see `wait_broken`); None while it does."""
+        if self._fault is None and self._overdue_calls() == self._config.preprocess_limit:
+            return f"every preprocess thread has been busy for more than {self._config.preprocess_alarm_s:g} s"
         return self._fault
+
+    def _overdue_calls(self) -> int:
+        return self._preprocess.overdue(self._config.preprocess_alarm_s)
 
     async def wait_broken(self) -> str:
         """Wait until the engine can serve no more; returns the reason."""
@@ -157,12 +169,8 @@ class Engine:
             DeadlineExceeded: `timeout_s` passed.
             StagedPoolError: Any other, as `decode`, the model and `encode` raise them.
         """
-        if self._phase is not Phase.READY:
-            raise EngineStopped(f"The engine is {self._phase}{f': {self._fault}' if self._fault else ''}.")
-        room = self._admission.enter(body_bytes=body_bytes)
-        now = anyio.current_time()
-        deadline = min(now + timeout_s, anyio.current_effective_deadline())
-        ticket = Ticket(decode, partial(self._encode, encode), deadline=deadline, timeline=timeline)
+        room, now, deadline = self._enter(body_bytes, timeout_s)
+        ticket = Ticket(decode, partial(self._encode, encode), room, deadline=deadline, timeline=timeline)
         self._tickets[ticket] = room
         try:
             with anyio.CancelScope(deadline=now + timeout_s):
@@ -179,8 +187,12 @@ class Engine:
             raise EngineStopped("The engine is stopped.") from None
         finally:
             # Left by cancellation of any kind, the ticket is still open: this is what abandons it.
-            ticket.fail(Abandoned("the caller left"))
-            self._admission.leave(self._tickets.pop(ticket))
+            if ticket.fail(Abandoned("the caller left")):
+                self._cancelled[ticket.stage] += 1
+            elif isinstance(ticket.error, DeadlineExceeded):
+                self._expired[ticket.error.stage] += 1
+            del self._tickets[ticket]
+            self._admission.leave(room, answered_tokens=0 if ticket.error else ticket.timeline.tokens)
             if not self._tickets:
                 self._empty.set()
 
@@ -216,7 +228,8 @@ class Engine:
             dimensions=dimensions,
             normalize=normalize,
         )
-        return await self.submit(lambda: request, lambda result: result, timeout_s=timeout_s)
+        body_bytes = sum(len(text.source) for text in request.inputs)  # near enough, and quick
+        return await self.submit(lambda: request, lambda result: result, body_bytes=body_bytes, timeout_s=timeout_s)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
         """The token ids of a text, and what each stands for. Runs under the preprocess limit.
@@ -225,14 +238,22 @@ class Engine:
             InvalidInput: The text cannot be tokenized.
             Overloaded, EngineStopped: As for `submit`.
         """
-        if self._phase is not Phase.READY:
-            raise EngineStopped(f"The engine is {self._phase}.")
-        room = self._admission.enter(body_bytes=len(text))
+        room, _, _ = self._enter(len(text), math.inf)
         try:
             tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
             return await self._preprocess_offload(tokenize, text)
         finally:
             self._admission.leave(room)
+
+    def _enter(self, body_bytes: int, timeout_s: float) -> tuple[Room, float, float]:
+        """Let a request in, or refuse it; its room, the time now, and its deadline."""
+        if self._phase is not Phase.READY or self.fault:
+            raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
+        if not timeout_s > 0:
+            raise InvalidInput(f"timeout_s={timeout_s}: must be above 0.", param="timeout_s")
+        now = anyio.current_time()
+        deadline = min(now + timeout_s, anyio.current_effective_deadline())
+        return self._admission.enter(body_bytes=body_bytes, timeout_s=deadline - now), now, deadline
 
     def _accept(self, ticket: Ticket, request: Request) -> None:
         """What parse asks of a decoded request: it fits this model and this server's limits."""
@@ -270,8 +291,11 @@ class Engine:
         parse, preprocess, batch, postprocess = (channel.waiting for channel in self._channels)
         return EngineStatistics(
             phase=self._phase,
-            fault=self._fault,
+            fault=self.fault,
             admission=self._admission.statistics(),
+            cancelled=dict(self._cancelled),
+            expired=dict(self._expired),
+            overdue_preprocess_calls=self._overdue_calls(),
             stages=(
                 self._parse.meter.snapshot(parse),
                 self._preprocess.meter.snapshot(preprocess),
@@ -304,14 +328,26 @@ class Engine:
 
     async def _run_stages(self) -> None:
         try:
-            async with anyio.create_task_group() as stages:
-                for stage in (self._parse, self._preprocess, self._batch, self._postprocess):
-                    stages.start_soon(stage.run)
+            async with anyio.create_task_group() as watchers:
+                watchers.start_soon(self._watch_preprocess)
+                async with anyio.create_task_group() as stages:
+                    for stage in (self._parse, self._preprocess, self._batch, self._postprocess):
+                        stages.start_soon(stage.run)
+                watchers.cancel_scope.cancel()
         except* Exception as group:  # noqa: BLE001  # a stage that gave up: the others were cancelled, the host must not be
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             self._break(str(error))
+
+    async def _watch_preprocess(self) -> None:
+        """Raise the alarm about calls that do not end. Nothing can end a thread; an operator can end the process."""
+        known = 0
+        while True:
+            await anyio.sleep(self._config.preprocess_alarm_s)
+            if (overdue := self._overdue_calls()) > known:
+                log.error("preprocess.overdue", calls=overdue, limit=self._config.preprocess_limit)
+            known = overdue
 
     def _break(self, fault: str) -> None:
         self._fault = fault
@@ -356,7 +392,7 @@ async def run_engine(
     device: Offload,
     preprocess: Offload | None = None,
     offload: Offload | None = None,
-    restarts: RestartPolicy | None = None,
+    options: StageOptions | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine on a model that is loaded already.
 
@@ -366,7 +402,7 @@ async def run_engine(
         device: Runs forwards, one at a time.
         preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
-        restarts: How often a stage's workers may crash.
+        options: How often a stage's workers may crash, and a hook into the seams of the stages.
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
     """
@@ -376,7 +412,7 @@ async def run_engine(
         device=device,
         preprocess=preprocess or ThreadOffload(config.preprocess_limit),
         offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
-        restarts=restarts or RestartPolicy(),
+        options=options or StageOptions(),
     )
     with _single_errors():
         async with engine._running():

@@ -26,12 +26,22 @@ class AdmissionStatistics:
     max_requests: int
     items: int
     max_items: int
+    tokens: int
+    """Estimated for what is not tokenized yet; what has left the device counts no more."""
+    max_tokens: int
     body_bytes: int
     max_bytes: int
     admitted: int
     """Requests let in since the start."""
     refused: Mapping[str, int]
-    """Requests refused since the start, by the limit that was reached."""
+    """Requests refused since the start, by the limit that was reached; `delay` is the target delay, `deadline` that
+    of the request itself."""
+    drain_s: float
+    """How long the device needs for everything inside, as predicted."""
+    lag_s: float
+    """How much longer than predicted requests have taken lately."""
+    bytes_per_token: float
+    """Learned; estimates the tokens of a request from its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +64,14 @@ class EngineStatistics:
 
     phase: Phase
     fault: str | None
-    """Why the engine is broken; None while it is sound."""
+    """Why the engine takes no requests; None while it does."""
     admission: AdmissionStatistics
+    cancelled: Mapping[str, int]
+    """Requests whose caller left before the answer, by the stage that they were in."""
+    expired: Mapping[str, int]
+    """Requests whose deadline passed, or could not be met, by the stage that they were in."""
+    overdue_preprocess_calls: int
+    """Calls that have been running for longer than the alarm allows."""
     stages: tuple[StageStatistics, ...]
     """parse, preprocess, batch, postprocess."""
     device: DeviceStatistics

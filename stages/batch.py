@@ -14,9 +14,10 @@ from staged_pool.stages.door import cause, is_wanted
 from staged_pool.stages.errors import ModelFailed, StagedPoolError
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.isolate import run_isolated
-from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.supervise import RestartPolicy, Supervisor, custody
+from staged_pool.stages.pace import Pace
+from staged_pool.stages.stage import Stage, StageOptions
+from staged_pool.stages.supervise import custody
 from staged_pool.stages.work import Batch, Item
 
 P = TypeVar("P")
@@ -28,7 +29,7 @@ Forward = Callable[[Sequence[P]], Sequence[R | StagedPoolError]]
 """Runs payloads through the model, one result for each. Runs on the device's thread."""
 
 
-class BatchStage(Generic[P, R]):
+class BatchStage(Stage, Generic[P, R]):
     """Owns one device and the waiting room in front of it.
 
     One task moves items from the channel into the waiting room while there is room, so that backpressure reaches
@@ -41,6 +42,7 @@ class BatchStage(Generic[P, R]):
         forward: See `Forward`.
         device: Runs it, one call at a time. `DeviceLost` from it ends the stage.
         builder: The waiting room.
+        pace: Told how long each batch took; an item that could not be in time is not begun.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
     """
 
@@ -52,20 +54,21 @@ class BatchStage(Generic[P, R]):
         forward: Forward[P, R],
         device: Offload,
         builder: BatchBuilder[P],
-        restarts: RestartPolicy,
+        pace: Pace,
+        options: StageOptions,
         waiting_tokens: int,
     ) -> None:
+        super().__init__("batch", workers=1, options=options)
         self._inlet = inlet
         self._outlet = outlet
         self._forward = forward
         self._device = device
         self._builder = builder
+        self._pace = pace
         self._waiting_tokens = waiting_tokens
         self._ended = False
         self._work_waits = anyio.Event()
         self._room_freed = anyio.Event()
-        self.meter = StageMeter("batch", workers=1)
-        self._supervisor = Supervisor(self.meter, restarts)
         self.triggers: Counter[str] = Counter()
         self.tokens = 0
         self.padding_tokens = 0
@@ -76,19 +79,23 @@ class BatchStage(Generic[P, R]):
         """Items in the waiting room."""
         return len(self._builder)
 
+    def ahead_s(self) -> float:
+        """How long the device needs for what is in the waiting room."""
+        return self._pace.drain_s(self._builder.cost, self._builder.max_cost)
+
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the forward that runs."""
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._supervisor.run, self._fill_waiting_room)
-                tasks.start_soon(self._supervisor.run, self._serve_slot)
-        finally:
-            self._inlet.close()
-            self._outlet.close()
+        await self._run((self._fill_waiting_room, self._serve_slot), self._close)
+
+    def _close(self) -> None:
+        self._inlet.close()
+        self._outlet.close()
 
     async def _fill_waiting_room(self) -> None:
         async for items in self._inlet:
             with custody("batch", (item.ticket for item in items)) as held:
+                if self._seam is not None:
+                    await self._at("received")
                 while self._builder.cost >= self._waiting_tokens:
                     if self._room_freed.is_set():
                         self._room_freed = anyio.Event()
@@ -104,7 +111,11 @@ class BatchStage(Generic[P, R]):
             batch = self._next_batch()
             if batch is not None:
                 with self.meter.working(), custody("batch", (item.ticket for item in batch.items)) as held:
-                    if done := await self._run(batch):
+                    if self._seam is not None:
+                        await self._at("formed")
+                    if done := await self._compute(batch):
+                        if self._seam is not None:
+                            await self._at("computed")
                         await self._outlet.send(done)
                     held.handed_on()
             elif self._ended:
@@ -120,7 +131,7 @@ class BatchStage(Generic[P, R]):
         self._room_freed.set()
         return batch
 
-    async def _run(self, batch: Batch[P]) -> list[Item[R]]:
+    async def _compute(self, batch: Batch[P]) -> list[Item[R]]:
         self.triggers[batch.trigger] += 1
         started = anyio.current_time()
         for item in batch.items:
@@ -133,12 +144,14 @@ class BatchStage(Generic[P, R]):
         )
         ended = anyio.current_time()
         self.meter.service.observe(ended - started)
+        self._pace.observe(batch.cost, ended - started)
         tokens = sum(item.cost for item in batch.items)
         self.tokens += tokens
         self.padding_tokens += batch.cost - tokens
         done: list[Item[R]] = []
         for item, result in zip(batch.items, results, strict=True):
             ticket = item.ticket
+            ticket.load.computed(item.cost)
             timeline = ticket.timeline
             timeline.queue_s = max(timeline.queue_s, started - item.sent_at)
             timeline.device_s = max(timeline.device_s, ended - started)

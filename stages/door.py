@@ -41,11 +41,11 @@ def cause(ticket: Ticket) -> Drop:
             return "failed"
 
 
-def wanted(items: Sequence[Item[P]], meter: StageMeter, *, now: float) -> list[Item[P]]:
-    """The items to work on, in their order; notes how long each has waited."""
+def wanted(items: Sequence[Item[P]], meter: StageMeter, *, now: float, needs_s: float = 0.0) -> list[Item[P]]:
+    """The items to work on, in their order; notes how long each has waited. See `is_wanted`."""
     kept = []
     for item in items:
-        if is_wanted(item.ticket, meter, now=now):
+        if is_wanted(item.ticket, meter, now=now, needs_s=needs_s):
             meter.wait.observe(now - item.sent_at)
             kept.append(item)
     return kept

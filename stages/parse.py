@@ -11,9 +11,9 @@ import structlog
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import is_wanted
 from staged_pool.stages.errors import StagedPoolError, StageFailed
-from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.supervise import RestartPolicy, Supervisor, custody
+from staged_pool.stages.stage import Stage, StageOptions
+from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Decode, Ticket
 from staged_pool.stages.work import Item, Request, TextInput
 
@@ -29,7 +29,7 @@ class Arrival:
     sent_at: float
 
 
-class ParseStage:
+class ParseStage(Stage):
     """Decodes requests, one a worker.
 
     Its workers are many and cheap: one that waits because the next channel is full holds nothing but its own request,
@@ -52,33 +52,32 @@ class ParseStage:
         *,
         accept: Callable[[Ticket, Request], None],
         offload: Offload,
-        restarts: RestartPolicy,
+        options: StageOptions,
         inline_bytes: int = 32_768,
         chunk_items: int,
         workers: int,
     ) -> None:
+        super().__init__("parse", workers=workers, options=options)
         self._inlet = inlet
         self._outlet = outlet
         self._accept = accept
         self._offload = offload
         self._inline_bytes = inline_bytes
         self._chunk_items = chunk_items
-        self.meter = StageMeter("parse", workers)
-        self._supervisor = Supervisor(self.meter, restarts)
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it settles what is in hand."""
-        try:
-            async with anyio.create_task_group() as workers:
-                for _ in range(self.meter.workers):
-                    workers.start_soon(self._supervisor.run, self._work)
-        finally:
-            self._inlet.close()
-            self._outlet.close()
+        await self._run([self._work] * self.meter.workers, self._close)
+
+    def _close(self) -> None:
+        self._inlet.close()
+        self._outlet.close()
 
     async def _work(self) -> None:
         async for arrival in self._inlet:
             with self.meter.working(), custody("parse", (arrival.ticket,)) as held:
+                if self._seam is not None:
+                    await self._at("received")
                 await self._parse(arrival)
                 held.handed_on()
 

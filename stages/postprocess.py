@@ -11,9 +11,9 @@ import structlog
 from staged_pool.stages.channel import Inlet
 from staged_pool.stages.door import cause, wanted
 from staged_pool.stages.errors import StagedPoolError, StageFailed
-from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.supervise import RestartPolicy, Supervisor, custody
+from staged_pool.stages.stage import Stage, StageOptions
+from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item
 
@@ -22,7 +22,7 @@ R = TypeVar("R")
 log = structlog.get_logger("staged_pool.stages")
 
 
-class PostprocessStage(Generic[R]):
+class PostprocessStage(Stage, Generic[R]):
     """Gathers the rows of each request; the last one triggers its answer, and settles its ticket.
 
     Args:
@@ -37,28 +37,24 @@ class PostprocessStage(Generic[R]):
         inlet: Inlet[Sequence[Item[R]]],
         *,
         offload: Offload,
-        restarts: RestartPolicy,
+        options: StageOptions,
         inline_items: int = 4,
         workers: int,
     ) -> None:
+        super().__init__("postprocess", workers=workers, options=options)
         self._inlet = inlet
         self._offload = offload
         self._inline_items = inline_items
-        self.meter = StageMeter("postprocess", workers)
-        self._supervisor = Supervisor(self.meter, restarts)
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
-        try:
-            async with anyio.create_task_group() as workers:
-                for _ in range(self.meter.workers):
-                    workers.start_soon(self._supervisor.run, self._work)
-        finally:
-            self._inlet.close()
+        await self._run([self._work] * self.meter.workers, self._inlet.close)
 
     async def _work(self) -> None:
         async for items in self._inlet:
             with self.meter.working(), custody("postprocess", (item.ticket for item in items)) as held:
+                if self._seam is not None:
+                    await self._at("received")
                 for ticket, sent_at in self._deliver(items):
                     await self._answer(ticket, sent_at)
                 held.handed_on()
@@ -92,6 +88,8 @@ class PostprocessStage(Generic[R]):
             message = "the answer could not be written: a bug of the server"
             self._fail(ticket, StageFailed(message, stage="postprocess"))
             return
+        if self._seam is not None:
+            await self._at("encoded")
         ended = anyio.current_time()
         self.meter.service.observe(ended - started)
         ticket.timeline.postprocess_s = ended - sent_at

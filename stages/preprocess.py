@@ -11,9 +11,9 @@ from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import wanted
 from staged_pool.stages.errors import InvalidInput, ModelFailed, StagedPoolError
 from staged_pool.stages.isolate import run_isolated
-from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.supervise import RestartPolicy, Supervisor, custody
+from staged_pool.stages.stage import Stage, StageOptions
+from staged_pool.stages.supervise import custody
 from staged_pool.stages.work import Item, Prepared
 
 S = TypeVar("S")
@@ -23,7 +23,7 @@ Preprocess = Callable[[Sequence[S]], Sequence[Prepared[P] | StagedPoolError]]
 """Turns inputs into payloads, one result for each. Runs in a thread, several at once."""
 
 
-class PreprocessStage(Generic[S, P]):
+class PreprocessStage(Stage, Generic[S, P]):
     """Prepares lists of inputs, one list a worker and a thread.
 
     A worker takes what already waits, up to a list's length, and never waits for more: under load many single inputs
@@ -34,6 +34,8 @@ class PreprocessStage(Generic[S, P]):
         outlet: Lists of prepared items, possibly of several requests; closed when the stage ends.
         preprocess: See `Preprocess`.
         offload: Runs it; its limit is the stage's limit.
+        ahead_s: How long what this stage makes will wait for the device; an item that could not be in time is not
+            begun.
         chunk_items: A worker that holds this many takes no more.
         workers: Calls at once.
     """
@@ -45,42 +47,46 @@ class PreprocessStage(Generic[S, P]):
         *,
         preprocess: Preprocess[S, P],
         offload: Offload,
-        restarts: RestartPolicy,
+        ahead_s: Callable[[], float] = lambda: 0.0,
+        options: StageOptions,
         chunk_items: int,
         workers: int,
     ) -> None:
+        super().__init__("preprocess", workers=workers, options=options)
         self._inlet = inlet
         self._outlet = outlet
         self._preprocess = preprocess
         self._offload = offload
+        self._ahead_s = ahead_s
         self._chunk_items = chunk_items
-        self.meter = StageMeter("preprocess", workers)
-        self._supervisor = Supervisor(self.meter, restarts)
+        self._called_at: dict[object, float] = {}
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
-        try:
-            async with anyio.create_task_group() as workers:
-                for _ in range(self.meter.workers):
-                    workers.start_soon(self._supervisor.run, self._work)
-        finally:
-            self._inlet.close()
-            self._outlet.close()
+        await self._run([self._work] * self.meter.workers, self._close)
+
+    def _close(self) -> None:
+        self._inlet.close()
+        self._outlet.close()
 
     async def _work(self) -> None:
         async for first in self._inlet:
             with self.meter.working(), custody("preprocess", (item.ticket for item in first)) as held:
+                if self._seam is not None:
+                    await self._at("received")
                 items = list(first)
                 while len(items) < self._chunk_items and (more := self._inlet.receive_waiting()) is not None:
                     held.take(item.ticket for item in more)
                     items += more
                 if ready := await self._prepare(items):
+                    if self._seam is not None:
+                        await self._at("prepared")
                     await self._outlet.send(ready)
                 held.handed_on()
 
     async def _prepare(self, items: Sequence[Item[S]]) -> list[Item[P]]:
         started = anyio.current_time()
-        items = wanted(items, self.meter, now=started)
+        items = wanted(items, self.meter, now=started, needs_s=self._ahead_s())
         if not items:
             return []
         results = await run_isolated(self._call, [item.payload for item in items], stage="preprocess")
@@ -94,6 +100,7 @@ class PreprocessStage(Generic[S, P]):
                 self.meter.dropped["failed"] += 1
                 item.ticket.fail(result)
             else:
+                item.ticket.load.prepared(result.cost)
                 timeline = item.ticket.timeline
                 timeline.preprocess_s = max(timeline.preprocess_s, ended - item.sent_at)
                 ready.append(Item(item.ticket, item.index, result.payload, ended, result.cost, result.batch_key))
@@ -101,4 +108,14 @@ class PreprocessStage(Generic[S, P]):
         return ready
 
     async def _call(self, payloads: Sequence[S]) -> Sequence[Prepared[P] | StagedPoolError]:
-        return await self._offload(self._preprocess, payloads)
+        call = object()
+        self._called_at[call] = anyio.current_time()
+        try:
+            return await self._offload(self._preprocess, payloads)
+        finally:
+            del self._called_at[call]
+
+    def overdue(self, than_s: float) -> int:
+        """Calls that have been running for longer than `than_s` seconds. Each holds a worker and its thread."""
+        now = anyio.current_time()
+        return sum(now - called_at > than_s for called_at in self._called_at.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import anyio
 
@@ -42,6 +42,16 @@ class Timeline:
     """Of all items, special tokens included, after truncation."""
 
 
+class Load(Protocol):
+    """What a request weighs at the door; told as its items move. Belongs to admission, which must know the backlog."""
+
+    def prepared(self, tokens: int) -> None:
+        """One of its items is tokenized and has so many tokens."""
+
+    def computed(self, tokens: int) -> None:
+        """One of its items has left the device."""
+
+
 class Ticket:
     """Settles once: the first writer wins, and every later one is told so.
 
@@ -52,6 +62,7 @@ class Ticket:
     Args:
         decode: See `Decode`.
         encode: See `Encode`.
+        load: See `Load`.
         deadline: On the event loop's clock, in seconds; `math.inf` for none.
         timeline: Where the stages note their times; the caller may hold it too.
     """
@@ -66,6 +77,7 @@ class Ticket:
         "_rows",
         "_value",
         "deadline",
+        "load",
         "settled",
         "stage",
         "timeline",
@@ -75,10 +87,12 @@ class Ticket:
         self,
         decode: Decode,
         encode: Encode,
+        load: Load,
         *,
         deadline: float = math.inf,
         timeline: Timeline | None = None,
     ) -> None:
+        self.load = load
         self.deadline = deadline
         self.timeline = timeline if timeline is not None else Timeline()
         self.stage = "door"

@@ -68,7 +68,7 @@ class Prepared(Generic[P_co]):
     """Only items with equal keys may share a batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Item(Generic[P_co]):
     """One unit of work of a request, with what it carries now. Each stage makes a new one."""
 

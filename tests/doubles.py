@@ -70,6 +70,16 @@ class LetterModel:
         return Tokens([ord(c) for c in text], list(text))
 
 
+class NoLoad:
+    """For tickets that no admission has let in."""
+
+    def prepared(self, tokens: int) -> None:
+        """Nobody counts."""
+
+    def computed(self, tokens: int) -> None:
+        """Nobody counts."""
+
+
 class Gate:
     """Holds a thread until the test opens it; the test can wait until a thread has arrived."""
 

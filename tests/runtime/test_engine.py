@@ -30,6 +30,7 @@ from staged_pool.stages.errors import (
     TooLarge,
     UnknownModel,
 )
+from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from staged_pool.stages.work import EmbedRequest, TextInput
 from tests.doubles import Gate, LetterModel, expected, until
@@ -338,9 +339,9 @@ async def test_a_stage_that_crashes_again_and_again_breaks_the_engine(
     def crash(items: object) -> None:
         raise RuntimeError("a bug")
 
-    policy = RestartPolicy(max_crashes=2, first_delay_s=0.0)
+    options = StageOptions(restarts=RestartPolicy(max_crashes=2, first_delay_s=0.0))
     async with DeviceThread("test device", watchdog_s=9).running() as device:
-        async with run_engine(EngineConfig(), LetterModel(), device=device, restarts=policy) as engine:
+        async with run_engine(EngineConfig(), LetterModel(), device=device, options=options) as engine:
             monkeypatch.setattr(engine._postprocess, "_deliver", crash)
             for _ in range(3):
                 with pytest.raises(StageFailed):

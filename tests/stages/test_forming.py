@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import BatchTrigger, EmbedRequest, Item
+from tests.doubles import NoLoad
 
 REQUEST = EmbedRequest(inputs=())
 
@@ -17,7 +18,7 @@ limits = st.tuples(st.integers(1, 8), st.integers(1, 60), st.booleans())
 
 
 def items_of(arrived: list[tuple[int, str, bool]]) -> list[Item[int]]:
-    ticket = Ticket(lambda: REQUEST, lambda request, rows, tokens: None)
+    ticket = Ticket(lambda: REQUEST, lambda request, rows, tokens: None, NoLoad())
     return [Item(ticket, i, i, float(i), cost, key) for i, (cost, key, _) in enumerate(arrived)]
 
 

@@ -23,7 +23,7 @@ from staged_pool.stages.meter import BUCKETS_S, Histogram, StageMeter
 from staged_pool.stages.supervise import RestartPolicy, StageBroken, Supervisor, custody
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import EmbedRequest, TextInput
-from tests.doubles import until
+from tests.doubles import NoLoad, until
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ REQUEST = EmbedRequest(inputs=(TextInput("a"), TextInput("b")))
 
 
 def a_ticket() -> Ticket:
-    return Ticket(lambda: REQUEST, lambda request, rows, tokens: (request, list(rows), tokens))
+    return Ticket(lambda: REQUEST, lambda request, rows, tokens: (request, list(rows), tokens), NoLoad())
 
 
 async def test_the_first_writer_wins() -> None:

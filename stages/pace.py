@@ -1,0 +1,53 @@
+"""How fast the device works, as measured lately: what waits and deadlines are predicted from."""
+
+from __future__ import annotations
+
+import math
+
+
+class Pace:
+    """Fits seconds = fixed + tokens x each to the batches of late, by least squares with fading weights.
+
+    Pure: it is told what a batch took. Both coefficients are kept at 0 or above. As long as all batches have been of
+    about one size there is nothing to tell the two apart by, and all of it counts as fixed: a prediction for more
+    tokens is then too short rather than too long, so that nothing is refused that might have been in time.
+
+    Args:
+        memory: Batches after which a batch counts 1/e. A shorter memory follows a change sooner; a longer one is
+            misled less by an odd batch.
+    """
+
+    def __init__(self, memory: float = 30.0) -> None:
+        self._fade = math.exp(-1.0 / memory)
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Count a batch of `tokens` that took `seconds`."""
+        fade = self._fade
+        self._weight = self._weight * fade + 1.0
+        self._x = self._x * fade + tokens
+        self._y = self._y * fade + seconds
+        self._xx = self._xx * fade + tokens * tokens
+        self._xy = self._xy * fade + tokens * seconds
+
+    def _fit(self) -> tuple[float, float]:
+        """Seconds of a batch, and of each of its tokens."""
+        if not self._weight:
+            return 0.0, 0.0
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx / self._weight - mean_x * mean_x
+        if variance < (0.05 * mean_x) ** 2:  # sizes within 5 %: the slope would be noise
+            return mean_y, 0.0
+        each = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
+        fixed = mean_y - each * mean_x
+        return (fixed, each) if fixed >= 0.0 else (0.0, mean_y / mean_x)
+
+    def batch_s(self, tokens: float) -> float:
+        """How long one batch of so many tokens takes; 0 as long as nothing has been observed."""
+        fixed, each = self._fit()
+        return fixed + each * tokens
+
+    def drain_s(self, tokens: float, budget: int) -> float:
+        """How long so many tokens take in batches of at most `budget` tokens; 0 for none."""
+        fixed, each = self._fit()
+        return math.ceil(tokens / budget) * fixed + each * tokens

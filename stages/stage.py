@@ -1,0 +1,58 @@
+"""What the four stages have in common: workers under a supervisor, a meter, and seams where a test may interfere."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import anyio
+
+from staged_pool.stages.meter import StageMeter
+from staged_pool.stages.supervise import RestartPolicy, Supervisor
+
+Seam: TypeAlias = Callable[[str], Awaitable[None]]
+"""Called at the seams of the pipeline with the seam's name, such as `preprocess.received`. It may raise, sleep or
+cancel: whatever can go wrong there for real. For simulators and chaos tests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions:
+    """What all stages of one engine share."""
+
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+    seam: Seam | None = None
+    """None in production; a stage then does no more than look at it."""
+
+
+class Stage:
+    """A stage is a task group of its own around its workers.
+
+    Args:
+        name: One of parse, preprocess, batch, postprocess.
+        workers: How many workers, for the meter.
+        options: See `StageOptions`.
+    """
+
+    def __init__(self, name: str, *, workers: int, options: StageOptions) -> None:
+        self.meter = StageMeter(name, workers)
+        self._supervisor = Supervisor(self.meter, options.restarts)
+        self._seam = options.seam
+
+    async def _run(self, workers: Sequence[Callable[[], Awaitable[None]]], close: Callable[[], object]) -> None:
+        """Run the workers until all have returned, then close the stage's ends of its channels.
+
+        Raises:
+            StageBroken, DeviceLost: See `Supervisor.run`; the other workers are cancelled.
+        """
+        try:
+            async with anyio.create_task_group() as group:
+                for worker in workers:
+                    group.start_soon(self._supervisor.run, worker)
+        finally:
+            close()
+
+    async def _at(self, point: str) -> None:
+        """Reach a seam. Call it behind `if self._seam is not None`, so that production pays one comparison."""
+        if self._seam is not None:
+            await self._seam(f"{self.meter.name}.{point}")
