@@ -1,6 +1,7 @@
 # make serve   set up, and serve a real embedding model on 127.0.0.1:8000
 # make test    set up, and run the tests
 # make check   formatting, lint, types, contents of the wheel
+# make sim     many random schedules of the real engine in virtual time
 # make perf    the measurements of the README
 # make format  let ruff rewrite the files
 # make clean   remove what make made
@@ -8,6 +9,7 @@
 PYTHON ?= python3
 SERVE_ARGS ?=
 PYTEST_ARGS ?=
+SEEDS ?= 20000
 # Which build of torch: see README.md, "Set-up". Empty takes what the package index offers.
 TORCH_PIP_ARGS ?=
 
@@ -19,7 +21,7 @@ FILES := $(shell find stages runtime api -name '*.py' | LC_ALL=C sort | cksum | 
 RUN := $(VENV)/.run-$(FILES)
 DEV := $(VENV)/.dev-$(FILES)
 
-.PHONY: serve test check perf format clean
+.PHONY: serve test check sim perf format clean
 .DELETE_ON_ERROR:
 
 serve: $(RUN)
@@ -34,6 +36,9 @@ check: $(DEV)
 	$(BIN)/mypy -p staged_pool
 	$(BIN)/mypy perf tests
 	$(BIN)/python -m pytest -q tests/packaging
+
+sim: $(DEV)
+	$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 perf: $(DEV)
 	$(BIN)/python -m perf all

@@ -100,6 +100,8 @@ class BatchStage(Stage, Generic[P, R]):
                     if self._room_freed.is_set():
                         self._room_freed = anyio.Event()
                     await self._room_freed.wait()
+                for item in items:
+                    item.ticket.stage = "batch"
                 self._builder.add(items)
                 held.handed_on()
                 self._work_waits.set()

@@ -71,6 +71,7 @@ class BatchBuilder(Generic[P]):
             del self._waiting[key]
         if trigger is BatchTrigger.DEMAND and draining:
             trigger = BatchTrigger.DRAIN
+        chosen.sort(key=lambda item: item.cost)  # neighbours of equal length can share a call of the kernel
         costs = [item.cost for item in chosen]
         return Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
 

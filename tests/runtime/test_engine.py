@@ -154,6 +154,50 @@ async def test_a_timeout_answers_in_time_and_names_the_stage() -> None:
     assert caught.value.stage == "batch"
 
 
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
+async def test_a_timeout_that_is_none_is_refused(timeout_s: float) -> None:
+    async with engine_on(LetterModel()) as engine:
+        with pytest.raises(InvalidInput, match="timeout_s"):
+            await engine.embed("a", timeout_s=timeout_s)
+
+
+async def test_threads_that_hang_cost_themselves_and_then_readiness() -> None:
+    gate = Gate()
+
+    def hook(texts: Sequence[str]) -> None:
+        if "hang" in texts:
+            gate()
+
+    model = LetterModel(on_preprocess=hook)
+    async with engine_on(model, preprocess_limit=2, preprocess_alarm_s=0.02) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.embed, "hang")
+            await until(lambda: engine.statistics().overdue_preprocess_calls == 1)
+            await engine.embed("the other thread works")
+            tasks.start_soon(engine.embed, "hang")
+            await until(lambda: engine.fault is not None)
+            with pytest.raises(EngineStopped, match="every preprocess thread"):
+                await engine.embed("refused")
+            gate.open()
+        assert engine.fault is None
+        await engine.embed("served again")
+
+
+async def test_cancellations_and_deadlines_are_counted_by_stage() -> None:
+    gate = Gate()
+    async with engine_on(LetterModel(on_forward=gate)) as engine:
+        with pytest.raises(DeadlineExceeded):
+            await engine.embed("late", timeout_s=0.02)
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as callers:
+                callers.start_soon(engine.embed, "left")
+                await until(lambda: engine._batch.waiting == 1)
+                scope.cancel()
+        assert engine.statistics().expired == {"batch": 1}
+        assert engine.statistics().cancelled == {"batch": 1}
+        gate.open()
+
+
 async def test_the_deadline_of_the_host_holds_too() -> None:
     gate = Gate()
     async with engine_on(LetterModel(on_forward=gate)) as engine:

@@ -1,0 +1,134 @@
+"""What the door lets in, and what it learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from staged_pool.runtime.admission import FIRST_BYTES_PER_TOKEN, Admission
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
+from staged_pool.stages.pace import Pace
+
+FOREVER = float("inf")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def door(pace: Pace | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
+    return Admission(EngineConfig(**limits), pace or Pace(), clock or Clock())
+
+
+def a_pace(tokens_per_s: float) -> Pace:
+    pace = Pace()
+    for tokens in (100, 2000) * 20:
+        pace.observe(tokens, tokens / tokens_per_s)
+    return pace
+
+
+def test_what_enters_leaves_again_whole() -> None:
+    admission = door()
+    rooms = [admission.enter(body_bytes=n * 100, timeout_s=FOREVER) for n in range(5)]
+    for room in rooms:
+        admission.count_items(room, 3)
+        room.prepared(7)
+        room.computed(7)
+    for room in rooms:
+        admission.leave(room, answered_tokens=21)
+    s = admission.statistics()
+    assert (s.requests, s.items, s.tokens, s.body_bytes, s.admitted) == (0, 0, 0, 0, 5)
+
+
+def test_the_estimate_becomes_the_true_cost_as_items_are_tokenized() -> None:
+    admission = door()
+    room = admission.enter(body_bytes=400, timeout_s=FOREVER)
+    assert admission.statistics().tokens == 400 / FIRST_BYTES_PER_TOKEN
+    admission.count_items(room, 2)
+    room.prepared(10)
+    assert admission.statistics().tokens == 10 + 50
+    room.prepared(20)
+    assert admission.statistics().tokens == 30
+    room.computed(20)
+    assert admission.statistics().tokens == 10
+
+
+def test_bytes_per_token_are_learned() -> None:
+    admission = door()
+    for _ in range(200):
+        admission.leave(admission.enter(body_bytes=200, timeout_s=FOREVER), answered_tokens=20)
+    assert admission.statistics().bytes_per_token == pytest.approx(10, rel=0.01)
+
+
+@pytest.mark.parametrize(("limit", "refused"), [("max_requests", "requests"), ("max_bytes", "bytes")])
+def test_each_limit_refuses_what_would_exceed_it(limit: str, refused: str) -> None:
+    limits: dict[str, Any] = {limit: 2 if refused == "requests" else 200}
+    admission = door(**limits)
+    for _ in range(2):
+        admission.enter(body_bytes=100, timeout_s=FOREVER)
+    with pytest.raises(Overloaded, match=refused):
+        admission.enter(body_bytes=100, timeout_s=FOREVER)
+    assert admission.statistics().refused == {refused: 1}
+    assert admission.statistics().requests == 2
+
+
+def test_estimated_tokens_are_limited() -> None:
+    admission = door(max_tokens=100)
+    admission.enter(body_bytes=300, timeout_s=FOREVER)
+    with pytest.raises(Overloaded, match="100 tokens"):
+        admission.enter(body_bytes=300, timeout_s=FOREVER)
+
+
+def test_an_empty_engine_takes_a_request_that_will_take_long() -> None:
+    admission = door(a_pace(1000), target_delay_s=0.1)
+    admission.enter(body_bytes=8000, timeout_s=FOREVER)
+
+
+def test_a_request_beyond_the_target_delay_is_refused_with_the_time_to_drain() -> None:
+    admission = door(a_pace(1000), target_delay_s=1.0)
+    admission.enter(body_bytes=3200, timeout_s=FOREVER)  # 800 tokens: 0.8 s
+    admission.enter(body_bytes=400, timeout_s=FOREVER)
+    with pytest.raises(Overloaded, match=r"about 1\.3 s") as caught:
+        admission.enter(body_bytes=1600, timeout_s=FOREVER)
+    assert caught.value.retry_after_s == pytest.approx(0.9)
+    assert admission.statistics().refused == {"delay": 1}
+
+
+def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
+    admission = door(a_pace(1000))
+    admission.enter(body_bytes=3200, timeout_s=FOREVER)
+    admission.enter(body_bytes=400, timeout_s=1.0)
+    with pytest.raises(DeadlineExceeded):
+        admission.enter(body_bytes=400, timeout_s=0.9)
+    assert admission.statistics().refused == {"deadline": 1}
+
+
+def test_delay_that_the_pace_does_not_explain_counts_and_is_forgotten() -> None:
+    clock = Clock()
+    admission = door(a_pace(1e9), clock, target_delay_s=0.5)
+    for took_s, allowed in ((1.0, False), (0.001, True)):
+        for _ in range(200):
+            room = admission.enter(body_bytes=4, timeout_s=FOREVER)
+            clock.now += took_s
+            admission.leave(room, answered_tokens=1)
+        first = admission.enter(body_bytes=4, timeout_s=FOREVER)
+        if allowed:
+            admission.leave(admission.enter(body_bytes=4, timeout_s=FOREVER))
+        else:
+            with pytest.raises(Overloaded):
+                admission.enter(body_bytes=4, timeout_s=FOREVER)
+        admission.leave(first)
+
+
+def test_a_request_too_large_for_any_load_is_told_so() -> None:
+    admission = door(max_bytes=100, max_request_items=3)
+    with pytest.raises(TooLarge, match="101 bytes"):
+        admission.enter(body_bytes=101, timeout_s=FOREVER)
+    room = admission.enter(body_bytes=1, timeout_s=FOREVER)
+    with pytest.raises(TooLarge, match="4 inputs"):
+        admission.count_items(room, 4)
