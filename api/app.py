@@ -29,6 +29,10 @@ PROBES: Final = frozenset({"/health", "/ready", "/metrics", "/stages"})
 """Asked every few seconds by machines; their log lines are of the debug level."""
 
 STAGE_TIMES: Final = ("parse", "preprocess", "queue", "device", "postprocess")
+MAX_TIMEOUT_S: Final = 86_400.0
+"""A day: more is a mistake in the unit."""
+
+_PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 log = structlog.get_logger("staged_pool.api")
@@ -79,21 +83,24 @@ class Call:
         return body
 
     def timeout_s(self) -> float:
-        """How long the client waits for the answer, in seconds.
+        """How long the client waits for the answer, in seconds: `X-Request-Timeout`, or `Prefer: wait=`.
 
         Raises:
-            InvalidInput: The header is not a positive number.
+            InvalidInput: The header is not a number of seconds in range.
         """
-        text = self.headers.get(b"x-request-timeout")
+        field, text = "X-Request-Timeout", self.headers.get(b"x-request-timeout")
         if text is None:
-            return math.inf
+            wait = _PREFERRED_WAIT.search(self.headers.get(b"prefer", b""))
+            if wait is None:
+                return math.inf
+            field, text = "Prefer: wait", wait[1]
         try:
             timeout_s = float(text)
         except ValueError:
             timeout_s = math.nan
-        if not timeout_s > 0:
-            message = "X-Request-Timeout: expected a positive number of seconds"
-            raise InvalidInput(message, param="X-Request-Timeout")
+        if not 0 < timeout_s <= MAX_TIMEOUT_S:
+            message = f"{field}: expected a number of seconds above 0 and up to {MAX_TIMEOUT_S:.0f}"
+            raise InvalidInput(message, param=field)
         return timeout_s
 
 

@@ -62,11 +62,19 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         statistics = self._statistics()
-        yield _gauge("ready", "1 while requests are taken", statistics is not None and statistics.phase == "ready")
+        yield _gauge(
+            "ready",
+            "1 while requests are taken",
+            statistics is not None and statistics.phase == "ready" and statistics.fault is None,
+        )
         if statistics is not None:
             yield from _stage_families(statistics.stages)
             yield from _admission_families(statistics.admission)
             yield from _device_families(statistics.device)
+            yield _counters("cancelled", "Requests whose caller left, by stage", "stage", statistics.cancelled)
+            yield _counters("expired", "Requests whose deadline passed, by stage", "stage", statistics.expired)
+            overdue = statistics.overdue_preprocess_calls
+            yield _gauge("preprocess_overdue_calls", "Preprocess calls that take longer than the alarm allows", overdue)
 
     def describe(self) -> Iterable[Metric]:
         return ()  # the names are known without asking an engine that may not be there
@@ -106,6 +114,7 @@ def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
     for unit, value, most in (
         ("requests", admission.requests, admission.max_requests),
         ("items", admission.items, admission.max_items),
+        ("tokens", admission.tokens, admission.max_tokens),
         ("body_bytes", admission.body_bytes, admission.max_bytes),
     ):
         inside.add_metric((unit,), value)
@@ -113,6 +122,8 @@ def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
     yield from (inside, limit)
     yield _counter("admitted", "Requests let in", admission.admitted)
     yield _counters("refused", "Requests refused at the door", "limit", admission.refused)
+    yield _gauge("drain_seconds", "How long the device needs for everything inside, as predicted", admission.drain_s)
+    yield _gauge("lag_seconds", "How much longer than predicted requests have taken lately", admission.lag_s)
 
 
 def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
@@ -120,7 +131,7 @@ def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
     yield _counter("device_items", "Items that went through the device", device.items)
     yield _counter("device_tokens", "Tokens that went through the device, padding not counted", device.tokens)
     yield _counter("device_padding_tokens", "Padding that went through the device", device.padding_tokens)
-    yield _counter("device_wasted_tokens", "Tokens whose caller had left when they were done", device.wasted_tokens)
+    yield _counter("device_tokens_wasted", "Tokens whose caller had left when they were done", device.wasted_tokens)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

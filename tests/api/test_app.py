@@ -162,11 +162,25 @@ async def test_a_request_that_takes_longer_than_its_client_waits_is_answered_504
     assert response.status_code == 504
 
 
-@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "soon"])
-async def test_a_timeout_must_be_a_positive_number(timeout: str) -> None:
+@pytest.mark.parametrize("headers", [{"x-request-timeout": "0.01"}, {"prefer": "respond-async, wait=0.01"}])
+async def test_both_headers_set_the_time_that_a_client_waits(headers: dict[str, str]) -> None:
+    gate = Gate()
+    async with served(LetterModel(on_forward=gate)) as client:
+        response = await client.post("/v1/embeddings", json={"input": "a"}, headers=headers)
+        gate.open()
+    assert response.status_code == 504
+    assert "batch stage" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "1e308", "soon", ""])
+@pytest.mark.parametrize(
+    ("header", "form", "param"),
+    [("x-request-timeout", "{}", "X-Request-Timeout"), ("prefer", "wait={}", "Prefer: wait")],
+)
+async def test_a_timeout_must_be_a_number_of_seconds(timeout: str, header: str, form: str, param: str) -> None:
     async with served() as client:
-        response = await client.post("/v1/embeddings", json={"input": "a"}, headers={"x-request-timeout": timeout})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "X-Request-Timeout")
+        response = await client.post("/v1/embeddings", json={"input": "a"}, headers={header: form.format(timeout)})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 async def test_a_bug_is_answered_500_and_logged_with_its_traceback(logged: Logged) -> None:
