@@ -1,0 +1,128 @@
+"""The command line of the measurements. `python -m perf all` is the short form of everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from perf import coldstart, liveness, memory, overhead, throughput
+from perf.servers import Backend, Options
+from staged_pool.runtime.config import DType
+
+Model = Annotated[str | None, typer.Option(help="Folder or hub id. Default: the server's own default.")]
+DTypeOption = Annotated[DType, typer.Option("--dtype", help="Of the weights, for everything that is compared.")]
+TorchThreads = Annotated[int | None, typer.Option(help="Of one forward, for everything that is compared.")]
+BackendOption = Annotated[Backend, typer.Option("--backend", help="Event loop of the server.")]
+
+main = typer.Typer(
+    help="Measure the server and the library on this machine. Every command starts what it needs on free ports of "
+    "127.0.0.1, ends it again, prints a table and writes perf/results/COMMAND.json.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@main.callback()
+def _prepare() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
+    # As `staged-pool serve` does for itself: processes that are compared must not differ in this, nor spin while idle.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@main.command("overhead")
+def overhead_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=2, help="Each has one block of every contender.")] = 20,
+    calls: Annotated[int, typer.Option(min=1, help="Of one block.")] = 30,
+    embedded: Annotated[bool, typer.Option(help="Measure engine.embed() in its own process, too.")] = False,
+) -> None:
+    """What the server adds to a bare forward: one client, one short text."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    overhead.run(options, rounds=rounds, calls=calls, embedded=embedded)
+
+
+@main.command("liveness")
+def liveness_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Of each server, in turns.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Of one round.")] = 20.0,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Connections that send.")] = 64,
+) -> None:
+    """Whether /health answers under load, beside a FastAPI handler that computes inline."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    liveness.run(options, rounds=rounds, seconds=seconds, clients=clients)
+
+
+@main.command("memory")
+def memory_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    requests: Annotated[int, typer.Option(min=1000, help="After the first 1,000.")] = 10_000,
+) -> None:
+    """Whether the server's memory stays flat over ten thousand requests."""
+    memory.run(Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend), requests=requests)
+
+
+@main.command("coldstart")
+def coldstart_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    starts: Annotated[int, typer.Option(min=1, help="One after the other.")] = 5,
+) -> None:
+    """From exec to listening, to alive, to ready, to the first vector."""
+    coldstart.run(Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend), starts=starts)
+
+
+@main.command("throughput")
+def throughput_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    seconds: Annotated[float, typer.Option(min=1, help="Of one cell; answers are then waited for.")] = 8.0,
+) -> None:
+    """Texts per second for 1, 4, 16 and 64 clients and three kinds of requests."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    throughput.run(options, seconds=seconds)
+
+
+@main.command("all")
+def all_commands(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+) -> None:
+    """Everything, in short: less than eight minutes."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    coldstart.run(options, starts=3)
+    overhead.run(options, rounds=20, calls=30, embedded=True)
+    liveness.run(options, rounds=2, seconds=15.0, clients=64)
+    memory.run(options, requests=10_000)
+    throughput.run(options, seconds=4.0)
+
+
+if __name__ == "__main__":
+    main()

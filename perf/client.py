@@ -1,0 +1,108 @@
+"""A minimal HTTP/1.1 client on a blocking socket: what it costs per request must vanish beside what is measured."""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import Final, NamedTuple
+
+_HEAD_END: Final = b"\r\n\r\n"
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_RETRY_AFTER: Final = re.compile(rb"\r\nretry-after: *(\d+)", re.IGNORECASE)
+_STAGE_TIME: Final = re.compile(rb"(\w+);dur=([\d.e+-]+)")
+_READ_BYTES: Final = 2**18
+
+
+class Reply(NamedTuple):
+    """One answer."""
+
+    status: int
+    head: bytes
+    """Status line and headers."""
+    body: bytes
+
+
+def get(path: str) -> bytes:
+    """The bytes of a GET request."""
+    return f"GET {path} HTTP/1.1\r\nHost: perf\r\n\r\n".encode()
+
+
+def post(path: str, body: bytes) -> bytes:
+    """The bytes of a POST request with a JSON body."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: perf\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def stage_times_ms(reply: Reply) -> dict[str, float]:
+    """The entries of the answer's `Server-Timing` header."""
+    return {name.decode(): float(ms) for name, ms in _STAGE_TIME.findall(reply.head)}
+
+
+def retry_after_s(reply: Reply) -> float | None:
+    """When to come back, if the server refused because it is overloaded; else None."""
+    if reply.status != 429:
+        return None
+    hint = _RETRY_AFTER.search(reply.head)
+    return float(hint[1]) if hint else 1.0
+
+
+class Connection:
+    """A keep-alive connection to 127.0.0.1, one request at a time.
+
+    Args:
+        port: Of the server.
+        timeout_s: How long one read or write may take; beyond it `TimeoutError` is raised.
+    """
+
+    def __init__(self, port: int, *, timeout_s: float) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def send(self, request: bytes) -> None:
+        self.socket.sendall(request)
+
+    def receive(self) -> Reply | None:
+        """Read once; the answer if it is complete now. Blocks only where there is nothing to read.
+
+        Raises:
+            ConnectionError: The server closed the connection, or does not say how long its answer is.
+        """
+        chunk = self.socket.recv(_READ_BYTES)
+        if not chunk:
+            raise ConnectionError("the server closed the connection")
+        self._buffer += chunk
+        head_bytes = self._buffer.find(_HEAD_END) + len(_HEAD_END)
+        if head_bytes < len(_HEAD_END):
+            return None
+        length = _LENGTH.search(self._buffer, 0, head_bytes)
+        if length is None:
+            raise ConnectionError("the answer has no Content-Length")
+        if len(self._buffer) < head_bytes + int(length[1]):
+            return None
+        answer = bytes(self._buffer)
+        self._buffer.clear()
+        return Reply(int(answer[9:12]), answer[:head_bytes], answer[head_bytes:])
+
+    def exchange(self, request: bytes) -> Reply:
+        """Send one request and wait for its answer."""
+        self.send(request)
+        while (reply := self.receive()) is None:
+            pass
+        return reply
+
+
+def successful(reply: Reply) -> Reply:
+    """The reply itself.
+
+    Raises:
+        RuntimeError: Its status is not 200: what was to be measured did not happen.
+    """
+    if reply.status != 200:
+        raise RuntimeError(f"status {reply.status}: {reply.body[:300].decode(errors='replace')}")
+    return reply

@@ -1,0 +1,187 @@
+"""Load and probes. Each runs in a process of its own and never sends more than it was told to."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import selectors
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Final
+
+from perf.client import Connection, get, retry_after_s, successful
+
+PROBE_TIMEOUT_S: Final = 10.0
+"""How long a health check waits, as an orchestrator would."""
+
+PROBE_EVERY_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A closed loop: each client sends its next request when the last one is answered."""
+
+    clients: int
+    seconds: float = math.inf
+    """After so long no client sends again."""
+    max_requests: int | None = None
+    """After so many no client sends again. None: only `seconds` ends it."""
+    patience_s: float = 0.0
+    """How long after `seconds` answers are waited for that are still missing."""
+
+
+@dataclass(slots=True)
+class LoadOutcome:
+    """What became of a load."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    """Of the requests that were answered with 200."""
+    refused: int = 0
+    """Answers with 429."""
+    unanswered: int = 0
+    """Requests that had no answer at the end; their connections were closed."""
+    elapsed_s: float = 0.0
+    """From the first request to the last answer; or to the end of patience, if answers were missing then."""
+    client_cpu_s: float = 0.0
+
+
+class LoadGenerator:
+    """Sends the requests of one workload in turn, from one thread, and keeps its connections between loads.
+
+    A client that is refused with 429 comes back when the server told it to, as a good client does.
+
+    Args:
+        port: Of the server.
+        requests: Complete, with their HTTP heads.
+    """
+
+    def __init__(self, port: int, requests: tuple[bytes, ...]) -> None:
+        self._port = port
+        self._requests = cycle(requests)
+        self._kept: list[Connection] = []
+
+    def __call__(self, load: Load) -> LoadOutcome:
+        """Run one load to its end.
+
+        Raises:
+            RuntimeError: An answer's status is neither 200 nor 429.
+        """
+        while len(self._kept) < load.clients:
+            self._kept.append(Connection(self._port, timeout_s=PROBE_TIMEOUT_S))
+        cpu_before_s = time.process_time()
+        with selectors.DefaultSelector() as selector:
+            loop = _ClosedLoop(load, self._requests, selector, self._kept[: load.clients])
+            outcome = loop.run()
+        outcome.client_cpu_s = time.process_time() - cpu_before_s
+        for connection in loop.sent_at:
+            connection.close()
+            self._kept.remove(connection)
+        return outcome
+
+
+class _ClosedLoop:
+    """The clients of one load, while it runs."""
+
+    def __init__(
+        self, load: Load, requests: Iterator[bytes], selector: selectors.BaseSelector, clients: list[Connection]
+    ) -> None:
+        self._requests = requests
+        self._selector = selector
+        self._sends_left = math.inf if load.max_requests is None else load.max_requests
+        self._started = time.perf_counter()
+        self._last_send = self._started + load.seconds
+        self._end = self._last_send + load.patience_s
+        self._resting: list[tuple[float, int, Connection]] = [
+            (self._started, place, connection) for place, connection in enumerate(clients)
+        ]
+        """A heap: when a client sends, in which place it stands, and its connection."""
+        self._places = {connection: place for place, connection in enumerate(clients)}
+        self.sent_at: dict[Connection, float] = {}
+        """The clients that wait for an answer."""
+        for connection in clients:
+            selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def run(self) -> LoadOutcome:
+        outcome = LoadOutcome()
+        ended = self._started
+        while (now := self._send_due()) < self._end and (self.sent_at or self._resting):
+            wake = min(self._end, self._resting[0][0] if self._resting else math.inf)
+            for key, _ in self._selector.select(None if wake == math.inf else max(0.0, wake - now)):
+                connection: Connection = key.data
+                reply = connection.receive()
+                if reply is None:
+                    continue
+                ended = time.perf_counter()
+                latency_s = ended - self.sent_at.pop(connection)
+                pause_s = retry_after_s(reply)
+                if pause_s is None:
+                    successful(reply)
+                    outcome.latencies_ms.append(latency_s * 1e3)
+                else:
+                    outcome.refused += 1
+                heapq.heappush(self._resting, (ended + (pause_s or 0.0), self._places[connection], connection))
+        outcome.unanswered = len(self.sent_at)
+        outcome.elapsed_s = (self._end if self.sent_at else ended) - self._started
+        return outcome
+
+    def _send_due(self) -> float:
+        """Let every client send whose time has come; those that may not any more leave. Returns the time."""
+        while self._resting:
+            now = time.perf_counter()
+            due, _, connection = self._resting[0]
+            if max(due, now) >= self._last_send or self._sends_left <= 0:
+                heapq.heappop(self._resting)
+            elif due <= now:
+                heapq.heappop(self._resting)
+                self._sends_left -= 1
+                self.sent_at[connection] = now
+                connection.send(next(self._requests))
+            else:
+                break
+        return time.perf_counter()
+
+
+@dataclass(slots=True)
+class ProbeOutcome:
+    """What health checks saw. One that timed out counts with the time that it waited."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    timeouts: int = 0
+
+    def add(self, other: ProbeOutcome) -> None:
+        self.latencies_ms += other.latencies_ms
+        self.timeouts += other.timeouts
+
+
+class HealthProbe:
+    """Asks `/health` about 50 times a second over a keep-alive connection, one check at a time.
+
+    A server that hangs is therefore asked less often: its share of slow answers is understated, never overstated.
+
+    Args:
+        port: Of the server.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def __call__(self, seconds: float) -> ProbeOutcome:
+        """Probe for so long."""
+        outcome = ProbeOutcome()
+        request = get("/health")
+        connection = Connection(self._port, timeout_s=PROBE_TIMEOUT_S)
+        end = time.perf_counter() + seconds
+        while (sent_at := time.perf_counter()) < end:
+            try:
+                successful(connection.exchange(request))
+            except TimeoutError:
+                outcome.timeouts += 1
+                connection.close()
+                connection = Connection(self._port, timeout_s=PROBE_TIMEOUT_S)
+            latency_s = time.perf_counter() - sent_at
+            outcome.latencies_ms.append(latency_s * 1e3)
+            time.sleep(max(0.0, PROBE_EVERY_S - latency_s))
+        connection.close()
+        return outcome

@@ -1,0 +1,227 @@
+"""What the server adds to a bare forward, for one client that sends one short text at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from perf import report
+from perf.client import Connection, get, post, stage_times_ms, successful
+from perf.servers import START_TIMEOUT_S, Options, serving
+from perf.texts import TextSource, embeddings_body
+from perf.workers import Worker, worker
+
+TARGET_MS: Final = 1.0
+TOKENS: Final = 12
+
+_TITLES: Final = {
+    "bare": "bare forward",
+    "http": "HTTP, /v1/embeddings",
+    "null": "HTTP, /health (null)",
+    "embedded": "engine.embed()",
+}
+
+_UNTIMED: Final = 5
+"""Calls at the start of each block that bring caches and clocks back, and are not counted."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Calls made one after the other by one contender."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    cpu_ms: float = 0.0
+    """CPU time of the contender's own process for one call."""
+    stages_ms: dict[str, list[float]] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def timed(self, calls: int) -> Iterator[Callable[[float], None]]:
+        """Give a function that notes a call as ended, by the time at which it started."""
+        cpu_before_s = time.process_time()
+        yield lambda started: self.latencies_ms.append((time.perf_counter() - started) * 1e3)
+        self.cpu_ms = (time.process_time() - cpu_before_s) / calls * 1e3
+
+
+def _block_of(call: Callable[[], object], calls: int) -> Block:
+    for _ in range(_UNTIMED):
+        call()
+    block = Block()
+    with block.timed(calls) as ended:
+        for _ in range(calls):
+            started = time.perf_counter()
+            call()
+            ended(started)
+    return block
+
+
+class HttpClient:
+    """Sends one request over HTTP again and again, and notes the `Server-Timing` of the answers."""
+
+    def __init__(self, port: int, request: bytes) -> None:
+        self._connection = Connection(port, timeout_s=START_TIMEOUT_S)
+        self._request = request
+
+    def __call__(self, calls: int) -> Block:
+        replies = []
+        block = _block_of(lambda: replies.append(successful(self._connection.exchange(self._request))), calls)
+        for reply in replies[_UNTIMED:]:
+            for stage, ms in stage_times_ms(reply).items():
+                block.stages_ms.setdefault(stage, []).append(ms)
+        return block
+
+
+class BareForward:
+    """The same model without anything around it: `forward` on ids, in the thread that loaded it."""
+
+    def __init__(self, options: Options, text: str) -> None:
+        from staged_pool.runtime.models.load import load_model
+        from staged_pool.stages.errors import InvalidInput
+        from staged_pool.stages.work import TextInput
+
+        self._model = load_model(options.engine_config())
+        prepared = self._model.preprocess([TextInput(text)])[0]
+        if isinstance(prepared, InvalidInput):
+            raise prepared
+        self._ids = prepared.payload
+
+    def __call__(self, calls: int) -> Block:
+        return _block_of(lambda: self._model.forward([self._ids]), calls)
+
+
+class EmbeddedEngine:
+    """The library inside a program of its own event loop: `engine.embed()`."""
+
+    def __init__(self, options: Options, text: str) -> None:
+        from anyio.from_thread import start_blocking_portal
+
+        from staged_pool.runtime.engine import open_engine
+
+        uvloop = {"use_uvloop": True} if options.backend == "asyncio" else {}
+        life = contextlib.ExitStack()  # as long as the process
+        self._portal = life.enter_context(start_blocking_portal(options.backend, uvloop))
+        opening = self._portal.wrap_async_context_manager(open_engine(options.engine_config()))
+        self._engine = life.enter_context(opening)
+        self._life = life
+        self._text = text
+
+    def __call__(self, calls: int) -> Block:
+        return self._portal.call(self._calls, calls)
+
+    async def _calls(self, calls: int) -> Block:
+        for _ in range(_UNTIMED):
+            await self._engine.embed(self._text)
+        block = Block()
+        with block.timed(calls) as ended:
+            for _ in range(calls):
+                started = time.perf_counter()
+                await self._engine.embed(self._text)
+                ended(started)
+        return block
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of one difference over the rounds."""
+
+    median: float
+    quartile1: float
+    quartile3: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        quartile1, median, quartile3 = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, quartile1, quartile3)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.quartile1:.3f} .. {self.quartile3:.3f})"
+
+
+def run(options: Options, *, rounds: int, calls: int, embedded: bool) -> None:
+    """Measure, print and record.
+
+    Every contender runs one block a round, in turns and in alternating order, so that what the machine does meanwhile
+    falls on all of them; the others sleep. What is reported is the median over the rounds of the difference of the
+    two medians of a round.
+    """
+    source = TextSource(options.model)
+    text = source.text(TOKENS, random.Random(0))
+    request = post("/v1/embeddings", embeddings_body([text]))
+    settings = {"options": options, "rounds": rounds, "calls_per_block": calls, "tokens": source.tokens_of(text)}
+    with report.recording("overhead", settings) as record, contextlib.ExitStack() as running:
+        server = running.enter_context(serving(options.serve_command()))
+        record.results["model"] = server.card()
+        contenders: dict[str, Worker[int, Block]] = {
+            "bare": running.enter_context(worker(partial(BareForward, options, text))),
+            "http": running.enter_context(worker(partial(HttpClient, server.port, request))),
+            "null": running.enter_context(worker(partial(HttpClient, server.port, get("/health")))),
+        }
+        if embedded:
+            contenders["embedded"] = running.enter_context(worker(partial(EmbeddedEngine, options, text)))
+        blocks = _interleave(contenders, rounds, calls)
+        _report(record, blocks)
+
+
+def _interleave(contenders: dict[str, Worker[int, Block]], rounds: int, calls: int) -> dict[str, list[Block]]:
+    blocks: dict[str, list[Block]] = {name: [] for name in contenders}
+    for contender in contenders.values():
+        contender(calls)  # loads what is loaded at the first use
+    with report.progress("overhead", rounds) as bar:
+        for place in range(rounds):
+            for name in list(contenders)[:: -1 if place % 2 else 1]:
+                blocks[name].append(contenders[name](calls))
+            bar.advance(bar.task_ids[0])
+    return blocks
+
+
+def _report(record: report.Record, blocks: dict[str, list[Block]]) -> None:
+    medians = {name: [statistics.median(block.latencies_ms) for block in own] for name, own in blocks.items()}
+    over_bare: dict[str, Spread] = {
+        name: Spread.of([a - b for a, b in zip(medians[name], medians["bare"], strict=True)])
+        for name in ("http", "embedded")
+        if name in blocks
+    }
+    rows = []
+    for name, own in blocks.items():
+        summary = report.Summary.of([ms for block in own for ms in block.latencies_ms])
+        cpu_ms = statistics.median(block.cpu_ms for block in own)
+        over_bare_cell = str(over_bare.get(name, "-"))
+        rows.append([_TITLES[name], *report.Summary.cells(summary), over_bare_cell, f"{cpu_ms:.3f}"])
+        record.results[name] = {
+            "ms": summary,
+            "round_medians_ms": medians[name],
+            "over_bare_ms": over_bare.get(name),
+            "process_cpu_ms_per_call": cpu_ms,
+        }
+    report.show_table(
+        "One client, one short text at a time (ms)",
+        ["", "p50", "p99", "max", "n", "over bare: median (quartiles)", "own CPU"],
+        rows,
+        note="own CPU: of the process that calls; over HTTP that is the client alone",
+    )
+    _report_stages(record, blocks["http"])
+    for name, over in over_bare.items():
+        record.show_target(f"overhead of {_TITLES[name]}", over.median, TARGET_MS, "ms")
+
+
+def _report_stages(record: report.Record, blocks: list[Block]) -> None:
+    times_ms = {
+        stage: [ms for block in blocks for ms in block.stages_ms.get(stage, [])] for stage in blocks[0].stages_ms
+    }
+    middles = {
+        stage: {"median": statistics.median(times), "mean": statistics.fmean(times)}
+        for stage, times in times_ms.items()
+    }
+    whole = all(ms == round(ms) for times in times_ms.values() for ms in times)
+    report.show_table(
+        "Where the time goes: Server-Timing (ms)",
+        ["stage", "median", "mean"],
+        [[stage, f"{middle['median']:.3f}", f"{middle['mean']:.3f}"] for stage, middle in middles.items()],
+        note="the server's clock ticks in whole milliseconds: read the mean" if whole else "",
+    )
+    record.results["stages_ms"] = middles

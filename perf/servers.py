@@ -1,0 +1,165 @@
+"""Start a server as a process of its own, wait until it is there, and end it again by its process id."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from perf.client import Connection, Reply, get
+from staged_pool.runtime.config import DType, EngineConfig
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+
+START_TIMEOUT_S: Final = 120.0
+STOP_TIMEOUT_S: Final = 5.0
+POLL_S: Final = 0.005
+
+Backend = Literal["asyncio", "trio"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is measured. The same values go to the server, to the library and to the bare model."""
+
+    model: str | None = None
+    dtype: DType = "auto"
+    torch_threads: int | None = None
+    backend: Backend = "asyncio"
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(model=self.model, dtype=self.dtype, torch_threads=self.torch_threads)
+
+    def serve_command(self) -> list[str]:
+        """`staged-pool serve`, with all other settings at their defaults; the port is not in it."""
+        command = [str(Path(sys.executable).parent / "staged-pool"), "serve"]
+        for field in fields(self):
+            if (value := getattr(self, field.name)) is not None:
+                command += [f"--{field.name.replace('_', '-')}", str(value)]
+        return command
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What `/ready` says about the model that is served; the fields that a comparison depends on."""
+
+    name: str
+    dtype: str
+    torch_threads: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    model: Card
+
+
+class ServerFailed(RuntimeError):
+    """A server did not start."""
+
+
+class Server:
+    """One server process. Made by `serving`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, started: float) -> None:
+        self.process = process
+        self.port = port
+        self._log = log
+        self._started = started
+
+    def age_s(self) -> float:
+        """Seconds since just before the process was made."""
+        return time.perf_counter() - self._started
+
+    def wait_listening(self) -> None:
+        """Wait until the port accepts a connection."""
+        for _ in self._polls():
+            with suppress(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", self.port), timeout=START_TIMEOUT_S).close()
+                return
+
+    def wait_ok(self, path: str) -> Reply:
+        """Wait until a GET of `path` is answered 200, and return that answer."""
+        self.wait_listening()
+        connection = Connection(self.port, timeout_s=START_TIMEOUT_S)
+        try:
+            for _ in self._polls():
+                reply = connection.exchange(get(path))
+                if reply.status == 200:
+                    return reply
+        finally:
+            connection.close()
+        raise AssertionError("polls end only by raising")
+
+    def card(self) -> Card:
+        """What the model is that is served; waits until it is ready."""
+        return msgspec.json.decode(self.wait_ok("/ready").body, type=_Ready).model
+
+    def _polls(self) -> Iterator[None]:
+        """Until the loop is left, one more attempt every few milliseconds.
+
+        Raises:
+            ServerFailed: The process has ended, or takes too long.
+        """
+        while True:
+            yield
+            if self.process.poll() is not None:
+                raise ServerFailed(f"the server ended with code {self.process.returncode}:\n{self._last_words()}")
+            if self.age_s() > START_TIMEOUT_S:
+                raise ServerFailed(f"the server is not there after {START_TIMEOUT_S:g} s:\n{self._last_words()}")
+            time.sleep(POLL_S)
+
+    def _last_words(self) -> str:
+        return self._log.read_text(errors="replace")[-2000:]
+
+
+@contextmanager
+def serving(command: Sequence[str]) -> Iterator[Server]:
+    """Start a server on a free port of 127.0.0.1; at the end of the block it is told to stop, then made to.
+
+    Args:
+        command: Takes `--port` at its end. Run in the root of the repository; what it says goes to a file.
+    """
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="perf-") as folder:
+        log = Path(folder) / "server.log"
+        with log.open("wb") as output:
+            started = time.perf_counter()
+            process = subprocess.Popen(
+                [*command, "--port", str(port)],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we end the server by its id
+            )
+        try:
+            yield Server(process, port, log, started)
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,80 @@
+"""Processes of our own: one for each part that must not share an interpreter with another part."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Generic, TypeVar
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Worker(Generic[A, R]):
+    """A process that answers calls, one at a time."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def begin(self, argument: A) -> None:
+        """Start a call; `end` waits for it, so several workers can work at once."""
+        self._pipe.send(argument)
+
+    def end(self) -> R:
+        """The result of the call that was begun.
+
+        Raises:
+            RuntimeError: The call raised, or the process died.
+        """
+        try:
+            failure, result = self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("a worker process died; its last words are above") from None
+        if failure is not None:
+            raise RuntimeError(f"a worker process failed: {failure}")
+        value: R = result
+        return value
+
+    def __call__(self, argument: A) -> R:
+        self.begin(argument)
+        return self.end()
+
+
+@contextmanager
+def worker(make: Callable[[], Callable[[A], R]]) -> Iterator[Worker[A, R]]:
+    """Start a process, and end it at the end of the block, whatever it is doing then.
+
+    Args:
+        make: Called in the new process; returns the function that answers the calls. Pickled, as are all arguments
+            and results.
+    """
+    context = multiprocessing.get_context("spawn")  # not fork: nothing of ours may live on in there
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, make), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield Worker(ours)
+    finally:
+        process.terminate()
+        process.join()
+        ours.close()
+
+
+def _serve(pipe: Connection, make: Callable[[], Callable[[A], R]]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends this process
+    answer = make()
+    while True:
+        try:
+            argument = pipe.recv()
+        except EOFError:
+            return
+        outcome: tuple[str | None, R | None]
+        try:
+            outcome = (None, answer(argument))
+        except Exception as error:  # noqa: BLE001  # carried to the parent, where not every class can be unpickled
+            outcome = (f"{type(error).__name__}: {error}", None)
+        pipe.send(outcome)
