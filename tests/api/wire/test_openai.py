@@ -19,7 +19,7 @@ from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import MODEL_MAX, EmbedRequest, TextInput
 from tests.doubles import CARD
 
-TEXT = st.text(st.characters(exclude_categories=("Cs",)))
+TEXT = st.text(st.characters(codec="utf-8"))
 IDS = st.lists(st.integers(0, 2**40), min_size=1)
 VECTORS = st_numpy.arrays(
     np.float32,
