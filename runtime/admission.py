@@ -30,7 +30,17 @@ class Room:
     leave the device they are inside no more.
     """
 
-    __slots__ = ("_admission", "_estimate", "_unprepared", "body_bytes", "entered_at", "expected_s", "items", "tokens")
+    __slots__ = (
+        "_admission",
+        "_estimate",
+        "_unprepared",
+        "body_bytes",
+        "entered_at",
+        "expected_s",
+        "inside",
+        "items",
+        "tokens",
+    )
 
     def __init__(
         self, admission: Admission, *, body_bytes: int, tokens: float, entered_at: float, expected_s: float
@@ -45,6 +55,8 @@ class Room:
         self.entered_at = entered_at
         self.expected_s = expected_s
         """How long it was predicted to take when it entered."""
+        self.inside = True
+        """Until it is given back: items of a caller who left move on for a while, and count no more."""
 
     def split(self, items: int) -> None:
         """It turned out to have so many items."""
@@ -53,13 +65,14 @@ class Room:
 
     def prepared(self, tokens: int) -> None:
         """One of its items is tokenized and has so many tokens."""
-        if self._unprepared:
+        if self._unprepared and self.inside:
             self._unprepared -= 1
             self._admission.correct(self, tokens - self._estimate)
 
     def computed(self, tokens: int) -> None:
         """One of its items has left the device."""
-        self._admission.correct(self, -tokens)
+        if self.inside:
+            self._admission.correct(self, -tokens)
 
 
 class Admission:
@@ -149,6 +162,7 @@ class Admission:
         Args:
             answered_tokens: What it really had, where it was answered: estimates are learned from it.
         """
+        room.inside = False
         self._requests -= 1
         self._items -= room.items
         self._body_bytes -= room.body_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -68,7 +69,8 @@ class Engine:
         self._model = model
         self._preprocess_offload = preprocess
         pace = Pace()
-        self._admission = Admission(config, pace, anyio.current_time)
+        self._clock = options.clock
+        self._admission = Admission(config, pace, options.clock)
         self._cancelled: Counter[str] = Counter()
         self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Room] = {}
@@ -116,6 +118,9 @@ class Engine:
         self._postprocess = PostprocessStage[Row](
             rows.inlet, offload=offload, options=options, workers=POSTPROCESS_WORKERS
         )
+        self._stages = (self._parse, self._preprocess, self._batch, self._postprocess)
+        for stage in self._stages:
+            stage.gave_up = self._break
 
     @property
     def card(self) -> ModelCard:
@@ -173,8 +178,11 @@ class Engine:
         ticket = Ticket(decode, partial(self._encode, encode), room, deadline=deadline, timeline=timeline)
         self._tickets[ticket] = room
         try:
-            with anyio.CancelScope(deadline=now + timeout_s):
-                await self._door.send(Arrival(ticket, body_bytes, now))
+            with anyio.move_on_after(timeout_s):
+                try:
+                    await self._door.send(Arrival(ticket, body_bytes, now))
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    ticket.fail(EngineStopped("The engine is stopped."))
                 return cast(R, await ticket.wait())
             ticket.fail(
                 DeadlineExceeded(
@@ -183,8 +191,6 @@ class Engine:
                 )
             )
             return cast(R, await ticket.wait())
-        except anyio.BrokenResourceError:
-            raise EngineStopped("The engine is stopped.") from None
         finally:
             # Left by cancellation of any kind, the ticket is still open: this is what abandons it.
             if ticket.fail(Abandoned("the caller left")):
@@ -251,9 +257,9 @@ class Engine:
             raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
         if not timeout_s > 0:
             raise InvalidInput(f"timeout_s={timeout_s}: must be above 0.", param="timeout_s")
-        now = anyio.current_time()
-        deadline = min(now + timeout_s, anyio.current_effective_deadline())
-        return self._admission.enter(body_bytes=body_bytes, timeout_s=deadline - now), now, deadline
+        left_s = min(timeout_s, anyio.current_effective_deadline() - anyio.current_time())
+        now = self._clock()
+        return self._admission.enter(body_bytes=body_bytes, timeout_s=left_s), now, now + left_s
 
     def _accept(self, ticket: Ticket, request: Request) -> None:
         """What parse asks of a decoded request: it fits this model and this server's limits."""
@@ -282,7 +288,8 @@ class Engine:
             log.info("engine.draining", requests=len(self._tickets))
         with anyio.move_on_after(timeout_s):
             while self._tickets:
-                self._empty = anyio.Event()
+                if self._empty.is_set():  # never replaced while somebody waits: there may be several drains
+                    self._empty = anyio.Event()
                 await self._empty.wait()
         self._fail_all("The engine was stopped before this request was done.")
 
@@ -331,14 +338,11 @@ class Engine:
             async with anyio.create_task_group() as watchers:
                 watchers.start_soon(self._watch_preprocess)
                 async with anyio.create_task_group() as stages:
-                    for stage in (self._parse, self._preprocess, self._batch, self._postprocess):
+                    for stage in self._stages:
                         stages.start_soon(stage.run)
                 watchers.cancel_scope.cancel()
         except* Exception as group:  # noqa: BLE001  # a stage that gave up: the others were cancelled, the host must not be
-            error: BaseException = group
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            self._break(str(error))
+            self._break(group)
 
     async def _watch_preprocess(self) -> None:
         """Raise the alarm about calls that do not end. Nothing can end a thread; an operator can end the process."""
@@ -349,8 +353,13 @@ class Engine:
                 log.error("preprocess.overdue", calls=overdue, limit=self._config.preprocess_limit)
             known = overdue
 
-    def _break(self, fault: str) -> None:
-        self._fault = fault
+    def _break(self, error: Exception) -> None:
+        """Serve no more. Called as soon as a stage gives up, however long the calls that still run may take."""
+        if self._broken.is_set():
+            return
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        self._fault = fault = str(error)
         self._phase = Phase.STOPPED
         log.error("engine.broken", fault=fault, requests=len(self._tickets))
         self._fail_all(f"The engine is broken: {fault}.")
@@ -433,7 +442,8 @@ async def open_engine(config: EngineConfig | None = None) -> AsyncIterator[Engin
     config = config or EngineConfig()
     async with DeviceThread("staged-pool device", watchdog_s=config.watchdog_s).running() as device:
         model = await device.run(_load, config)
-        async with run_engine(config, model, device=device) as engine:
+        options = StageOptions(clock=time.perf_counter)
+        async with run_engine(config, model, device=device, options=options) as engine:
             yield engine
 
 

@@ -128,14 +128,14 @@ class BatchStage(Stage, Generic[P, R]):
                 await self._work_waits.wait()
 
     def _next_batch(self) -> Batch[P] | None:
-        now = anyio.current_time()
+        now = self._clock()
         batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), draining=self._ended)
         self._room_freed.set()
         return batch
 
     async def _compute(self, batch: Batch[P]) -> list[Item[R]]:
         self.triggers[batch.trigger] += 1
-        started = anyio.current_time()
+        started = self._clock()
         for item in batch.items:
             self.meter.wait.observe(started - item.sent_at)
         results = await run_isolated(
@@ -144,7 +144,7 @@ class BatchStage(Stage, Generic[P, R]):
             stage="batch",
             on_out_of_memory=self._lower_budget,
         )
-        ended = anyio.current_time()
+        ended = self._clock()
         self.meter.service.observe(ended - started)
         self._pace.observe(batch.cost, ended - started)
         tokens = sum(item.cost for item in batch.items)

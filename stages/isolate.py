@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import anyio.lowlevel
 import structlog
 
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, StagedPoolError
@@ -25,6 +26,7 @@ async def run_isolated(
     """Run all payloads at once; if that raises, run its halves, until only the culprits have failed.
 
     One culprit among n costs about 2 log2(n) further runs. The order of the results is that of the payloads.
+    Cancelled, it starts no further run.
 
     Args:
         run: May raise anything; must return one result for each payload.
@@ -49,10 +51,11 @@ async def run_isolated(
             return [failure(error, stage)]
         log.warning("batch.bisected", stage=stage, payloads=len(payloads), error=type(error).__name__)
     half = len(payloads) // 2
-    return [
-        *await run_isolated(run, payloads[:half], stage=stage, on_out_of_memory=on_out_of_memory),
-        *await run_isolated(run, payloads[half:], stage=stage, on_out_of_memory=on_out_of_memory),
-    ]
+    halves: list[R | StagedPoolError] = []
+    for part in (payloads[:half], payloads[half:]):
+        await anyio.lowlevel.checkpoint_if_cancelled()  # a run may be shielded: a stop waits for one, not for all
+        halves += await run_isolated(run, part, stage=stage, on_out_of_memory=on_out_of_memory)
+    return halves
 
 
 def failure(error: Exception, stage: str) -> StagedPoolError:

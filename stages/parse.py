@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import anyio
 import structlog
 
 from staged_pool.stages.channel import Inlet, Outlet
@@ -83,7 +82,7 @@ class ParseStage(Stage):
 
     async def _parse(self, arrival: Arrival) -> None:
         ticket, meter = arrival.ticket, self.meter
-        now = anyio.current_time()
+        now = self._clock()
         if not is_wanted(ticket, meter, now=now):
             return
         meter.wait.observe(now - arrival.sent_at)
@@ -98,14 +97,14 @@ class ParseStage(Stage):
             self._fail(ticket, StageFailed("the request could not be decoded: a bug of the server", stage="parse"))
             return
         ticket.expect(request)
-        done = anyio.current_time()
+        done = self._clock()
         meter.service.observe(done - now)
         meter.done += 1
         ticket.timeline.parse_s = done - arrival.sent_at
         for start in range(0, len(request.inputs), self._chunk_items):
             if ticket.settled:
                 return
-            sent_at = anyio.current_time()
+            sent_at = self._clock()
             await self._outlet.send(
                 [
                     Item(ticket, index, source, sent_at)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-import anyio
 import structlog
 
 from staged_pool.stages.channel import Inlet
@@ -63,14 +62,14 @@ class PostprocessStage(Stage, Generic[R]):
         """Keep the rows; return the tickets that are complete now, smallest first, with their last item's time."""
         complete = [
             (item.ticket, item.sent_at)
-            for item in wanted(items, self.meter, now=anyio.current_time())
+            for item in wanted(items, self.meter, now=self._clock())
             if item.ticket.deliver(item.index, item.payload, item.cost)
         ]
         complete.sort(key=lambda pair: pair[0].timeline.items)
         return complete
 
     async def _answer(self, ticket: Ticket, sent_at: float) -> None:
-        started = anyio.current_time()
+        started = self._clock()
         if ticket.settled:
             self.meter.dropped[cause(ticket)] += 1
             return
@@ -90,7 +89,7 @@ class PostprocessStage(Stage, Generic[R]):
             return
         if self._seam is not None:
             await self._at("encoded")
-        ended = anyio.current_time()
+        ended = self._clock()
         self.meter.service.observe(ended - started)
         ticket.timeline.postprocess_s = ended - sent_at
         self.meter.done += ticket.timeline.items

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-import anyio
-
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import wanted
 from staged_pool.stages.errors import InvalidInput, ModelFailed, StagedPoolError
@@ -85,12 +83,12 @@ class PreprocessStage(Stage, Generic[S, P]):
                 held.handed_on()
 
     async def _prepare(self, items: Sequence[Item[S]]) -> list[Item[P]]:
-        started = anyio.current_time()
+        started = self._clock()
         items = wanted(items, self.meter, now=started, needs_s=self._ahead_s())
         if not items:
             return []
         results = await run_isolated(self._call, [item.payload for item in items], stage="preprocess")
-        ended = anyio.current_time()
+        ended = self._clock()
         ready: list[Item[P]] = []
         for item, result in zip(items, results, strict=True):
             self.meter.service.observe(ended - started)
@@ -109,7 +107,7 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     async def _call(self, payloads: Sequence[S]) -> Sequence[Prepared[P] | StagedPoolError]:
         call = object()
-        self._called_at[call] = anyio.current_time()
+        self._called_at[call] = self._clock()
         try:
             return await self._offload(self._preprocess, payloads)
         finally:
@@ -117,5 +115,5 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     def overdue(self, than_s: float) -> int:
         """Calls that have been running for longer than `than_s` seconds. Each holds a worker and its thread."""
-        now = anyio.current_time()
+        now = self._clock()
         return sum(now - called_at > than_s for called_at in self._called_at.values())

@@ -21,6 +21,9 @@ class StageOptions:
     """What all stages of one engine share."""
 
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
+    clock: Callable[[], float] = anyio.current_time
+    """Seconds, for everything that is measured and for deadlines. The event loop's own follows virtual time; uvloop's
+    stands still within a turn of the loop and counts whole milliseconds, so a real engine uses a finer one."""
     seam: Seam | None = None
     """None in production; a stage then does no more than look at it."""
 
@@ -37,7 +40,10 @@ class Stage:
     def __init__(self, name: str, *, workers: int, options: StageOptions) -> None:
         self.meter = StageMeter(name, workers)
         self._supervisor = Supervisor(self.meter, options.restarts)
+        self._clock = options.clock
         self._seam = options.seam
+        self.gave_up: Callable[[Exception], object] = lambda _: None
+        """Called when a worker cannot be restarted: at once, where `run` first waits for the other workers' calls."""
 
     async def _run(self, workers: Sequence[Callable[[], Awaitable[None]]], close: Callable[[], object]) -> None:
         """Run the workers until all have returned, then close the stage's ends of its channels.
@@ -48,9 +54,16 @@ class Stage:
         try:
             async with anyio.create_task_group() as group:
                 for worker in workers:
-                    group.start_soon(self._supervisor.run, worker)
+                    group.start_soon(self._supervise, worker)
         finally:
             close()
+
+    async def _supervise(self, worker: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await self._supervisor.run(worker)
+        except Exception as error:
+            self.gave_up(error)
+            raise
 
     async def _at(self, point: str) -> None:
         """Reach a seam. Call it behind `if self._seam is not None`, so that production pays one comparison."""

@@ -97,11 +97,12 @@ class Supervisor:
         Raises:
             StageBroken: The stage's workers crashed too often within the policy's window.
             DeviceLost: From the worker: no restart brings a device back.
+            BrokenResourceError: From the worker: the stage behind has given up.
         """
         while True:
             try:
                 await worker()
-            except DeviceLost:
+            except (DeviceLost, anyio.BrokenResourceError):
                 raise
             except Exception:  # the boundary: a crash must end neither the stage nor its host
                 log.exception("stage.worker_crashed", stage=self._meter.name)

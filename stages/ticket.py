@@ -63,7 +63,7 @@ class Ticket:
         decode: See `Decode`.
         encode: See `Encode`.
         load: See `Load`.
-        deadline: On the event loop's clock, in seconds; `math.inf` for none.
+        deadline: On the clock of the stages, in seconds; `math.inf` for none.
         timeline: Where the stages note their times; the caller may hold it too.
     """
 

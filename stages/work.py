@@ -77,7 +77,7 @@ class Item(Generic[P_co]):
     """Which of the request's inputs it came from."""
     payload: P_co
     sent_at: float
-    """When it was handed to the channel that it waits in, on the event loop's clock, in seconds."""
+    """When it was handed to the channel that it waits in, on the clock of the stages, in seconds."""
     cost: int = 0
     batch_key: Hashable = None
 
