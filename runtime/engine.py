@@ -74,6 +74,8 @@ class Engine:
         self._cancelled: Counter[str] = Counter()
         self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Room] = {}
+        self._scopes: dict[Ticket, anyio.CancelScope] = {}
+        """Of the callers' waits for room in front of parse and for their outcomes."""
         self._empty = anyio.Event()
         self._broken = anyio.Event()
         self._phase = Phase.READY
@@ -178,7 +180,7 @@ class Engine:
         ticket = Ticket(decode, partial(self._encode, encode), room, deadline=deadline, timeline=timeline)
         self._tickets[ticket] = room
         try:
-            with anyio.move_on_after(timeout_s):
+            with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
                 try:
                     await self._door.send(Arrival(ticket, body_bytes, now))
                 except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -197,7 +199,7 @@ class Engine:
                 self._cancelled[ticket.stage] += 1
             elif isinstance(ticket.error, DeadlineExceeded):
                 self._expired[ticket.error.stage] += 1
-            del self._tickets[ticket]
+            del self._tickets[ticket], self._scopes[ticket]
             self._admission.leave(room, answered_tokens=0 if ticket.error else ticket.timeline.tokens)
             if not self._tickets:
                 self._empty.set()
@@ -366,8 +368,9 @@ class Engine:
         self._broken.set()
 
     def _fail_all(self, message: str) -> None:
-        for ticket in list(self._tickets):
-            ticket.fail(EngineStopped(message))
+        for ticket, scope in list(self._scopes.items()):
+            if ticket.fail(EngineStopped(message)):
+                scope.cancel()  # its caller may still wait for room in front of parse
 
 
 def _text_input(index: int, source: object, max_tokens: int | None) -> TextInput:
