@@ -1,0 +1,412 @@
+"""What must hold in every world: watched while it runs, and checked when it has ended."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import anyio
+
+from staged_pool.runtime.admission import Room
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.results import EmbedResult
+from staged_pool.runtime.statistics import Phase
+from staged_pool.stages.errors import (
+    Abandoned,
+    DeadlineExceeded,
+    DeviceLost,
+    EngineStopped,
+    InvalidInput,
+    ModelFailed,
+    OutOfMemory,
+    Overloaded,
+    StageFailed,
+    TooLarge,
+)
+from staged_pool.stages.ticket import Ticket, Timeline
+from staged_pool.stages.work import Batch
+from tests.sim.world import ClientPlan, World
+
+IDLE_S = 60.0
+"""A world in which nothing has happened for so long must have nothing unsettled."""
+
+HANG_S = 300.0
+"""A world that lasts longer has hung."""
+
+EPSILON = 1e-6
+
+Name: TypeAlias = tuple[int, int]
+"""An item: the number of its client, and its index there."""
+
+
+class Left:
+    """The outcome of a client that left."""
+
+
+LEFT = Left()
+Outcome: TypeAlias = object | Exception | Left
+
+
+def vector(name: Name, cost: int) -> list[float]:
+    """What the model answers for an item; no two items of a world have the same."""
+    return [name[0], name[1], cost, name[0] * 1000 + name[1]]
+
+
+class WatchedTicket(Ticket):
+    """A ticket that says when it settles. Stages see no difference."""
+
+    __slots__ = ("times", "watch")
+
+    watch: Watch
+    times: list[float]
+
+    def _settle(self) -> None:
+        self.times.append(self.watch.now())
+        super()._settle()
+        if len(self.times) > 1:
+            self.watch.fail("a ticket has settled twice")
+        if self._error is None:
+            self.watch.resolved(self)
+
+
+@dataclass
+class Watch:
+    """One run under observation. Everything that is wrong becomes a line of `violations`."""
+
+    world: World
+    verbose: bool = False
+    violations: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+    engine: Engine | None = None
+    tickets: dict[int, WatchedTicket] = field(default_factory=dict)
+    """By the identity of their timelines, which the clients know."""
+    timelines: dict[int, Timeline] = field(default_factory=dict)
+    """By client."""
+    rooms: dict[int, Room] = field(default_factory=dict)
+    """Everything that admission counts as inside, by identity."""
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    settled_at: dict[int, float] = field(default_factory=dict)
+    """When each client had its outcome."""
+    crashed_at: dict[str, list[float]] = field(default_factory=dict)
+    """Injected crashes of each stage."""
+    busy_until: float = 0.0
+    """The last moment at which anything is known to happen."""
+    all_done: anyio.Event = field(default_factory=anyio.Event)
+    device_calls: int = 0
+    on_device: int = 0
+    device_lost_at: float = math.inf
+    most_items: int = 10**9
+    """Of a batch, as the device's memory has taught."""
+    preprocess_calls: int = 0
+    preprocessing: int = 0
+    started: set[Name] = field(default_factory=set)
+    """Items that preprocess has begun."""
+    stopping_at: float = math.inf
+    """When the host first asked the engine to drain, to end or to stop."""
+    cancelled_at: float = math.inf
+    """When the host's block was left by an error or a cancellation."""
+    ended: bool = False
+    """Whether the engine's block has been left."""
+
+    def now(self) -> float:
+        return anyio.current_time()
+
+    def note(self, text: str) -> None:
+        """A line of the trace, with the time in milliseconds."""
+        if self.verbose:
+            self.trace.append(f"{self.now() * 1000:10.0f}  {text}")
+
+    def fail(self, text: str) -> None:
+        self.violations.append(f"{text} (at {self.now() * 1000:.0f} ms)")
+        self.note(f"VIOLATION: {text}")
+
+    def active(self, for_s: float = 0.0) -> None:
+        """Something happens, and goes on for so long."""
+        self.busy_until = max(self.busy_until, self.now() + for_s)
+
+    # ---- what the harness tells while the world runs ----
+
+    def ticket_made(self, ticket: WatchedTicket) -> None:
+        self.tickets[id(ticket.timeline)] = ticket
+
+    def ticket_of(self, number: int) -> WatchedTicket | None:
+        timeline = self.timelines.get(number)
+        return None if timeline is None else self.tickets.get(id(timeline))
+
+    def resolved(self, ticket: WatchedTicket) -> None:
+        """It is answered: all its items have left the device, so none of its tokens may be inside."""
+        room = ticket.load
+        if isinstance(room, Room) and abs(room.tokens) > EPSILON:
+            self.fail(f"an answered request still counts {room.tokens:g} tokens")
+
+    def refused(self, error: Exception, others: int) -> None:
+        """Admission says no: that takes somebody else to be inside."""
+        if isinstance(error, Overloaded) and not others:
+            self.fail(f"an empty engine refuses: {error}")
+
+    def preprocess_starts(self, names: Sequence[Name]) -> None:
+        for name in names:
+            if name in self.started:
+                continue  # a repetition, because another item of the call has failed
+            self.started.add(name)
+            if self._unwanted(name[0]):
+                self.fail(f"preprocess began item {name}, which nobody waits for")
+        if self.ended:
+            self.fail("preprocess began after the engine had ended")
+
+    def batch_formed(self, batch: Batch[list[int]], waiting_cost: int) -> None:
+        items, config = batch.items, self.world.config
+        for item in items:
+            if self._unwanted(item.payload[0]):
+                self.fail(f"item {item.payload} entered a batch, and nobody waits for it")
+        costs = [item.cost for item in items]
+        cost = max(costs) * len(costs) if self.world.pads else sum(costs)
+        if cost != batch.cost or (cost > config.max_batch_tokens and len(items) > 1):
+            self.fail(f"a batch of {cost} tokens; it says {batch.cost}, and {config.max_batch_tokens} are allowed")
+        if len(items) > min(config.max_batch_items, self.most_items):
+            self.fail(f"a batch of {len(items)} items")
+        if len({item.batch_key for item in items}) > 1:
+            self.fail("a batch of several keys")
+        list_cost = 2 * config.chunk_items * 6
+        if waiting_cost > config.waiting_tokens + list_cost:
+            self.fail(f"{waiting_cost} tokens in the waiting room")
+
+    def _unwanted(self, number: int) -> bool:
+        ticket = self.ticket_of(number)
+        return ticket is None or ticket.settled or ticket.deadline < self.now() - EPSILON
+
+    def device_starts(self) -> None:
+        if self.on_device:
+            self.fail("two batches on the device")
+        if self.now() > self.cancelled_at + EPSILON:
+            self.fail("a forward began after the engine had been stopped")
+        if self.ended:
+            self.fail("a forward began after the engine had ended")
+
+    def outcome(self, client: ClientPlan, outcome: Outcome) -> None:
+        """A client has its outcome: the only one, in time, and one that this world explains."""
+        number = client.number
+        self.note(f"client {number}: {_named(outcome)}")
+        self.active()
+        if number in self.outcomes:
+            self.fail(f"client {number} has two outcomes")
+        self.outcomes[number] = outcome
+        self.settled_at[number] = self.now()
+        if not client.tokenizes:
+            self._in_time(client)
+            ticket = self.ticket_of(number)
+            if ticket is not None:
+                if not ticket.settled:
+                    self.fail(f"client {number} has its outcome, and its ticket is open")
+                elif self.now() > ticket.times[0] + EPSILON:
+                    self.fail(f"client {number} heard of its outcome after {self.now() - ticket.times[0]:g} s")
+        if wrong := self._unexplained(client, outcome):
+            self.fail(f"client {number}: {_named(outcome)}: {wrong}")
+        self.admission_adds_up()
+        if len(self.outcomes) == len(self.world.clients):
+            self.all_done.set()
+
+    def _in_time(self, client: ClientPlan) -> None:
+        began = client.arrives_at
+        latest = min(began + client.timeout_s, began + client.host_timeout_s, client.leaves_at)
+        if self.now() > latest + EPSILON:
+            self.fail(f"client {client.number} had to wait until after {latest * 1000:.0f} ms")
+
+    def _unexplained(self, client: ClientPlan, outcome: Outcome) -> str | None:
+        """Why this outcome is wrong; None if it is right."""
+        match outcome:
+            case EmbedResult():
+                return self._wrong_answer(client, outcome)
+            case Left():
+                return None if self.now() >= client.leaves_at - EPSILON else "it has not left"
+            case DeadlineExceeded():
+                return self._wrong_deadline(client, outcome)
+            case TimeoutError():
+                return None if self._past(client.arrives_at + client.host_timeout_s) else "too early"
+            case TooLarge():
+                config = self.world.config
+                large = len(client.items) > config.max_request_items or client.body_bytes > config.max_bytes
+                return None if large else "it is small"
+            case InvalidInput(index=None):
+                return None if "refuses" in (client.decode, client.encode) else "it is valid"
+            case InvalidInput(index=index) | ModelFailed(index=index):
+                return self._wrong_culprit(client, index, outcome)
+            case OutOfMemory():
+                faults = [item.fault for item in client.items]
+                return None if "out of memory" in faults else "a smaller batch fits"
+            case Overloaded():
+                return None  # see `refused`
+            case StageFailed(stage=stage):
+                return self._wrong_crash(client, stage)
+            case DeviceLost():
+                return None if self._past(self.device_lost_at) else "the device is well"
+            case EngineStopped():
+                return self._wrong_stop()
+            case Abandoned():
+                return "it is for nobody's eyes"
+            case str() if client.tokenizes:
+                return None if outcome == f"tokens {client.number}" else "of another text"
+            case _:
+                return "never expected"
+
+    def _past(self, moment: float) -> bool:
+        return self.now() >= moment - EPSILON
+
+    def _wrong_answer(self, client: ClientPlan, result: EmbedResult) -> str | None:
+        if any(item.fault for item in client.items) or client.decode or client.encode:
+            return "it must fail"
+        want = [vector((client.number, index), item.cost) for index, item in enumerate(client.items)]
+        if (got := result.embeddings.tolist()) != want:
+            return f"{got} instead of {want}"
+        if result.usage.prompt_tokens != sum(item.cost for item in client.items):
+            return f"counts {result.usage.prompt_tokens} tokens"
+        return None
+
+    def _wrong_deadline(self, client: ClientPlan, error: DeadlineExceeded) -> str | None:
+        deadline = client.arrives_at + min(client.timeout_s, client.host_timeout_s)
+        if self._past(client.leaves_at):
+            return None  # a caller that is cancelled already has no time left
+        if deadline == math.inf:
+            return "it has none"
+        if not self._past(deadline) and error.stage not in ("door", "preprocess"):
+            return f"{error.stage} was not asked to predict"
+        return None
+
+    def _wrong_culprit(self, client: ClientPlan, index: int | None, error: Exception) -> str | None:
+        if index is None:
+            return "names no item"
+        kinds = ("invalid",) if isinstance(error, InvalidInput) else ("preprocess raises", "forward raises", "nan")
+        return None if client.items[index].fault in kinds else f"item {index} is healthy"
+
+    def _wrong_crash(self, client: ClientPlan, stage: str) -> str | None:
+        if (client.decode if stage == "parse" else client.encode if stage == "postprocess" else None) == "raises":
+            return None
+        ticket = self.ticket_of(client.number)
+        if ticket is None or not any(abs(t - ticket.times[0]) < EPSILON for t in self.crashed_at.get(stage, ())):
+            return f"{stage} has not crashed"
+        return None
+
+    def _wrong_stop(self) -> str | None:
+        engine = self.engine
+        if engine is None or self.ended or self._past(self.stopping_at) or engine.fault is not None:
+            return None
+        return None if self.may_be_broken() else "the engine runs"
+
+    def may_be_broken(self) -> bool:
+        """Whether there is a reason for the engine to give up."""
+        return self._past(self.device_lost_at) or self.broken_at() < math.inf
+
+    def broken_at(self) -> float:
+        """When a stage has crashed once too often within the window; infinite if none has."""
+        most, window_s = self.world.restarts.max_crashes, self.world.restarts.window_s
+        return min(
+            (
+                last
+                for times in self.crashed_at.values()
+                for first, last in zip(times, times[most:], strict=False)
+                if last - first < window_s
+            ),
+            default=math.inf,
+        )
+
+    def admission_adds_up(self) -> None:
+        """What admission counts is the sum of what the requests inside have taken."""
+        engine = self.engine
+        if engine is None:
+            return
+        rooms, counted = self.rooms.values(), engine._admission
+        for what, total, parts in (
+            ("requests", counted._requests, len(rooms)),
+            ("items", counted._items, sum(room.items for room in rooms)),
+            ("bytes", counted._body_bytes, sum(room.body_bytes for room in rooms)),
+            ("tokens", counted._tokens, sum(room.tokens for room in rooms)),
+        ):
+            if abs(total - parts) > EPSILON:
+                self.fail(f"admission counts {total:g} {what}, and {parts:g} are inside")
+
+    def drained(self, began_at: float, timeout_s: float) -> None:
+        """`Engine.drain` has returned: nothing is open, and it has waited no longer than it had to."""
+        self.note("drain has returned")
+        engine = self.engine
+        if engine is None:
+            return
+        if any(not ticket.settled for ticket in engine._tickets):
+            self.fail("drained, and a request is open")
+        latest = began_at + timeout_s
+        if not engine._tickets:  # every caller has left already
+            latest = min(latest, max([began_at, *(t.times[0] for t in self.tickets.values() if t.times)]))
+        if self.now() > latest + EPSILON:
+            self.fail(f"a drain took {self.now() - began_at:g} s")
+
+    def check_quiet(self) -> None:
+        """Nothing has happened for a minute of virtual time."""
+        if unsettled := [c.number for c in self.world.clients if c.number not in self.outcomes]:
+            self.fail(f"idle for {IDLE_S:g} s, and clients {unsettled} still wait")
+        if self.engine is not None and self.may_be_broken() and self.engine.phase is not Phase.STOPPED:
+            self.fail("the engine goes on, though it is broken")
+
+    # ---- when all is over ----
+
+    def check_engine_ended(self) -> None:
+        """The engine's block has just been left."""
+        self.ended = True
+        engine = self.engine
+        if engine is None:
+            self.fail("the engine never started")
+            return
+        if engine.phase is not Phase.STOPPED:
+            self.fail(f"the engine has ended and is {engine.phase}")
+        if any(not ticket.settled for ticket in self.tickets.values()):
+            self.fail("the engine has ended, and a ticket is open")
+        if self.on_device and self.device_lost_at == math.inf:
+            self.fail("the engine has ended with a batch on the device")
+        if self.preprocessing:
+            self.fail("the engine has ended with preprocess at work")
+        for channel in engine._channels:
+            statistics = channel._statistics()
+            if statistics.current_buffer_used or statistics.tasks_waiting_send or statistics.tasks_waiting_receive:
+                self.fail(f"something is left in front of {channel.name}")
+            if statistics.open_send_streams or statistics.open_receive_streams:
+                self.fail(f"the channel in front of {channel.name} is open")
+        for stage in (engine._parse, engine._preprocess, engine._batch, engine._postprocess):
+            injected = len(self.crashed_at.get(stage.meter.name, ()))
+            if stage.meter.crashes != injected:
+                self.fail(f"{stage.meter.name} crashed {stage.meter.crashes} times, and was made to {injected} times")
+            if stage.meter.busy:
+                self.fail(f"{stage.meter.name} counts {stage.meter.busy} busy workers")
+
+    def check_world_ended(self, tokens_borrowed: int) -> None:
+        """Every task has ended."""
+        for client in self.world.clients:
+            if client.number not in self.outcomes:
+                self.fail(f"client {client.number} has no outcome")
+        if tokens_borrowed:
+            self.fail(f"{tokens_borrowed} limiter tokens are gone")
+        if self.engine is None:
+            return
+        if self.engine._tickets:
+            self.fail("tickets are left")
+        inside = self.engine._admission
+        if inside._requests or inside._items or inside._body_bytes or abs(inside._tokens) > EPSILON or self.rooms:
+            self.fail("the engine is empty, and admission counts something")
+
+    def tally(self) -> Counter[str]:
+        """How often each kind of outcome came about."""
+        return Counter(_kind(outcome) for outcome in self.outcomes.values())
+
+
+def _kind(outcome: Outcome) -> str:
+    match outcome:
+        case EmbedResult() | str():
+            return "answered"
+        case Left():
+            return "left"
+        case _:
+            return type(outcome).__name__
+
+
+def _named(outcome: Outcome) -> str:
+    return f"{_kind(outcome)}: {outcome}" if isinstance(outcome, Exception) else _kind(outcome)

@@ -1,0 +1,206 @@
+"""What one seed decides: the engine's settings, who asks for what and when, and everything that goes wrong.
+
+Each kind of trouble is present in some worlds only, because a world with all of them hides one behind another. Times
+lie on a grid, so that many things happen at the same moment and the scheduler decides which is first.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.stages.supervise import RestartPolicy
+
+ItemFault = Literal["invalid", "preprocess raises", "forward raises", "nan", "out of memory"]
+CodecFault = Literal["raises", "refuses"]
+End = Literal["quiet", "leave", "raise", "cancel", "native cancel"]
+"""How the engine's block ends: after everything is done; or at some moment by leaving it, by an error of the host, by a
+scope of the host, or by asyncio's own cancellation of the host's task."""
+
+SEAMS = (
+    "parse.received",
+    "preprocess.received",
+    "preprocess.prepared",
+    "batch.received",
+    "batch.formed",
+    "batch.computed",
+    "postprocess.received",
+    "postprocess.encoded",
+)
+
+TICK_S = 0.001
+
+
+@dataclass(slots=True)
+class ItemPlan:
+    cost: int
+    key: str | None
+    fault: ItemFault | None
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientPlan:
+    """One caller. Times are virtual seconds since the start; `math.inf` is never."""
+
+    number: int
+    arrives_at: float
+    items: list[ItemPlan]
+    body_bytes: int
+    timeout_s: float = math.inf
+    host_timeout_s: float = math.inf
+    """Of a scope of its own around the call."""
+    leaves_at: float = math.inf
+    native: bool = False
+    """On asyncio, it is cancelled by `Task.cancel` rather than by a scope."""
+    decode: CodecFault | None = None
+    encode: CodecFault | None = None
+    tokenizes: bool = False
+    """It calls `tokenize` and not `submit`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    seed: int
+    config: EngineConfig
+    restarts: RestartPolicy
+    parse_workers: int
+    postprocess_workers: int
+    pads: bool
+    clients: list[ClientPlan]
+    crashes: set[tuple[str, int]] = field(default_factory=set)
+    """A seam, and which time it is reached."""
+    delays: dict[tuple[str, int], float] = field(default_factory=dict)
+    yields: bool = False
+    """Whether each seam lets the other tasks run."""
+    preprocess_ticks: int = 1
+    device_ticks: int = 1
+    codec_ticks: int = 1
+    slow_preprocess: dict[int, float] = field(default_factory=dict)
+    """Which call takes how long instead."""
+    slow_device: dict[int, float] = field(default_factory=dict)
+    lost_at_call: int | None = None
+    """At which call the device says that it cannot be trusted any more."""
+    out_of_memory_above: int | None = None
+    """Payloads of one forward."""
+    drains: list[tuple[float, float]] = field(default_factory=list)
+    """When, and for how long."""
+    end: End = "quiet"
+    ends_at: float = 0.0
+
+
+def draw(seed: int) -> World:
+    """The world of a seed; the same one every time."""
+    rng = random.Random(seed * 7919 + 1)
+    chance = rng.random
+
+    def ticks(most: int) -> float:
+        return rng.randint(0, most) * TICK_S
+
+    small = chance() < 0.5
+    """Whether limits are so tight that they matter."""
+    config = EngineConfig(
+        preprocess_limit=rng.randint(1, 4),
+        max_batch_tokens=rng.choice((4, 12, 30, 100)),
+        max_batch_items=rng.choice((1, 2, 4, 8, 16)),
+        chunk_items=rng.choice((1, 1, 2, 3, 8)),
+        channel_capacity=rng.choice((1, 1, 2, 3)),
+        waiting_tokens=rng.choice((1, 5, 20, 100)),
+        max_requests=rng.choice((3, 8)) if small and chance() < 0.2 else 1000,
+        max_items=rng.choice((5, 20)) if small and chance() < 0.2 else 1000,
+        max_tokens=rng.choice((20, 60)) if small and chance() < 0.2 else 10**6,
+        max_bytes=rng.choice((100, 400)) if small and chance() < 0.2 else 2**28,
+        max_request_items=6 if small and chance() < 0.2 else 1000,
+        target_delay_s=rng.choice((0.005, 0.02, 0.1)) if small and chance() < 0.2 else 1000.0,
+        drain_timeout_s=rng.choice((0.0, 0.003, 0.02, 1.0, 30.0)),
+        watchdog_s=5.0,
+        preprocess_alarm_s=rng.choice((2.0, 20.0)),
+    )
+    world = World(
+        seed=seed,
+        config=config,
+        restarts=RestartPolicy(
+            max_crashes=rng.choice((0, 2, 8, 8, 8, 8)), window_s=60.0, first_delay_s=rng.choice((0.0, 0.001, 0.05))
+        ),
+        parse_workers=rng.randint(1, 4),
+        postprocess_workers=rng.randint(1, 3),
+        pads=chance() < 0.5,
+        clients=[],
+        yields=chance() < 0.3,
+        preprocess_ticks=rng.choice((0, 1, 3, 8)),
+        device_ticks=rng.choice((0, 1, 3, 8)),
+        codec_ticks=rng.choice((0, 2, 5)),
+    )
+    span = rng.choice((3, 10, 30, 80))
+    """Ticks within which the clients arrive."""
+    _draw_clients(rng, world, span)
+    _draw_troubles(rng, world, span)
+    if chance() < 0.3:
+        world.end = rng.choice(("leave", "leave", "raise", "cancel", "native cancel"))
+        world.ends_at = ticks(span * 3)
+    if chance() < 0.12:
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            world.drains.append((ticks(span * 3), rng.choice((0.0, 0.002, 0.01, 0.5, 30.0))))
+    return world
+
+
+def _draw_clients(rng: random.Random, world: World, span: int) -> None:
+    chance = rng.random
+    poison = rng.choice((0.0, 0.0, 0.03, 0.15))
+    faults: tuple[ItemFault, ...] = ("invalid", "preprocess raises", "forward raises", "nan", "out of memory")
+    timeouts, leavers = rng.choice((0.0, 0.0, 0.3, 0.7)), rng.choice((0.0, 0.0, 0.3, 0.6))
+    codec_faults = rng.choice((0.0, 0.0, 0.1))
+    tokenizers = rng.choice((0.0, 0.0, 0.0, 0.2))
+    keys = rng.choice(((None,), (None,), ("a", "b")))
+    most_items = rng.choice((1, 3, 6, 20))
+    for number in range(rng.choice((5, 6, 8, 8, 10, 12, 16, 30))):
+        arrives_at = rng.randint(0, span) * TICK_S
+        items = [
+            ItemPlan(rng.randint(1, 6), rng.choice(keys), rng.choice(faults) if chance() < poison else None)
+            for _ in range(rng.randint(1, most_items))
+        ]
+        client = ClientPlan(
+            number=number,
+            arrives_at=arrives_at,
+            items=items,
+            body_bytes=rng.choice((0, 10, 40, 100, 40_000)) if chance() < 0.5 else 4 * sum(i.cost for i in items),
+        )
+        if chance() < timeouts:
+            client.timeout_s = rng.choice((1, 2, 5, 10, 30, 200)) * TICK_S
+        if chance() < timeouts * 0.3:
+            client.host_timeout_s = rng.choice((1, 2, 5, 10, 30)) * TICK_S
+        if chance() < leavers:
+            client.leaves_at = arrives_at + rng.choice((0, 1, 2, 3, 5, 8, 15, 30)) * TICK_S
+            client.native = chance() < 0.5
+        if chance() < codec_faults:
+            client.decode = rng.choice(("raises", "refuses"))
+        if chance() < codec_faults:
+            client.encode = rng.choice(("raises", "refuses"))
+        client.tokenizes = chance() < tokenizers
+        world.clients.append(client)
+
+
+def _draw_troubles(rng: random.Random, world: World, span: int) -> None:
+    chance = rng.random
+    if chance() < 0.4:
+        seams = [rng.choice(SEAMS)] if chance() < 0.5 else SEAMS
+        for _ in range(rng.choice((1, 2, 4, 10))):
+            world.crashes.add((rng.choice(seams), rng.choice((0, 0, 1, 1, 2, 3, 5, 8))))
+    if chance() < 0.3:
+        for _ in range(rng.choice((1, 3, 8))):
+            world.delays[rng.choice(SEAMS), rng.randint(0, 9)] = rng.choice((1, 3, 10, 50)) * TICK_S
+    if chance() < 0.2:
+        for _ in range(rng.choice((1, 2, 4))):
+            world.slow_preprocess[rng.randint(0, 7)] = rng.choice((0.05, 1.0, 10.0))
+        if chance() < 0.5:
+            world.slow_preprocess[rng.randint(0, 7)] = 100.0  # hangs, until something lets go of it
+    if chance() < 0.15:
+        world.slow_device[rng.randint(0, 7)] = rng.choice((0.05, 1.0, 3.0))
+    if chance() < 0.08:
+        world.slow_device[rng.randint(0, 7)] = rng.choice((5.5, 50.0))
+    if chance() < 0.04:
+        world.lost_at_call = rng.randint(0, 7)
+    if chance() < 0.2:
+        world.out_of_memory_above = rng.choice((1, 2, 3, 5))
