@@ -8,7 +8,7 @@ claim so and do not. So before packed is used, both layouts run on a probe and m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Final, Literal
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenIds
 from staged_pool.runtime.models.attention import PACKED, Groups
+from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.stages.errors import ConfigError
 
 Layout = Literal["packed", "padded"]
@@ -115,6 +116,29 @@ class Body:
             raise ConfigError(f"attention='packed': {reason}")
         return reason
 
+    def prepack(self, max_tokens: int) -> str | None:
+        """Lay the weights of linear layers out for the processor, where that is right.
+
+        Returns:
+            Why it was not done; None where it was.
+        """
+        batch = self._probe(max_tokens)
+        restore: Callable[[], None] | None = None
+        try:
+            with torch.inference_mode():
+                before = self.hidden(batch).float()
+                restore = prepack_linears(self.model)
+                difference = _difference(self.hidden(batch).float(), before)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            reason = f"{type(self.model).__name__} does not run on them: {error}"
+        else:
+            if difference <= _TOLERANCE[self.model.dtype]:
+                return None
+            reason = f"{type(self.model).__name__} gives other vectors (relative difference {difference:.2g})"
+        if restore is not None:
+            restore()
+        return reason
+
     def _why_not_packed(self, max_tokens: int) -> str | None:
         name = type(self.model).__name__
         if not self.model.is_backend_compatible():
@@ -131,7 +155,7 @@ class Body:
             return f"{name} fails on a packed batch: {error}"
         finally:
             self._use("padded")
-        difference = float((packed - padded).norm() / (padded - padded.mean(dim=0)).norm())
+        difference = _difference(packed, padded)
         if not difference <= _TOLERANCE[self.model.dtype]:
             return f"{name} gives other vectors on a packed batch (relative difference {difference:.2g})"
         return None
@@ -169,6 +193,11 @@ class Body:
         return PackedBatch.of(
             [random.integers(self.vocabulary, size=length).tolist() for length in lengths], self.model.device
         )
+
+
+def _difference(hidden: Tensor, reference: Tensor) -> float:
+    """How far token vectors are from what they should be, relative to how far those are from their average."""
+    return float((hidden - reference).norm() / (reference - reference.mean(dim=0)).norm())
 
 
 def _position_table(model: PreTrainedModel) -> tuple[int, int | None]:

@@ -13,13 +13,14 @@ import torch
 from staged_pool.runtime.config import Device as DeviceName
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.model import ModelCard, TokenIds
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.checkpoint import load_tokenizer, load_transformer
 from staged_pool.runtime.models.folder import ModelFolder, read_folder
 from staged_pool.runtime.models.head import build_head
 from staged_pool.runtime.models.resolver import resolve
 from staged_pool.runtime.models.text_encoder import TextEncoder
+from staged_pool.runtime.models.threads import ThreadPlan, plan_threads
 from staged_pool.runtime.models.tokenizing import TextTokenizer
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 
@@ -60,12 +61,15 @@ def load_model(config: EngineConfig) -> TextEncoder:
     )
     if why := body.choose_layout(config.attention, max_tokens):
         log.info("model.padded", model=resolved.name, reason=why)
+    parameters = sum(p.numel() for part in (body.model, head) for p in part.parameters())
+    if device.type == "cpu" and (why := body.prepack(max_tokens)):
+        log.info("model.not_prepacked", model=resolved.name, reason=why)
 
     encoder = TextEncoder(
         card=ModelCard(
             name=resolved.name,
             architecture=type(body.model).__name__,
-            parameters=sum(p.numel() for part in (body.model, head) for p in part.parameters()),
+            parameters=parameters,
             width=min(width, folder.truncate_dim or width),
             max_tokens=max_tokens,
             vocabulary=body.vocabulary,
@@ -81,8 +85,13 @@ def load_model(config: EngineConfig) -> TextEncoder:
         body=body,
         pooling=folder.pooling,
         head=head.to(device),
+        plan=ThreadPlan(threads, alone_tokens=0),
     )
-    _warm_up(encoder, min(max_tokens, config.max_batch_tokens))
+    long = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
+    _warm_up(encoder, long[: config.max_batch_tokens])
+    if device.type == "cpu":
+        encoder = replace(encoder, plan=plan_threads(threads, encoder.compute, long))
+        log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens)
     return replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
 
 
@@ -130,13 +139,12 @@ def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) ->
     return wanted if body.position_limit is None else min(wanted, body.position_limit)
 
 
-def _warm_up(encoder: TextEncoder, longest: int) -> None:
+def _warm_up(encoder: TextEncoder, long: TokenIds) -> None:
     """Run a short and a long batch, so that the first request finds memory and kernels ready.
 
     Raises:
         ConfigError: The model gives NaN or Inf, or fails on an input of a length that it should take.
     """
-    long = (encoder.tokenizer.tokenize("warm up", add_special_tokens=True).ids * longest)[:longest]
     for batch in ([long[:1], long[:2]], [long]):
         try:
             rows = encoder.forward(batch)

@@ -15,6 +15,7 @@ from staged_pool.runtime.model import ModelCard, Row, TokenIds, Tokens
 from staged_pool.runtime.models.body import Body, PackedBatch
 from staged_pool.runtime.models.folder import PoolingMode
 from staged_pool.runtime.models.pooling import pool
+from staged_pool.runtime.models.threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing import TextTokenizer
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared, TextInput
@@ -37,6 +38,7 @@ class TextEncoder:
     pooling: tuple[PoolingMode, ...]
     head: nn.Module
     """[n, pooled width] -> [n, at least `card.width`], float32."""
+    plan: ThreadPlan
 
     @property
     def pads(self) -> bool:
@@ -62,6 +64,11 @@ class TextEncoder:
             OutOfMemory: The device has no room for this batch.
             DeviceLost: The device can no longer be trusted.
         """
+        self.plan.use(sum(map(len, payloads)))
+        return self.compute(payloads)
+
+    def compute(self, payloads: Sequence[TokenIds]) -> Sequence[Row | ModelFailed]:
+        """As `forward`, on as many threads as are set."""
         with _device_errors(), torch.inference_mode():
             batch = PackedBatch.of(payloads, self.body.model.device)
             pooled = self.head(pool(self.body.hidden(batch), batch.lengths, self.pooling))

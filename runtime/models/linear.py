@@ -1,0 +1,61 @@
+"""Linear layers whose weights are laid out for the processor once, at load, instead of in every call.
+
+On the CPU `F.linear` gives float32 to MKL, and has oneDNN bring bfloat16 weights into its own blocked layout each time.
+With the weights brought there beforehand, oneDNN multiplies float32 about twice as fast, and a single short text in
+bfloat16 a third faster. The results differ from those of `nn.Linear` by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class PrepackedLinear(nn.Module):
+    """y = x W^T + b, as the `nn.Linear` that it takes the place of.
+
+    Args:
+        linear: On the CPU, float32 or bfloat16. Its weight is not kept.
+    """
+
+    weight: Tensor
+    """[out, in], in oneDNN's own layout: opaque, and of no use to anything else."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.bias: Tensor | None = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in the dtype of the weights."""
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return y
+
+
+def prepack_linears(model: nn.Module) -> Callable[[], None]:
+    """Put a `PrepackedLinear` in the place of every `nn.Linear` of a model that runs on the CPU.
+
+    Returns:
+        Puts the original layers back.
+
+    Raises:
+        RuntimeError: This build of torch, or this processor, does not have the kernels.
+    """
+    places = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear  # a subclass may compute something else
+    ]
+    prepacked = [PrepackedLinear(linear) for _, _, linear in places]
+    for (parent, name, _), layer in zip(places, prepacked, strict=True):
+        setattr(parent, name, layer)
+
+    def restore() -> None:
+        for parent, name, linear in places:
+            setattr(parent, name, linear)
+
+    return restore
