@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tests.sim.clock import Backend
+from tests.sim.clock import BACKENDS, Backend
+from tests.sim.mutations import MUTATIONS, first_kill
 from tests.sim.running import Report, prepared, run_block, run_seed
 
 BLOCK = 50
@@ -28,10 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--backend", choices=("trio", "asyncio"), help="default: every other seed each")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    parser.add_argument("--mutations", action="store_true", help="which seed is the first to notice each planted bug")
     parser.add_argument("--verbose", action="store_true", help="with --seed: print what happens")
     options = parser.parse_args(arguments)
     if options.seed is not None:
         return _one(options.seed, options.backend or "trio", verbose=options.verbose)
+    if options.mutations:
+        return _mutations(range(options.start, options.start + options.seeds))
     return _many(options.start, options.seeds, options.backend, options.jobs)
 
 
@@ -52,9 +56,23 @@ def _print(console: Console, report: Report) -> None:
     console.print(f"seed {report.seed} on {report.backend}: {'FAILED' if report.violations else 'ok'} ({outcomes})")
 
 
+def _mutations(seeds: range) -> int:
+    """Exit status 1 if one survives on both backends."""
+    survivors = 0
+    for name in MUTATIONS:
+        for backend in BACKENDS:
+            if report := first_kill(name, seeds, backend):
+                print(f'    "{name}": ("{backend}", {report.seed}),  # {report.violations[0]}', flush=True)
+                break
+        else:
+            survivors += 1
+            print(f"    {name} survives", flush=True)
+    return bool(survivors)
+
+
 def _blocks(start: int, seeds: int, backend: Backend | None) -> Iterator[tuple[range, Backend]]:
     """With both backends, a seed is always run on the same one."""
-    backends: tuple[Backend, ...] = ("trio", "asyncio") if backend is None else (backend,)
+    backends = BACKENDS if backend is None else (backend,)
     for first in range(start, start + seeds, BLOCK):
         yield range(first, min(first + BLOCK, start + seeds)), backends[first // BLOCK % len(backends)]
 

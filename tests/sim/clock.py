@@ -19,6 +19,7 @@ import anyio
 import trio
 
 Backend = Literal["trio", "asyncio"]
+BACKENDS: tuple[Backend, ...] = ("trio", "asyncio")
 
 MAX_TURNS = 20_000
 """Turns of the event loop at one moment of virtual time; more are a loop that never ends."""

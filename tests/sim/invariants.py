@@ -258,6 +258,8 @@ class Watch:
     def _wrong_answer(self, client: ClientPlan, result: EmbedResult) -> str | None:
         if any(item.fault for item in client.items) or client.decode or client.encode:
             return "it must fail"
+        if client.arrives_at > self.stopping_at + EPSILON:
+            return "it came too late to be taken"
         want = [vector((client.number, index), item.cost) for index, item in enumerate(client.items)]
         if (got := result.embeddings.tolist()) != want:
             return f"{got} instead of {want}"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.clock import Backend
+from tests.sim.clock import BACKENDS, Backend
 from tests.sim.running import Report, prepared, run_block, run_seed
 from tests.sim.seeds import FOUND
 
 BLOCK = 100
-BACKENDS: tuple[Backend, ...] = ("trio", "asyncio")
 BLOCKS = [(BACKENDS[first // BLOCK % 2], first) for first in range(0, 2000, BLOCK)]
 
 

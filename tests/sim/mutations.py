@@ -1,0 +1,576 @@
+"""Bugs planted into the real classes, one at a time: what the simulator does not notice, it does not prove.
+
+Each mutation is a function that returns what to put in place of what. Several are bugs that this engine really had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+from unittest import mock
+
+import anyio
+import anyio.lowlevel
+
+from staged_pool.runtime.admission import Admission, Room
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.statistics import Phase
+from staged_pool.stages import batch as batch_module
+from staged_pool.stages import door, isolate, preprocess, supervise
+from staged_pool.stages.batch import BatchStage
+from staged_pool.stages.channel import Inlet, Outlet
+from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError
+from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.meter import StageMeter
+from staged_pool.stages.parse import ParseStage
+from staged_pool.stages.postprocess import PostprocessStage
+from staged_pool.stages.preprocess import PreprocessStage
+from staged_pool.stages.stage import Stage
+from staged_pool.stages.supervise import Custody, Supervisor
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import Item
+from tests.sim.clock import Backend
+from tests.sim.doubles import SimOffload
+from tests.sim.running import COLLECT_EVERY, Report, collect_garbage, prepared, run_seed
+
+Plan: TypeAlias = list[tuple[object, str, Any]]
+"""Of what, which attribute, and what it becomes."""
+
+MUTATIONS: dict[str, Callable[[], Plan]] = {}
+
+
+def mutation(plan: Callable[[], Plan]) -> Callable[[], Plan]:
+    MUTATIONS[plan.__name__] = plan
+    return plan
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """The engine with this bug."""
+    with contextlib.ExitStack() as stack:
+        for target, attribute, value in MUTATIONS[name]():
+            stack.enter_context(mock.patch.object(target, attribute, value))
+        yield
+
+
+def first_kill(name: str, seeds: Iterable[int], backend: Backend = "trio") -> Report | None:
+    """The first of these seeds that notices the bug; None if none does."""
+    with prepared(), planted(name):
+        for seed in seeds:
+            report = run_seed(seed, backend)
+            if seed % COLLECT_EVERY == 0 or report.violations:
+                collect_garbage()  # what a bug leaves behind is not for the caller's warnings
+            if report.violations:
+                return report
+    return None
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Do nothing."""
+
+
+# ---- results ----
+
+
+@mutation
+def results_swapped_in_a_batch() -> Plan:
+    original = BatchStage._call
+
+    async def call(self: BatchStage[Any, Any], payloads: Sequence[Any]) -> Sequence[Any]:
+        return list(await original(self, payloads))[::-1]
+
+    return [(BatchStage, "_call", call)]
+
+
+@mutation
+def rows_put_at_the_index_of_another_item() -> Plan:
+    original = Ticket.deliver
+
+    def deliver(self: Ticket, index: int, row: object, tokens: int) -> bool:
+        return original(self, index if self.settled else len(self._rows) - 1 - index, row, tokens)
+
+    return [(Ticket, "deliver", deliver)]
+
+
+@mutation
+def index_lost_between_stages() -> Plan:
+    def carrying(self: Item[Any], payload: object, *, sent_at: float) -> Item[Any]:
+        return Item(self.ticket, 0, payload, sent_at, self.cost, self.batch_key)
+
+    return [(Item, "carrying", carrying)]
+
+
+@mutation
+def rows_given_to_the_ticket_of_another_item() -> Plan:
+    original = PostprocessStage._deliver
+
+    def deliver(self: PostprocessStage[Any], items: Sequence[Item[Any]]) -> list[tuple[Ticket, float]]:
+        turned = [
+            Item(other.ticket, other.index, item.payload, other.sent_at, other.cost, other.batch_key)
+            for item, other in zip(items, [*items[1:], items[0]], strict=True)
+        ]
+        return original(self, turned)
+
+    return [(PostprocessStage, "_deliver", deliver)]
+
+
+@mutation
+def answer_made_before_the_last_row() -> Plan:
+    def deliver(self: Ticket, index: int, row: object, tokens: int) -> bool:
+        if self.settled:
+            return False
+        self._rows[index] = row
+        self.timeline.tokens += tokens
+        self._left = max(0, self._left - 1)
+        if self._left == 1:
+            self._left = 0
+        return self._left == 0
+
+    return [(Ticket, "deliver", deliver)]
+
+
+@mutation
+def tokens_of_the_usage_not_counted() -> Plan:
+    original = Ticket.deliver
+
+    def deliver(self: Ticket, index: int, row: object, tokens: int) -> bool:
+        return original(self, index, row, min(tokens, 5))
+
+    return [(Ticket, "deliver", deliver)]
+
+
+# ---- custody and supervision ----
+
+
+@mutation
+def custody_settles_nothing() -> Plan:
+    return [(Custody, "settle", lambda self, error: 0)]
+
+
+@contextlib.contextmanager
+def _custody_of_the_first(stage: str, tickets: Iterable[Ticket]) -> Iterator[Custody]:
+    with supervise.custody(stage, list(tickets)[:1]) as held:
+        yield held
+
+
+@contextlib.contextmanager
+def _custody_without_the_first(stage: str, tickets: Iterable[Ticket]) -> Iterator[Custody]:
+    with supervise.custody(stage, list(tickets)[1:]) as held:
+        yield held
+
+
+@mutation
+def custody_of_a_batch_covers_only_the_first_item() -> Plan:
+    return [(batch_module, "custody", _custody_of_the_first)]
+
+
+@mutation
+def first_item_of_a_batch_not_in_custody() -> Plan:
+    return [(batch_module, "custody", _custody_without_the_first)]
+
+
+@mutation
+def lists_that_are_taken_as_well_not_in_custody() -> Plan:
+    return [(Custody, "take", _nothing)]
+
+
+@mutation
+def custody_never_lets_go() -> Plan:
+    return [(Custody, "handed_on", _nothing)]
+
+
+@mutation
+def worker_not_restarted() -> Plan:
+    async def run(self: Supervisor, worker: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await worker()
+        except Exception:  # noqa: BLE001  # the planted bug
+            self._meter.crashes += 1
+
+    return [(Supervisor, "run", run)]
+
+
+@mutation
+def crashes_never_counted_against_the_limit() -> Plan:
+    def next_delay_s(self: Supervisor) -> float:
+        self._meter.crashes += 1
+        return 0.01
+
+    return [(Supervisor, "_next_delay_s", next_delay_s)]
+
+
+@mutation
+def busy_workers_not_counted_down_after_a_crash() -> Plan:
+    @contextlib.contextmanager
+    def working(self: StageMeter) -> Iterator[None]:
+        self.busy += 1
+        yield
+        self.busy -= 1
+
+    return [(StageMeter, "working", working)]
+
+
+@mutation
+def broken_engine_says_so_only_when_all_calls_have_ended() -> Plan:
+    async def supervised(self: Stage, worker: Callable[[], Awaitable[None]]) -> None:
+        await self._supervisor.run(worker)
+
+    return [(Stage, "_supervise", supervised)]
+
+
+@mutation
+def stage_behind_a_broken_one_counts_a_crash() -> Plan:
+    original = Supervisor.run
+
+    async def run(self: Supervisor, worker: Callable[[], Awaitable[None]]) -> None:
+        async def wrapped() -> None:
+            try:
+                await worker()
+            except anyio.BrokenResourceError as error:
+                raise RuntimeError from error
+
+        await original(self, wrapped)
+
+    return [(Supervisor, "run", run)]
+
+
+# ---- settling ----
+
+
+@mutation
+def leaving_does_not_settle() -> Plan:
+    original = Ticket.fail
+
+    def fail(self: Ticket, error: StagedPoolError) -> bool:
+        return False if isinstance(error, Abandoned) else original(self, error)
+
+    return [(Ticket, "fail", fail)]
+
+
+@mutation
+def last_writer_wins() -> Plan:
+    def fail(self: Ticket, error: StagedPoolError) -> bool:
+        self._error = error
+        self._settle()
+        return True
+
+    return [(Ticket, "fail", fail)]
+
+
+@mutation
+def drain_without_a_sweep() -> Plan:
+    original = Engine._fail_all
+
+    def fail_all(self: Engine, message: str) -> None:
+        if "before this request was done" not in message:
+            original(self, message)
+
+    return [(Engine, "_fail_all", fail_all)]
+
+
+@mutation
+def no_sweep_of_what_closed_channels_still_held() -> Plan:
+    original = Engine._fail_all
+
+    def fail_all(self: Engine, message: str) -> None:
+        if message != "The engine is stopped.":
+            original(self, message)
+
+    return [(Engine, "_fail_all", fail_all), (Inlet, "close", lambda self: self._stream.close())]
+
+
+@mutation
+def broken_engine_sweeps_nothing() -> Plan:
+    original = Engine._fail_all
+
+    def fail_all(self: Engine, message: str) -> None:
+        if "broken" not in message:
+            original(self, message)
+
+    return [(Engine, "_fail_all", fail_all)]
+
+
+@mutation
+def caller_at_the_door_not_woken() -> Plan:
+    original = Engine._fail_all
+
+    def fail_all(self: Engine, message: str) -> None:
+        with mock.patch.object(self, "_scopes", {ticket: anyio.CancelScope() for ticket in self._scopes}):
+            original(self, message)
+
+    return [(Engine, "_fail_all", fail_all)]
+
+
+@mutation
+def closed_door_not_understood() -> Plan:
+    original = Outlet.send
+
+    async def send(self: Outlet[Any], message: Any) -> None:
+        try:
+            await original(self, message)
+        except anyio.ClosedResourceError as error:
+            raise RuntimeError from error
+
+    return [(Outlet, "send", send)]
+
+
+@mutation
+def two_drains_and_one_is_forgotten() -> Plan:
+    async def drain(self: Engine, timeout_s: float) -> None:
+        self._empty = anyio.Event()  # even while another drain waits for the old one
+        await original(self, timeout_s)
+
+    original = Engine.drain
+    return [(Engine, "drain", drain)]
+
+
+# ---- doors ----
+
+
+@mutation
+def door_open_while_draining() -> Plan:
+    original = Engine._enter
+
+    def enter(self: Engine, body_bytes: int, timeout_s: float) -> tuple[Room, float, float]:
+        phase = self._phase
+        if phase is Phase.DRAINING:
+            self._phase = Phase.READY
+        try:
+            return original(self, body_bytes, timeout_s)
+        finally:
+            self._phase = phase
+
+    return [(Engine, "_enter", enter)]
+
+
+@mutation
+def timeout_of_a_request_not_kept() -> Plan:
+    original = Engine.submit
+
+    async def submit(self: Engine, *args: Any, **kwargs: Any) -> Any:
+        return await original(self, *args, **kwargs | {"timeout_s": math.inf})
+
+    return [(Engine, "submit", submit)]
+
+
+@mutation
+def abandoned_items_not_dropped_at_the_batch_door() -> Plan:
+    original = door.is_wanted
+
+    def is_wanted(ticket: Ticket, *args: Any, **kwargs: Any) -> bool:
+        return isinstance(ticket.error, Abandoned) or original(ticket, *args, **kwargs)
+
+    return [(batch_module, "is_wanted", is_wanted)]
+
+
+@mutation
+def expired_items_not_dropped_before_preprocess() -> Plan:
+    def wanted(items: Sequence[Item[Any]], *_: object, **__: object) -> list[Item[Any]]:
+        return [item for item in items if not isinstance(item.ticket.error, Abandoned)]
+
+    return [(preprocess, "wanted", wanted)]
+
+
+# ---- isolation ----
+
+
+@mutation
+def bisecting_fails_all() -> Plan:
+    return [(batch_module, "run_isolated", _all_or_nothing)]
+
+
+@mutation
+def one_bad_input_fails_the_whole_preprocess_call() -> Plan:
+    return [(preprocess, "run_isolated", _all_or_nothing)]
+
+
+async def _all_or_nothing(
+    run: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]], payloads: Sequence[Any], *, stage: str, **options: Any
+) -> list[Any]:
+    try:
+        return list(await run(payloads))
+    except (OutOfMemory, DeviceLost):
+        return await isolate.run_isolated(run, payloads, stage=stage, **options)
+    except Exception as error:  # noqa: BLE001  # the planted bug
+        return [isolate.failure(error, stage) for _ in payloads]
+
+
+@mutation
+def budget_never_lowered() -> Plan:
+    return [(BatchStage, "_lower_budget", _nothing)]
+
+
+@mutation
+def out_of_memory_tried_again_for_ever() -> Plan:
+    original = isolate.run_isolated
+
+    async def run_isolated(
+        run: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]], payloads: Sequence[Any], **options: Any
+    ) -> list[Any]:
+        async def stubborn(some: Sequence[Any]) -> Sequence[Any]:
+            while True:
+                try:
+                    return await run(some)
+                except OutOfMemory:
+                    await anyio.sleep(0.1)
+
+        return await original(stubborn, payloads, **options)
+
+    return [(batch_module, "run_isolated", run_isolated)]
+
+
+@mutation
+def stop_waits_for_a_whole_bisection() -> Plan:
+    return [(anyio.lowlevel, "checkpoint_if_cancelled", mock.AsyncMock())]
+
+
+# ---- the waiting room and the slot ----
+
+
+@mutation
+def freed_room_not_announced() -> Plan:
+    original = BatchStage._next_batch
+
+    def next_batch(self: BatchStage[Any, Any]) -> Any:
+        waited_for, self._room_freed = self._room_freed, anyio.Event()
+        try:
+            return original(self)
+        finally:
+            self._room_freed = waited_for
+
+    return [(BatchStage, "_next_batch", next_batch)]
+
+
+@mutation
+def waiting_work_not_announced() -> Plan:
+    async def fill(self: BatchStage[Any, Any]) -> None:
+        async for items in self._inlet:
+            self._builder.add(items)  # and nobody is told
+        self._ended = True
+        self._work_waits.set()
+
+    return [(BatchStage, "_fill_waiting_room", fill)]
+
+
+@mutation
+def waiting_room_without_a_limit() -> Plan:
+    original = BatchStage.__init__
+
+    def init(self: BatchStage[Any, Any], *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs | {"waiting_tokens": 10**9})
+
+    return [(BatchStage, "__init__", init)]
+
+
+@mutation
+def two_slots_on_one_device() -> Plan:
+    async def run(self: BatchStage[Any, Any]) -> None:
+        await self._run((self._fill_waiting_room, self._serve_slot, self._serve_slot), self._close)
+
+    return [(BatchStage, "run", run)]
+
+
+@mutation
+def batch_keys_ignored() -> Plan:
+    def add(self: BatchBuilder[Any], items: Iterable[Item[Any]]) -> None:
+        for item in items:
+            self._waiting.setdefault(None, deque()).append(item)
+            self._items += 1
+            self._cost += item.cost
+
+    return [(BatchBuilder, "add", add)]
+
+
+@mutation
+def token_budget_ignored() -> Plan:
+    original = BatchBuilder.__init__
+
+    def init(self: BatchBuilder[Any], *, max_items: int, max_cost: int, pads: bool) -> None:
+        original(self, max_items=max_items, max_cost=max_cost * 2, pads=pads)
+
+    return [(BatchBuilder, "__init__", init)]
+
+
+@mutation
+def waiting_cost_not_given_back_for_unwanted_items() -> Plan:
+    original = BatchBuilder._drop_unwanted_heads
+
+    def drop(self: BatchBuilder[Any], still_wanted: Callable[[Item[Any]], bool]) -> None:
+        cost = self._cost
+        original(self, still_wanted)
+        self._cost = cost
+
+    return [(BatchBuilder, "_drop_unwanted_heads", drop)]
+
+
+# ---- the ends of streams ----
+
+
+@mutation
+def end_of_the_stream_not_passed_on_by_parse() -> Plan:
+    return [(ParseStage, "_close", lambda self: self._inlet.close())]
+
+
+@mutation
+def end_of_the_stream_not_passed_on_by_preprocess() -> Plan:
+    return [(PreprocessStage, "_close", lambda self: self._inlet.close())]
+
+
+# ---- counting ----
+
+
+@mutation
+def limiter_token_leaked_when_a_call_fails() -> Plan:
+    original = SimOffload._call
+
+    async def call(self: SimOffload, function: Callable[[Any], Any], argument: Any, seconds: float) -> Any:
+        try:
+            return await original(self, function, argument, seconds)
+        except Exception:
+            self.limiter.acquire_on_behalf_of_nowait(object())
+            raise
+
+    return [(SimOffload, "_call", call)]
+
+
+@mutation
+def admission_room_leaked_when_a_request_fails() -> Plan:
+    original = Admission.leave
+
+    def leave(self: Admission, room: Room, *, answered_tokens: int = 0) -> None:
+        if answered_tokens:
+            original(self, room, answered_tokens=answered_tokens)
+
+    return [(Admission, "leave", leave)]
+
+
+@mutation
+def estimates_not_corrected() -> Plan:
+    return [(Room, "prepared", _nothing)]
+
+
+@mutation
+def computed_tokens_still_count_as_inside() -> Plan:
+    return [(Room, "computed", _nothing)]
+
+
+@mutation
+def callers_who_left_change_the_count() -> Plan:
+    def computed(self: Room, tokens: int) -> None:
+        self._admission.correct(self, -tokens)
+
+    return [(Room, "computed", computed)]
+
+
+@mutation
+def items_counted_twice() -> Plan:
+    original = Admission.count_items
+
+    def count_items(self: Admission, room: Room, items: int) -> None:
+        original(self, room, items)
+        self._items += 1
+
+    return [(Admission, "count_items", count_items)]
