@@ -166,7 +166,7 @@ def test_an_architecture_that_only_claims_to_pack_is_found_out(
     folder = tiny_folder("mpnet-mean")
     assert "gives other vectors on a packed batch (relative difference" in refusal(folder, attention="packed")
     assert load_model(EngineConfig(model=str(folder))).pads
-    assert [event["event"] for event in logged] == ["model.padded"]
+    assert "model.padded" in [event["event"] for event in logged]
 
 
 def test_an_architecture_that_takes_no_positions_is_not_packed(
