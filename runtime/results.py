@@ -37,9 +37,10 @@ def embed_result(request: EmbedRequest, rows: Sequence[Row], tokens: int, card: 
     A vector that is cut to fewer dimensions is normalised again (if the model normalises at all), because cosine
     similarity of cut vectors needs it and clients of Matryoshka models expect it.
     """
-    vectors = np.stack(rows)
-    if request.dimensions is not None and request.dimensions < vectors.shape[1]:
-        vectors = np.ascontiguousarray(vectors[:, : request.dimensions])
+    vectors = rows[0][np.newaxis] if len(rows) == 1 else np.stack(rows)
+    if request.dimensions is not None:
+        vectors = vectors[:, : request.dimensions]
     if request.normalize and card.normalize:
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return EmbedResult(vectors, Usage(tokens), card.name)
+        lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, np.newaxis]
+        vectors = vectors / np.maximum(lengths, 1e-12)  # as torch.nn.functional.normalize has it
+    return EmbedResult(np.ascontiguousarray(vectors), Usage(tokens), card.name)
