@@ -175,6 +175,15 @@ def serve(
             "Seconds that a body may take to arrive; then 408. Longer lets slow clients hold memory longer.",
         ),
     ] = _SERVER.body_timeout_s,
+    target_delay: Annotated[
+        float,
+        _flag(
+            "--target-delay",
+            "Limits",
+            "Seconds; a request that would wait longer for its answer is refused with 429. Shorter keeps every "
+            "accepted request quick, and refuses more of a burst.",
+        ),
+    ] = _DEFAULT.target_delay_s,
     drain_timeout: Annotated[
         float,
         _flag(
@@ -211,6 +220,7 @@ def serve(
             max_batch_items=max_batch_items,
             max_requests=max_requests,
             max_items=max_items,
+            target_delay_s=target_delay,
             drain_timeout_s=drain_timeout,
         )
         listener = bind(server.host, server.port)
