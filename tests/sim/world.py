@@ -122,13 +122,13 @@ def draw(seed: int) -> World:
         seed=seed,
         config=config,
         restarts=RestartPolicy(
-            max_crashes=rng.choice((0, 2, 8, 8, 8, 8)), window_s=60.0, first_delay_s=rng.choice((0.0, 0.001, 0.05))
+            max_crashes=rng.choice((0, 2, 8, 8, 8)), window_s=60.0, first_delay_s=rng.choice((0.0, 0.001, 0.05))
         ),
         parse_workers=rng.randint(1, 4),
         postprocess_workers=rng.randint(1, 3),
         pads=chance() < 0.5,
         clients=[],
-        yields=chance() < 0.3,
+        yields=chance() < 0.2,
         preprocess_ticks=rng.choice((0, 1, 3, 8)),
         device_ticks=rng.choice((0, 1, 3, 8)),
         codec_ticks=rng.choice((0, 2, 5)),
@@ -154,8 +154,8 @@ def _draw_clients(rng: random.Random, world: World, span: int) -> None:
     codec_faults = rng.choice((0.0, 0.0, 0.1))
     tokenizers = rng.choice((0.0, 0.0, 0.0, 0.2))
     keys = rng.choice(((None,), (None,), ("a", "b")))
-    most_items = rng.choice((1, 3, 6, 20))
-    for number in range(rng.choice((5, 6, 8, 8, 10, 12, 16, 30))):
+    most_items = rng.choice((1, 3, 5, 20))
+    for number in range(rng.choice((5, 5, 6, 8, 8, 10, 12, 30))):
         arrives_at = rng.randint(0, span) * TICK_S
         items = [
             ItemPlan(rng.randint(1, 6), rng.choice(keys), rng.choice(faults) if chance() < poison else None)
@@ -200,7 +200,7 @@ def _draw_troubles(rng: random.Random, world: World, span: int) -> None:
         world.slow_device[rng.randint(0, 7)] = rng.choice((0.05, 1.0, 3.0))
     if chance() < 0.08:
         world.slow_device[rng.randint(0, 7)] = rng.choice((5.5, 50.0))
-    if chance() < 0.04:
-        world.lost_at_call = rng.randint(0, 7)
+    if chance() < 0.08:
+        world.lost_at_call = rng.randint(0, 5)
     if chance() < 0.2:
         world.out_of_memory_above = rng.choice((1, 2, 3, 5))
