@@ -9,14 +9,16 @@ from typing import Annotated
 
 import typer
 
-from perf import coldstart, liveness, memory, overhead, throughput
+from perf import coldstart, liveness, memory, overhead, overload, soak, throughput
 from perf.servers import Backend, Options
+from perf.texts import Shape
 from staged_pool.runtime.config import DType
 
 Model = Annotated[str | None, typer.Option(help="Folder or hub id. Default: the server's own default.")]
 DTypeOption = Annotated[DType, typer.Option("--dtype", help="Of the weights, for everything that is compared.")]
 TorchThreads = Annotated[int | None, typer.Option(help="Of one forward, for everything that is compared.")]
 BackendOption = Annotated[Backend, typer.Option("--backend", help="Event loop of the server.")]
+Load = Annotated[Shape, typer.Option("--load", help="s1: 1 short text; m8: 8 of 64 tokens; x64: 64 mixed; day: mixed.")]
 
 main = typer.Typer(
     help="Measure the server and the library on this machine. Every command starts what it needs on free ports of "
@@ -105,6 +107,43 @@ def throughput_command(
     """Texts per second for 1, 4, 16 and 64 clients and three kinds of requests."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     throughput.run(options, seconds=seconds)
+
+
+@main.command("overload")
+def overload_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    load: Load = "m8",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Of one level.")] = 20.0,
+    target_delay: Annotated[float, typer.Option(min=0.001, help="Of the server, in seconds.")] = 1.0,
+    levels: Annotated[str, typer.Option(help="Multiples of the capacity.")] = "0.5,1,2,5,10",
+) -> None:
+    """Goodput, waits and refusals at up to ten times what the server can do."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    try:
+        factors = [float(level) for level in levels.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{levels!r}: expected numbers with commas between them") from None
+    overload.run(options, shape=load, seconds=seconds, target_delay_s=target_delay, factors=factors)
+
+
+@main.command("soak")
+def soak_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    load: Load = "m8",
+    minutes: Annotated[float, typer.Option(min=0.25, max=24 * 60, help="Of steady load.")] = 10.0,
+    share: Annotated[float, typer.Option(min=0, max=0.1, help="Of each kind of fault, in all requests.")] = 0.01,
+) -> None:
+    """Whether anything grows while clients leave, stall, and send nonsense."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    soak.run(options, shape=load, minutes=minutes, share=share)
 
 
 @main.command("all")

@@ -72,6 +72,16 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     console.print(table)
 
 
+def write_markdown(command: str, *tables: tuple[Sequence[str], Sequence[Sequence[str]]], note: str) -> None:
+    """Write tables, each its columns and its rows, to `results/<command>.md`."""
+    paragraphs = []
+    for columns, rows in tables:
+        marks = ["-" if place == 0 else "-:" for place in range(len(columns))]
+        paragraphs.append("".join(f"| {' | '.join(cells)} |\n" for cells in (columns, marks, *rows)))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{command}.md").write_text("\n".join([*paragraphs, f"{note}\n"]))
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A limit that a measured value is held to."""
@@ -113,10 +123,9 @@ def recording(command: str, settings: Mapping[str, object]) -> Iterator[Record]:
     Also says how many cores other processes took meanwhile: on a busy machine, figures are worth less.
     """
     record = Record(settings)
-    started, busy_before_s, own_before_s = time.perf_counter(), _busy_s(), _own_s()
+    started, others_before_s = time.perf_counter(), others_s()
     yield record
-    others_s = (_busy_s() - busy_before_s) - (_own_s() - own_before_s)
-    others_cores = max(0.0, others_s / (time.perf_counter() - started))
+    others_cores = max(0.0, (others_s() - others_before_s) / (time.perf_counter() - started))
     document = {
         "command": command,
         "command_line": ["python", "-m", "perf", *sys.argv[1:]],
@@ -166,6 +175,11 @@ def _cpu_model() -> str:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
+
+
+def others_s() -> float:
+    """CPU time so far that neither this process nor its children took; only differences mean something."""
+    return _busy_s() - _own_s()
 
 
 def _busy_s() -> float:

@@ -105,6 +105,11 @@ class Server:
         """What the model is that is served; waits until it is ready."""
         return msgspec.json.decode(self.wait_ok("/ready").body, type=_Ready).model
 
+    def gauges(self, *names: str) -> dict[str, float]:
+        """Values of `/metrics` that have no labels; one that the server does not have is left out."""
+        lines = (line.split() for line in self.wait_ok("/metrics").body.decode().splitlines())
+        return {line[0]: float(line[1]) for line in lines if line[0] in names}
+
     def _polls(self) -> Iterator[None]:
         """Until the loop is left, one more attempt every few milliseconds.
 

@@ -1,0 +1,247 @@
+"""An open loop: requests come when they come, however the server does; then how soon it is itself again."""
+
+from __future__ import annotations
+
+import math
+import random
+import selectors
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Final
+
+from perf.client import Connection, Reply, retry_after_s
+
+RECOVERY_PAUSE_S: Final = 0.01
+"""Between two probes after a load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """Requests that come at random times, independently of each other and of the answers.
+
+    Their number is fixed, `rate` times `seconds`, and their times are uniform: a Poisson process given its count, so
+    that two levels differ in their rates by what they should.
+    """
+
+    rate: float
+    """Requests per second."""
+    seconds: float
+    seed: int
+    timeout_s: float
+    """A client gives up, and closes its connection, after so long."""
+    max_connections: int
+    """Requests that wait for an answer at most; one more is not sent, and counted."""
+    recovered_ms: float | None = None
+    """After the last arrival one probe at a time is sent until it is answered within this. None: no probes."""
+    give_up_s: float = 30.0
+    """How long after the last arrival probes are sent at most."""
+
+
+@dataclass(slots=True)
+class ArrivalsOutcome:
+    """What became of the requests. Times run from when a request was due, not from when it got out."""
+
+    offered: int = 0
+    """Requests that were due."""
+    accepted_ms: list[float] = field(default_factory=list)
+    """Answered with 200."""
+    rejected_ms: list[float] = field(default_factory=list)
+    """Answered with 429."""
+    retry_after_s: list[float] = field(default_factory=list)
+    """What the refusals said."""
+    other_statuses: dict[int, int] = field(default_factory=dict)
+    timeouts: int = 0
+    broken: int = 0
+    """Connections that the server closed, or refused, instead of answering."""
+    not_sent: int = 0
+    """Requests that would have needed a connection too many."""
+    late_ms: list[float] = field(default_factory=list)
+    """From when a request was due to when it was sent: what the client itself adds to every time above."""
+    accepted_s: float = 0.0
+    """From the first moment of the load to its end, or to the last 200 if that is later."""
+    recovered_s: float | None = None
+    """From the end of the load to the first probe's answer that was quick enough; None if there was none."""
+    connections: int = 0
+    client_cpu_s: float = 0.0
+
+    @property
+    def goodput(self) -> float:
+        """Requests answered with 200 per second."""
+        return len(self.accepted_ms) / self.accepted_s
+
+
+class OpenLoop:
+    """Sends the requests of one workload in turn, from one thread, over as many connections as are needed at once.
+
+    Nobody comes back after a refusal, whatever it says. Connections are kept between loads.
+
+    Args:
+        port: Of the server.
+        requests: Complete, with their HTTP heads.
+    """
+
+    def __init__(self, port: int, requests: tuple[bytes, ...]) -> None:
+        self._port = port
+        self._requests = cycle(requests)
+        self._idle: list[Connection] = []
+
+    def __call__(self, arrivals: Arrivals) -> ArrivalsOutcome:
+        """Run one load, then probes; ends when every request has its answer or its time-out."""
+        cpu_before_s = time.process_time()
+        with selectors.EpollSelector() as selector:
+            for connection in self._idle:
+                selector.register(connection.socket, selectors.EVENT_READ, connection)
+            run = _Run(arrivals, self._requests, selector, self._idle, self._port)
+            outcome = run.run()
+        outcome.client_cpu_s = time.process_time() - cpu_before_s
+        return outcome
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A request that waits for its answer."""
+
+    connection: Connection
+    due: float
+    sent: float
+    probe: bool
+    done: bool = False
+
+
+class _Run:
+    """One load, while it runs."""
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        requests: Iterator[bytes],
+        selector: selectors.BaseSelector,
+        idle: list[Connection],
+        port: int,
+    ) -> None:
+        rng = random.Random(arrivals.seed)
+        self._arrivals = arrivals
+        self._requests = requests
+        self._selector = selector
+        self._idle = idle
+        self._port = port
+        self._outcome = ArrivalsOutcome(offered=round(arrivals.rate * arrivals.seconds))
+        times = sorted(rng.uniform(0.0, arrivals.seconds) for _ in range(self._outcome.offered))
+        self._started = time.perf_counter()
+        self._due = deque(self._started + at for at in times)
+        self._load_end = self._started + arrivals.seconds
+        self._waiting: dict[Connection, _Sent] = {}
+        self._by_age: deque[_Sent] = deque()
+        """The same, oldest first; those that are done are skipped when their turn comes."""
+        self._last_accepted = self._load_end
+        self._probe_due = math.inf if arrivals.recovered_ms is None else self._load_end
+
+    def run(self) -> ArrivalsOutcome:
+        outcome = self._outcome
+        while self._due or self._waiting or self._probe_due < math.inf:
+            now = time.perf_counter()
+            self._send_due(now)
+            wake = min(self._due[0] if self._due else math.inf, self._probe_due, self._drop_late(now))
+            ready = self._selector.select(None if wake == math.inf else max(0.0, wake - time.perf_counter()))
+            for key, _ in ready:
+                self._read(key.data)
+            outcome.connections = max(outcome.connections, len(self._idle) + len(self._waiting))
+        outcome.accepted_s = self._last_accepted - self._started
+        return outcome
+
+    def _send_due(self, now: float) -> None:
+        while self._due and self._due[0] <= now:
+            self._send(self._due.popleft(), probe=False)
+        if self._probe_due <= now:
+            due, self._probe_due = self._probe_due, math.inf
+            if now < self._load_end + self._arrivals.give_up_s:
+                self._send(max(due, self._load_end), probe=True)
+
+    def _send(self, due: float, *, probe: bool) -> None:
+        if not self._idle and len(self._waiting) >= self._arrivals.max_connections:
+            self._outcome.not_sent += 1
+            return
+        connection: Connection | None = None
+        try:
+            connection = self._idle.pop() if self._idle else self._connect()
+            connection.send(next(self._requests))
+        except OSError:
+            if connection is not None:
+                self._forget(connection)
+            if probe:
+                self._probe_due = time.perf_counter() + RECOVERY_PAUSE_S
+            else:
+                self._outcome.broken += 1
+            return
+        now = time.perf_counter()
+        if not probe:
+            self._outcome.late_ms.append((now - due) * 1e3)
+        self._waiting[connection] = sent = _Sent(connection, due, now, probe)
+        self._by_age.append(sent)
+
+    def _connect(self) -> Connection:
+        connection = Connection(self._port, timeout_s=self._arrivals.timeout_s)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        return connection
+
+    def _drop_late(self, now: float) -> float:
+        """Give up what has waited too long; returns when the next one will have."""
+        while self._by_age:
+            oldest = self._by_age[0]
+            late_at = oldest.sent + self._arrivals.timeout_s
+            if not oldest.done and late_at > now:
+                return late_at
+            self._by_age.popleft()
+            if not oldest.done:
+                self._outcome.timeouts += not oldest.probe
+                self._forget(oldest.connection)
+        return math.inf
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            reply = connection.receive()
+        except OSError:
+            sent = self._waiting.get(connection)
+            self._outcome.broken += sent is not None and not sent.probe
+            self._forget(connection)
+            return
+        if reply is None:
+            return
+        sent = self._waiting.pop(connection)
+        sent.done = True
+        self._idle.append(connection)
+        self._count(sent, reply, time.perf_counter())
+
+    def _count(self, sent: _Sent, reply: Reply, now: float) -> None:
+        outcome, took_ms = self._outcome, (now - sent.due) * 1e3
+        if sent.probe:
+            if reply.status == 200 and self._is_quick(took_ms):
+                outcome.recovered_s = now - self._load_end
+            else:
+                self._probe_due = now + RECOVERY_PAUSE_S
+        elif reply.status == 200:
+            outcome.accepted_ms.append(took_ms)
+            self._last_accepted = max(self._last_accepted, now)
+        elif (pause_s := retry_after_s(reply)) is not None:
+            outcome.rejected_ms.append(took_ms)
+            outcome.retry_after_s.append(pause_s)
+        else:
+            outcome.other_statuses[reply.status] = outcome.other_statuses.get(reply.status, 0) + 1
+
+    def _is_quick(self, took_ms: float) -> bool:
+        return self._arrivals.recovered_ms is not None and took_ms <= self._arrivals.recovered_ms
+
+    def _forget(self, connection: Connection) -> None:
+        """Close a connection; a probe that waited on it is sent again on another one."""
+        sent = self._waiting.pop(connection, None)
+        if sent is not None:
+            sent.done = True
+            if sent.probe:
+                self._probe_due = time.perf_counter() + RECOVERY_PAUSE_S
+        elif connection in self._idle:
+            self._idle.remove(connection)
+        self._selector.unregister(connection.socket)
+        connection.close()
