@@ -20,6 +20,7 @@ from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire import openai
 from staged_pool.stages.errors import InvalidInput, UnknownModel
 from staged_pool.stages.ticket import Timeline
@@ -114,11 +115,12 @@ class Application:
 
     Args:
         lobby: Leads to the engine.
+        traffic: What the HTTP side holds, for the metrics.
     """
 
-    def __init__(self, lobby: Lobby) -> None:
+    def __init__(self, lobby: Lobby, traffic: Traffic | None = None) -> None:
         self._lobby = lobby
-        self._metrics = ServerMetrics(lobby.statistics)
+        self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
         self._started = int(time.time())
         resources: dict[str, Mapping[str, Handler]] = {
             "/v1/embeddings": {"POST": self._embeddings},
@@ -134,7 +136,10 @@ class Application:
         self._router = Router(routes, default=self._not_found, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._router(scope, receive, send)
+        if b"%" in scope.get("raw_path", b""):  # no route has one, and a proxy may have let it pass as another path
+            await self._not_found(scope, receive, send)
+        else:
+            await self._router(scope, receive, send)
 
     def refuse(self, problem: Problem) -> App:
         """An application that answers any request with `problem`, and logs and counts it as every other."""

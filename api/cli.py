@@ -175,6 +175,26 @@ def serve(
             "Seconds that a body may take to arrive; then 408. Longer lets slow clients hold memory longer.",
         ),
     ] = _SERVER.body_timeout_s,
+    write_timeout: Annotated[
+        float,
+        _flag(
+            "--write-timeout",
+            "Limits",
+            "Seconds that a client may take to read 64 KiB of its answer; then its connection is reset.",
+        ),
+    ] = _SERVER.write_timeout_s,
+    max_connections: Annotated[
+        int,
+        _flag("--max-connections", "Limits", "Connections at once; one more is closed as soon as it comes."),
+    ] = _SERVER.max_connections,
+    max_http_requests: Annotated[
+        int,
+        _flag(
+            "--max-http-requests",
+            "Limits",
+            "HTTP requests being handled at once, over all connections; one more is answered 503.",
+        ),
+    ] = _SERVER.max_http_requests,
     target_delay: Annotated[
         float,
         _flag(
@@ -205,6 +225,9 @@ def serve(
             body_limit_bytes=body_limit_bytes,
             bodies_limit_bytes=max(_SERVER.bodies_limit_bytes, 4 * body_limit_bytes),
             body_timeout_s=body_timeout,
+            write_timeout_s=write_timeout,
+            max_connections=max_connections,
+            max_http_requests=max_http_requests,
         )
         engine = EngineConfig(
             model=model,

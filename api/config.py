@@ -38,9 +38,23 @@ class ServerConfig:
     header_limit: int = 100
     """Headers of one request; more are answered 431."""
 
+    head_timeout_s: float = 5.0
+    """How long the head of a request may take, from its first byte. Longer lets slow clients hold more connections."""
+
     keep_alive_s: float = 75.0
     """How long an idle connection stays open. A proxy in front should close its side earlier, or it may send into a
     connection that is being closed."""
+
+    write_timeout_s: float = 30.0
+    """How long a client may take to read 64 KiB of its answer, or what is left of it; then the connection is reset.
+    Longer serves slower lines, and lets clients that do not read hold memory, and the server's end, longer."""
+
+    max_connections: int = 1000
+    """Connections at once; one more is closed as soon as it comes. Each takes one of the process's open files."""
+
+    max_http_requests: int = 4096
+    """HTTP requests being handled at once, over all connections; one more is answered 503. A client that opens HTTP/2
+    streams and resets them can make so many tasks, and not more."""
 
     def __post_init__(self) -> None:
         self._check("port", 0, 65_535)
@@ -49,7 +63,11 @@ class ServerConfig:
         self._check("body_timeout_s", 0.001, 86_400)
         self._check("header_limit_bytes", 256, 64 * 2**10)
         self._check("header_limit", 1, 10_000)
+        self._check("head_timeout_s", 0.001, 86_400)
         self._check("keep_alive_s", 0.001, 86_400)
+        self._check("write_timeout_s", 0.001, 86_400)
+        self._check("max_connections", 1, 10**6)
+        self._check("max_http_requests", 1, 10**6)
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -1,90 +1,205 @@
-"""Keeps what goes wrong in one connection, or in one HTTP/2 stream, from reaching any other.
+"""One client's connection: how long it may take over what, and that nothing which goes wrong in it reaches any other.
 
-Hypercorn 0.18 lets an unexpected exception of a connection's protocol code run into the task group of the whole server.
-On trio that ends the server, on asyncio it prints a traceback; and a few bytes from any client are enough, because
-HTTP/2 without TLS cannot be switched off. `isolate_connections()` replaces the two
-classes that it looks up by name.
+This stands in the place of Hypercorn's two connection classes, one for asyncio and one for trio. In theirs, an
+unexpected exception of the protocol code runs into the task group of the whole server, which a few bytes of any client
+can bring about; a client that does not read holds its connection and the server's end for ever; and each request
+starts and ends a task that waits for the connection to be idle for too long.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import traceback
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h2.errors
-import h2.events
-import h2.exceptions
+import anyio
 import hypercorn.protocol
 import structlog
-from hypercorn.events import Closed, Event
-from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2
+from staged_pool.api.traffic import Traffic
+from staged_pool.api.transports import AsyncioTransport, Transport, TrioTransport
+
+if TYPE_CHECKING:
+    import trio
 
 log = structlog.get_logger("staged_pool.api")
 
 
-def isolate_connections(worker: ModuleType) -> None:
-    """Make the servers that `worker` starts from now on isolate their connections. Idempotent.
+class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is untyped here
+    """Hypercorn's settings, and ours for its connections."""
+
+    limits: ServerConfig
+    traffic: Traffic
+
+
+def take_connections(worker: ModuleType) -> None:
+    """Make `Connection` serve what the servers of `worker` accept from now on. Idempotent.
 
     Args:
         worker: `hypercorn.trio.run` or `hypercorn.asyncio.run`: the module that looks its connection class up by name.
     """
-    if not issubclass(worker.TCPServer, IsolatedConnection):
-        bases = (IsolatedConnection, worker.TCPServer)
-        setattr(worker, "TCPServer", type("IsolatedTCPServer", bases, {}))  # noqa: B010  # mypy: not declared
-    hypercorn.protocol.H2Protocol = IsolatedH2Protocol
+    is_trio = worker.__name__ == "hypercorn.trio.run"
+    setattr(worker, "TCPServer", _serve_trio if is_trio else _serve_asyncio)  # noqa: B010  # mypy: not declared
+    hypercorn.protocol.H11Protocol = Http1
+    hypercorn.protocol.H2Protocol = Http2
 
 
-class IsolatedConnection:
-    """Goes in front of Hypercorn's connection class. Cancellation passes; any other exception ends this connection."""
-
-    async def run(self) -> None:
-        try:
-            await super().run()  # type: ignore[misc]  # of the class behind this one
-        except* Exception as errors:  # noqa: BLE001  # it is logged
-            _log_failure(errors)
-
-    async def _read_data(self) -> None:
-        await super()._read_data()  # type: ignore[misc]
-        # The client has closed. Left alone, the task that waits for an idle connection's end would wait for all of it.
-        await self.idle_task.stop()  # type: ignore[attr-defined]
+async def _serve_asyncio(  # noqa: PLR0917  # as Hypercorn calls it
+    app: object,
+    loop: object,
+    config: ConnectionConfig,
+    context: object,
+    state: object,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    await Connection(AsyncioTransport(reader, writer), app, config, context, state).run()
 
 
-class IsolatedH2Protocol(H2Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
-    """HTTP/2 in which one bad stream costs that stream, not all those that a proxy sends beside it.
+async def _serve_trio(
+    app: object, config: ConnectionConfig, context: object, state: object, stream: trio.SocketStream
+) -> None:
+    await Connection(TrioTransport(stream), app, config, context, state).run()
 
-    Hypercorn trips over data for a stream whose answer is complete (it looks the stream up, and it is gone), and over
-    requests whose path is missing or not ASCII. And when a connection closes, it leaves whoever waits to send on it
-    waiting for ever.
+
+class Connection:
+    """One connection of a client, from its arrival to its end.
+
+    Cancellation passes; any other exception ends this connection and is logged in a line.
+
+    - One more than `max_connections` is closed at once.
+    - It may be idle for `keep_alive_s`, the first time too; idle is that no request has begun to arrive.
+    - The head of a request must arrive within `head_timeout_s` of its first byte. (The body has its time in `Guard`.)
+    - Of an answer, a piece of 64 KiB must be read within `write_timeout_s`; else the connection is reset.
     """
 
-    async def handle(self, event: Event) -> None:
-        await super().handle(event)
-        if isinstance(event, Closed):
-            for buffer in list(self.stream_buffers.values()):
-                await buffer.close()
+    def __init__(
+        self, transport: Transport, app: object, config: ConnectionConfig, context: object, state: object
+    ) -> None:
+        self._transport = transport
+        self._app = app
+        self._config = config
+        self._context = context
+        self._state = state
+        self._limits: ServerConfig = config.limits
+        self._traffic: Traffic = config.traffic
+        self._protocol: Any = None
+        self._sending = anyio.Lock(fast_acquire=True)
+        self._receiving: anyio.CancelScope | None = None
+        self._idle = True
+        self._in_head = False
+        self._patient_until = math.inf
+        """When it must have received something."""
 
-    async def _handle_events(self, events: list[h2.events.Event]) -> None:
-        for event in events:
-            if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
-                self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-                self._reset(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)  # answered: no need to send on
-            elif isinstance(event, h2.events.RequestReceived) and not _is_routable(event.headers):
-                self._reset(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
-            else:
-                await super()._handle_events([event])
-        await self._flush()
-
-    def _reset(self, stream_id: int, code: h2.errors.ErrorCodes) -> None:
+    async def run(self) -> None:
+        """Serve the connection until it ends."""
+        if self._traffic.connections >= self._limits.max_connections:
+            self._traffic.connections_refused += 1
+            self._transport.cut()
+            return
+        self._traffic.enter(self._leave)
         try:
-            self.connection.reset_stream(stream_id, code)
-        except h2.exceptions.ProtocolError:
-            return  # the client has closed it already
+            await self._serve()
+        except* Exception as errors:  # noqa: BLE001  # it is logged
+            _log_failure(errors)
+        finally:
+            self._traffic.exit(self._leave)
 
+    async def _serve(self) -> None:
+        try:
+            async with self._transport.spawner() as spawner:
+                socket = self._transport.socket
+                self._protocol = ProtocolWrapper(
+                    self._app,
+                    self._config,
+                    self._context,
+                    spawner,
+                    ConnectionState(self._state),
+                    False,  # no TLS
+                    parse_socket_addr(socket.family, socket.getpeername()),
+                    parse_socket_addr(socket.family, socket.getsockname()),
+                    self._handle,
+                )
+                await self._protocol.initiate()
+                self._update(idle=True)
+                await self._receive()
+        except* OSError:
+            pass  # the client left before it could be asked for its address
+        finally:
+            await self._close()
 
-def _is_routable(headers: list[tuple[bytes, bytes]]) -> bool:
-    fields = dict(headers)
-    return fields.get(b":path", b"").isascii() and b":path" in fields and fields.get(b":method", b"").isascii()
+    async def _receive(self) -> None:
+        while True:
+            data: bytes | None = None
+            with anyio.CancelScope(deadline=self._patient_until) as self._receiving:
+                data = await self._transport.receive()
+            if data is None:  # out of patience
+                await self._protocol.protocol.farewell()
+            if not data:
+                break
+            await self._protocol.handle(RawData(data))
+            if self._idle and self._protocol.protocol.in_head and not self._in_head:
+                self._in_head = True
+                self._patient_until = anyio.current_time() + self._limits.head_timeout_s
+        await self._protocol.handle(Closed())
+
+    async def _handle(self, event: Event) -> None:
+        """What the protocol has to say to the connection. Cancellation waits until it is done: half a frame that was
+        sent, and a compressed head that was not, would spoil the rest of the connection."""
+        if isinstance(event, Updated):
+            self._update(idle=event.idle)
+            return
+        if isinstance(event, RawData) and not self._sending.locked() and self._transport.send_nowait(event.data):
+            return
+        with anyio.CancelScope(shield=True):
+            if isinstance(event, Closed):
+                await self._close()
+                await self._protocol.handle(event)
+            elif isinstance(event, RawData):
+                async with self._sending:
+                    sent = await self._send(event.data)
+                if not sent:
+                    await self._protocol.handle(Closed())
+
+    async def _send(self, data: bytes) -> bool:
+        """Send, as long as the client reads. False: it does not, or either side has closed."""
+        pieces = memoryview(data)
+        for first in range(0, len(data), PIECE_BYTES):
+            with self._traffic.patience(self._limits.write_timeout_s):
+                try:
+                    await self._transport.send(pieces[first : first + PIECE_BYTES])
+                    continue
+                except OSError:
+                    return False
+            log.info("connection.cut_off", reason="its client does not read the answer")
+            self._transport.cut()
+            return False
+        return True
+
+    async def _close(self) -> None:
+        with anyio.CancelScope(shield=True), self._traffic.patience(self._limits.write_timeout_s):
+            await self._transport.close()
+
+    def _update(self, *, idle: bool) -> None:
+        self._idle = idle
+        self._in_head = False
+        patience_s = math.inf if not idle else 0.0 if self._traffic.leaving else self._limits.keep_alive_s
+        self._patient_until = anyio.current_time() + patience_s
+        if self._receiving is not None:
+            self._receiving.deadline = self._patient_until
+
+    def _leave(self) -> None:
+        if self._idle:
+            self._update(idle=True)
 
 
 def _log_failure(errors: BaseExceptionGroup[Any]) -> None:

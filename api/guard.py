@@ -23,10 +23,19 @@ from staged_pool.api import status
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.traffic import Traffic
 
 LINGER_S = 2.0
 """How long a refused client may go on sending. Closing while its bytes are in flight resets the connection, and the
 answer that it has not read yet is lost with it."""
+
+TARGET_LIMIT_BYTES = 2**13
+"""Of path and query. No route needs a hundredth of it."""
+
+FREE_PIECES = 2**12
+PIECE_BYTES = 8
+"""A body may come in 4096 pieces and one more for each eight bytes. Each costs the event loop as much as a kilobyte
+does, so a body in crumbs is a way to keep it busy."""
 
 
 class Guard:
@@ -39,18 +48,26 @@ class Guard:
         app: Receives each body as one message, `more_body` false. It need not read it.
         refuse: Makes the application that answers a request with a problem.
         config: The limits.
+        traffic: Where the requests that are being handled are counted.
     """
 
-    def __init__(self, app: App, refuse: Callable[[Problem], App], config: ServerConfig) -> None:
+    def __init__(
+        self, app: App, refuse: Callable[[Problem], App], config: ServerConfig, traffic: Traffic | None = None
+    ) -> None:
         self._app = app
         self._refuse = refuse
+        self._traffic = traffic or Traffic()
         self.config = config
         self.held_bytes = 0
         """Of all bodies that are arriving or being worked on."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(scope, receive, send)
+            self._traffic.requests += 1
+            try:
+                await self._http(scope, receive, send)
+            finally:
+                self._traffic.requests -= 1
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         else:  # a websocket: closing before accepting is answered 403
@@ -58,13 +75,18 @@ class Guard:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         intake = _Intake(receive)
+        if self._traffic.requests > self.config.max_http_requests:
+            message = f"The server handles as many requests at once as it may: {self.config.max_http_requests}"
+            problem = Problem(row=status.TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)
+            await self._decline(problem, scope, intake, send, linger_s=0)
+            return
         with _Room(self) as room:
             try:
                 _check_head(scope, self.config)
                 body = await self._read(intake, room)
             except HttpRefusal as refusal:
                 room.clear()
-                await self._decline(refusal.problem, scope, intake, send)
+                await self._decline(refusal.problem, scope, intake, send, linger_s=LINGER_S)
                 return
             if intake.client_left:
                 return
@@ -79,10 +101,14 @@ class Guard:
 
     async def _read(self, intake: _Intake, room: _Room) -> bytes | bytearray:
         body: bytes | bytearray = b""
-        with anyio.move_on_after(self.config.body_timeout_s):
+        pieces = 0
+        with self._traffic.patience(self.config.body_timeout_s):
             while not intake.ended:
                 chunk = await intake.next()
                 room.take(len(chunk))
+                pieces += 1
+                if pieces > FREE_PIECES + len(body) // PIECE_BYTES:
+                    raise HttpRefusal(status.TOO_MANY_PIECES, "The body comes in too many pieces")
                 if not body:
                     body = chunk
                 elif chunk:
@@ -90,11 +116,11 @@ class Guard:
                         body = bytearray(body)  # grows in place, where joining would hold everything twice
                     body += chunk
             return body
-        message = f"The body did not arrive within {self.config.body_timeout_s:g} s"
+        message = f"The body did not arrive in time; it has {self.config.body_timeout_s:g} s"
         raise HttpRefusal(status.SLOW_BODY, message)
 
-    async def _decline(self, problem: Problem, scope: Scope, intake: _Intake, send: Send) -> None:
-        farewell = _Farewell(scope, intake, send)
+    async def _decline(self, problem: Problem, scope: Scope, intake: _Intake, send: Send, *, linger_s: float) -> None:
+        farewell = _Farewell(scope, intake, send, linger_s)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(farewell.drain)
             await self._refuse(problem)(scope, _Exchange(b"", intake, send).receive, farewell.send)
@@ -189,10 +215,11 @@ class _Exchange:
 class _Farewell:
     """Sends a refusal to a client that may still be sending."""
 
-    def __init__(self, scope: Scope, intake: _Intake, send: Send) -> None:
+    def __init__(self, scope: Scope, intake: _Intake, send: Send, linger_s: float) -> None:
         self._closes = scope["http_version"].startswith("1")
         self._intake = intake
         self._send = send
+        self._linger_s = linger_s
         self._drained = anyio.Event()
 
     async def drain(self) -> None:
@@ -207,7 +234,7 @@ class _Farewell:
             await self._send(message)
             return
         await self._send({**message, "more_body": True})
-        with anyio.move_on_after(LINGER_S):
+        with anyio.move_on_after(self._linger_s):
             await self._drained.wait()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -215,6 +242,9 @@ class _Farewell:
 def _check_head(scope: Scope, config: ServerConfig) -> None:
     """Refuse what the headers alone show to be wrong, before any of the body is read."""
     headers = scope["headers"]
+    if len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > TARGET_LIMIT_BYTES:
+        message = f"The path and query are longer than {TARGET_LIMIT_BYTES} bytes"
+        raise HttpRefusal(status.TARGET_TOO_LONG, message)
     header_bytes = 0
     length: bytes | None = None
     chunked = False

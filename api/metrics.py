@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from staged_pool.api.traffic import Traffic
 from staged_pool.runtime.statistics import AdmissionStatistics, DeviceStatistics, EngineStatistics
 from staged_pool.stages.meter import BUCKETS_S, HistogramSnapshot, StageStatistics
 
@@ -24,11 +25,13 @@ class ServerMetrics:
 
     Args:
         statistics: The engine's snapshot; None while there is no engine.
+        traffic: What the HTTP side holds.
     """
 
-    def __init__(self, statistics: Callable[[], EngineStatistics | None]) -> None:
+    def __init__(self, statistics: Callable[[], EngineStatistics | None], traffic: Traffic) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(statistics))
+        self._registry.register(_TrafficCollector(traffic))
         ProcessCollector(registry=self._registry)
         self._requests = Counter(
             "staged_pool_http_requests",
@@ -78,6 +81,22 @@ class _EngineCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         return ()  # the names are known without asking an engine that may not be there
+
+
+class _TrafficCollector(Collector):
+    """The connections and requests of the HTTP side."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    def collect(self) -> Iterator[Metric]:
+        traffic = self._traffic
+        yield _gauge("connections", "Connections that are open", traffic.connections)
+        yield _counter("connections_refused", "Connections closed for being too many", traffic.connections_refused)
+        yield _gauge("http_requests_running", "HTTP requests that are being handled", traffic.requests)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
 
 
 def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:

@@ -18,16 +18,14 @@ from hypercorn.config import Config as HypercornConfig
 
 from staged_pool.api.app import Application
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.connections import isolate_connections
+from staged_pool.api.connections import ConnectionConfig, take_connections
 from staged_pool.api.guard import Guard
 from staged_pool.api.listener import BACKLOG, url
 from staged_pool.api.lobby import Lobby
+from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine, open_engine
 from staged_pool.stages.errors import DeviceLost
-
-GRACE_S: Final = 2.0
-"""What HTTP gets to send the last answers, once the engine is empty."""
 
 OVERDUE_S: Final = 3.0
 """What is then left to end the process by itself, before it is ended."""
@@ -44,8 +42,8 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, listener: soc
     """Run a server until it is told to stop. Takes over the process: its signals, and in the worst case its end.
 
     The first SIGTERM or SIGINT drains: `/ready` turns 503, new requests are refused, those inside are finished for
-    `engine_config.drain_timeout_s`, then the connections close. A second one, or an end that takes too long (a client
-    that does not read its answer is enough), ends the process at once.
+    `engine_config.drain_timeout_s`, then the connections close. A second one, or an end that takes too long, ends the
+    process at once.
 
     Args:
         config: Limits of HTTP; its host and port have become `listener`.
@@ -78,6 +76,7 @@ class Server:
         open_engine: OpenEngine = open_engine,
     ) -> None:
         self.lobby = Lobby()
+        self.traffic = Traffic()
         self._config = config
         self._engine_config = engine_config
         self._owns_process = owns_process
@@ -139,20 +138,25 @@ class Server:
 
     async def _run_http(self, listener: socket.socket) -> None:
         backend = sniffio.current_async_library()
-        isolate_connections(importlib.import_module(f"hypercorn.{backend}.run"))
+        take_connections(importlib.import_module(f"hypercorn.{backend}.run"))
         hypercorn = importlib.import_module(f"hypercorn.{backend}")
-        application = Application(self.lobby)
-        guard = Guard(application, application.refuse, self._config)
-        await hypercorn.serve(guard, self._hypercorn_config(listener), shutdown_trigger=self._stop_http.wait)
+        application = Application(self.lobby, self.traffic)
+        guard = Guard(application, application.refuse, self._config, self.traffic)
+        await hypercorn.serve(guard, self._hypercorn_config(listener), shutdown_trigger=self._end_of_http)
         self._serving.cancel()
 
-    def _hypercorn_config(self, listener: socket.socket) -> HypercornConfig:
-        config = HypercornConfig()
+    async def _end_of_http(self) -> None:
+        await self._stop_http.wait()
+        self.traffic.end()
+
+    def _hypercorn_config(self, listener: socket.socket) -> ConnectionConfig:
+        config = ConnectionConfig()
+        config.limits = self._config
+        config.traffic = self.traffic
         config.bind = [f"fd://{listener.detach()}"]
         config.backlog = BACKLOG
         config.logger_class = HypercornLog
         config.graceful_timeout = self._engine_config.drain_timeout_s + GRACE_S
-        config.keep_alive_timeout = self._config.keep_alive_s
         config.keep_alive_max_requests = 2**31  # reaching it closes an HTTP/2 connection with streams in flight
         config.h2_max_concurrent_streams = 100
         config.include_server_header = False

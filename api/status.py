@@ -43,10 +43,13 @@ UNEXPECTED: Final = Row(500, "InternalServerError", "bug")
 
 BAD_FRAMING: Final = Row(400, "BadRequestError", "bad_framing")
 SLOW_BODY: Final = Row(408, "TimeoutError", "slow_body")
+TOO_MANY_PIECES: Final = Row(400, "BadRequestError", "too_many_pieces")
 BODY_TOO_LARGE: Final = Row(413, "RequestTooLargeError", "body_too_large")
+TARGET_TOO_LONG: Final = Row(414, "BadRequestError", "target_too_long")
 UNSUPPORTED_MEDIA: Final = Row(415, "UnsupportedMediaTypeError", "unsupported_media")
 BODIES_TOO_LARGE: Final = Row(429, "RateLimitError", "bodies_too_large")
 HEADERS_TOO_LARGE: Final = Row(431, "HeadersTooLargeError", "headers_too_large")
+TOO_MANY_REQUESTS: Final = Row(503, "ServiceUnavailableError", "too_many_requests")
 
 RETRY_S: Final[dict[type[BaseException], float]] = {errors.DeviceLost: 10.0, errors.OutOfMemory: 1.0}
 """When to come back after an error that does not say so itself, in seconds. A lost device needs a new process."""

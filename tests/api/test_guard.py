@@ -13,7 +13,7 @@ import pytest
 from staged_pool.api import guard as guard_module
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.guard import Guard
+from staged_pool.api.guard import FREE_PIECES, PIECE_BYTES, Guard
 from staged_pool.api.status import Problem
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ class Client:
     def __init__(self, headers: dict[str, str] | None = None, *, http_version: str = "1.1", **scope: Any) -> None:
         raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self.scope: Scope = {"type": "http", "method": "POST", "http_version": http_version, "headers": raw, **scope}
-        self._put, self._get = anyio.create_memory_object_stream[Message](1000)
+        self._put, self._get = anyio.create_memory_object_stream[Message](10_000)
         self.sent: list[Message] = []
 
     def feed(self, *messages: Message) -> Client:
@@ -162,6 +162,41 @@ async def test_all_bodies_together_are_limited_too() -> None:
         leave.set()
     third = await Client().feed(chunk(b"x" * 10), END).call(protected)
     assert (first.status, second.status, third.status) == (200, 429, 200)
+
+
+async def test_no_more_requests_are_handled_at_once_than_allowed() -> None:
+    entered, leave = anyio.Event(), anyio.Event()
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        entered.set()
+        await leave.wait()
+        await answer(send, 200)
+
+    protected = guard(wait, max_http_requests=1)
+    first = Client().feed(END)
+    async with during(first, protected):
+        await entered.wait()
+        second = await Client().feed(chunk(b"x")).call(protected)
+        leave.set()
+    third = await Client().feed(END).call(protected)
+    assert (first.status, second.status, second.body, third.status) == (200, 503, b"too_many_requests", 200)
+
+
+async def test_a_body_in_crumbs_is_refused() -> None:
+    crumbs = [chunk(b"x")] * (FREE_PIECES * PIECE_BYTES // (PIECE_BYTES - 1) + 2)
+    client = await Client().feed(*crumbs, END).call(guard())
+    assert (client.status, client.body, client.unread) == (400, b"too_many_pieces", 0)
+
+
+async def test_a_body_in_small_pieces_is_read() -> None:
+    client = await Client().feed(*[chunk(b"x" * PIECE_BYTES)] * (2 * FREE_PIECES), END).call(guard())
+    assert (client.status, len(client.body)) == (200, 2 * FREE_PIECES * PIECE_BYTES)
+
+
+@pytest.mark.parametrize("scope", [{"raw_path": b"/" + b"x" * 10_000}, {"query_string": b"x" * 10_000}])
+async def test_a_long_target_is_refused(scope: Any) -> None:
+    client = await Client(**scope).feed(END).call(guard())
+    assert (client.status, client.body, client.closes) == (414, b"target_too_long", True)
 
 
 async def test_a_body_that_does_not_arrive_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import h2.config
-import h2.connection
-import h2.events
 import httpx
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from staged_pool.api.listener import bind
 from staged_pool.api.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError, DeviceLost
-from tests.api.serving import EMBED, Served, engine_on, post, read_to_end, serving
+from tests.api.serving import EMBED, Http2, Served, engine_on, post, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio
@@ -33,10 +30,6 @@ pytestmark = pytest.mark.anyio
 def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
     """Hypercorn's half for the running backend is imported when the server starts, and a model's when it loads."""
     nothing_blocks_the_event_loop.deactivate()
-
-
-def statuses(received: bytes) -> list[int]:
-    return [int(part[:3]) for part in received.split(b"HTTP/1.1 ")[1:]]
 
 
 # What it answers
@@ -173,45 +166,6 @@ async def test_requests_on_one_connection_are_answered_one_after_the_other() -> 
     async with serving(engine_on(LetterModel())) as served:
         received = await served.talk(EMBED * 3 + post(b'{"input":"a"}', "connection: close"))
     assert statuses(received) == [200] * 4
-
-
-class Http2:
-    """An HTTP/2 connection of which the test decides every frame."""
-
-    def __init__(self, stream: Any) -> None:
-        settings = h2.config.H2Configuration(
-            validate_outbound_headers=False, normalize_outbound_headers=False, header_encoding=None
-        )
-        self.h2 = h2.connection.H2Connection(settings)
-        self.h2.initiate_connection()
-        self._stream = stream
-
-    async def request(
-        self, stream_id: int, *, path: bytes | None, method: bytes = b"POST", body: bytes = b"", ends: bool = True
-    ) -> None:
-        headers = [(b":method", method), (b":authority", b"test")]
-        headers += [(b":scheme", b"http"), (b":path", path)] if path is not None else []
-        self.h2.send_headers(stream_id, [*headers, (b"content-type", b"application/json")])
-        await self.send(stream_id, body, ends=ends)
-
-    async def send(self, stream_id: int, body: bytes, *, ends: bool) -> None:
-        self.h2.send_data(stream_id, body, end_stream=ends)
-        await self._stream.send(self.h2.data_to_send())
-
-    async def ends(self, *stream_ids: int) -> dict[int, str]:
-        """Wait until each stream is answered or reset; the status, or `reset`."""
-        outcome: dict[int, str] = {}
-        with anyio.fail_after(30):
-            while not set(stream_ids) <= set(outcome):
-                await self._stream.send(self.h2.data_to_send())
-                for event in self.h2.receive_data(await self._stream.receive()):
-                    if isinstance(event, h2.events.ResponseReceived):
-                        outcome[event.stream_id] = dict(event.headers)[b":status"].decode()
-                    elif isinstance(event, h2.events.StreamReset):
-                        outcome.setdefault(event.stream_id, "reset")
-                    elif isinstance(event, h2.events.DataReceived):
-                        self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        return outcome
 
 
 @pytest.mark.parametrize(

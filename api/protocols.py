@@ -1,0 +1,166 @@
+"""Hypercorn's HTTP/1.1 and HTTP/2, made strict where they are lenient, and bounded where a client could hold them.
+
+Both follow one rule: what is wrong with a stream costs that stream, and what is wrong with a connection costs that
+connection. `connections.py` puts them in Hypercorn's place.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import h2.errors
+import h2.events
+import h2.exceptions
+import h11
+import structlog
+from hypercorn.events import Closed, Event, Updated
+from hypercorn.protocol.events import Body, EndBody
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
+
+from staged_pool.api.traffic import Traffic
+
+PIECE_BYTES: Final = 2**16
+"""What a client must read of its answer within `write_timeout_s`, or else all of it."""
+
+RESETS: Final = 1000
+"""Unanswered streams that a client may reset on one connection; more only if it lets as many be answered."""
+
+_HEAD_END: Final = b"\r\n\r\n"
+_LENIENT: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
+"""A line that ends in LF alone, and a header that goes on in the next line (obs-fold)."""
+
+log = structlog.get_logger("staged_pool.api")
+
+
+class StrictReader(h11.Connection):
+    """An h11 connection that refuses what a proxy in front may read as another request than h11 does."""
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE and _LENIENT.search(self.trailing_data[0].split(_HEAD_END, 1)[0]):
+            raise h11.RemoteProtocolError("a line of the head ends in LF alone, or is continued")
+        return super().next_event()
+
+
+class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
+    """HTTP/1.1 with a strict head, and without the upgrade to HTTP/2.
+
+    The upgrade is ignored, as the standard allows: it is a way around the rules of a proxy that passes it on. HTTP/2
+    with prior knowledge remains.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.connection = StrictReader(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+
+    @property
+    def in_head(self) -> bool:
+        """The head of a request has begun to arrive."""
+        return self.stream is None and bool(self.connection.trailing_data[0])
+
+    async def farewell(self) -> None:
+        """HTTP/1.1 has none."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        length = dict(request.headers).get(b"content-length", b"0")
+        if int(length) > self.config.limits.body_limit_bytes:
+            self.connection.client_is_waiting_for_100_continue = False  # or it would be told to send the body
+        await super()._create_stream(request)
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0":
+            raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
+
+
+class Http2(H2Protocol):  # type: ignore[misc]
+    """HTTP/2 in which one bad stream costs that stream, not all those that a proxy sends beside it.
+
+    Hypercorn trips over data for a stream whose answer is complete (it looks the stream up, and it is gone), and over
+    requests whose path is missing or not ASCII. When a connection closes, it leaves whoever waits to send on it waiting
+    for ever, and it waits as long for a client that never opens its window.
+    """
+
+    in_head = False
+    """Heads come in frames; an incomplete one does not end the idleness of its connection."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._resets = 0
+
+    async def initiate(self, *args: Any) -> None:
+        await super().initiate(*args)
+        if self.idle:
+            await self.send(Updated(idle=True))
+
+    async def farewell(self) -> None:
+        """Tell the client that the connection ends, so that it does not send a request into the end."""
+        self.connection.close_connection()
+        await self._flush()
+
+    async def handle(self, event: Event) -> None:
+        await super().handle(event)
+        if isinstance(event, Closed):
+            for buffer in list(self.stream_buffers.values()):
+                await buffer.close()
+
+    async def _handle_events(self, events: list[h2.events.Event]) -> None:
+        for event in events:
+            if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
+                self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                self._reset(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)  # answered: no need to send on
+            elif isinstance(event, h2.events.RequestReceived) and not _is_routable(event.headers):
+                self._reset(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
+            elif isinstance(event, h2.events.StreamReset) and self._resets_too_often(event.stream_id):
+                log.warning("connection.cut_off", reason="it resets its streams before they are answered")
+                self.connection.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+                await self._flush()
+                await self.send(Closed())
+                return
+            else:
+                await super()._handle_events([event])
+        await self._flush()
+
+    def _resets_too_often(self, stream_id: int) -> bool:
+        self._resets += stream_id in self.streams
+        allowed: int = max(RESETS, self.keep_alive_requests // 2)
+        return self._resets > allowed
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send of an answer what the client lets through; a stream that does not move on is reset."""
+        traffic: Traffic = self.config.traffic
+        timeout_s: float = self.config.limits.write_timeout_s
+        if isinstance(event, Body):
+            with traffic.patience(timeout_s):  # it is in the buffer before the wait begins
+                await super().stream_send(event)
+        elif isinstance(event, EndBody):
+            buffer = self.stream_buffers.get(event.stream_id)
+            while buffer is not None:
+                unsent = len(buffer.buffer)
+                with traffic.patience(timeout_s):
+                    await super().stream_send(event)
+                    return
+                if unsent - len(buffer.buffer) < PIECE_BYTES:
+                    await self._give_up(event.stream_id)
+                    return
+        else:
+            await super().stream_send(event)
+
+    async def _give_up(self, stream_id: int) -> None:
+        log.info("stream.cut_off", reason="its client does not read the answer")
+        self._reset(stream_id, h2.errors.ErrorCodes.CANCEL)
+        await self._flush()
+        await self._close_stream(stream_id)
+        await self._window_updated(stream_id)  # lets the sending task drop what is left
+
+    def _reset(self, stream_id: int, code: h2.errors.ErrorCodes) -> None:
+        try:
+            self.connection.reset_stream(stream_id, code)
+        except h2.exceptions.ProtocolError:
+            return  # the client has closed it already
+
+
+def _is_routable(headers: list[tuple[bytes, bytes]]) -> bool:
+    fields = dict(headers)
+    return fields.get(b":path", b"").isascii() and b":path" in fields and fields.get(b":method", b"").isascii()

@@ -1,0 +1,72 @@
+"""What the HTTP side of one server holds now, and how long it waits for clients. Belongs to the server's event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+import anyio
+
+GRACE_S: Final = 2.0
+"""What a client gets to take the next piece of its answer, or to send the rest of its request, once the server ends."""
+
+
+class Traffic:
+    """Counts connections and requests, and hurries them when the server ends."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        """Being handled, over all connections; streams that their client has reset leave at once."""
+        self.connections_refused = 0
+        """Closed as soon as they came, for there were as many as may be."""
+        self.leaving = False
+        """The server ends: a connection that waits for its next request must not wait on."""
+        self._leave: Final[set[Callable[[], None]]] = set()
+        self._waits: Final[set[anyio.CancelScope]] = set()
+
+    @property
+    def connections(self) -> int:
+        """Open now."""
+        return len(self._leave)
+
+    def enter(self, leave: Callable[[], None]) -> None:
+        """Count a connection; `leave` is called when the server ends."""
+        self._leave.add(leave)
+
+    def exit(self, leave: Callable[[], None]) -> None:
+        """Count a connection no more."""
+        self._leave.discard(leave)
+
+    def patience(self, seconds: float) -> Patience:
+        """A block that waits for a client: cancelled after so many seconds, or sooner if the server ends."""
+        return Patience(self._waits, min(seconds, GRACE_S) if self.leaving else seconds)
+
+    def end(self) -> None:
+        """Let the connections go: the idle ones at once, the others as soon as their clients have their answers."""
+        self.leaving = True
+        for leave in list(self._leave):
+            leave()
+        latest = anyio.current_time() + GRACE_S
+        for scope in list(self._waits):
+            scope.deadline = min(scope.deadline, latest)
+
+
+class Patience:
+    """A cancel scope with a deadline, known to those who may shorten it."""
+
+    __slots__ = ("_scope", "_waits")
+
+    def __init__(self, waits: set[anyio.CancelScope], seconds: float) -> None:
+        self._waits = waits
+        self._scope = anyio.move_on_after(seconds)
+
+    def __enter__(self) -> anyio.CancelScope:
+        self._waits.add(self._scope)
+        return self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._waits.discard(self._scope)
+        return bool(self._scope.__exit__(kind, error, trace))

@@ -1,0 +1,159 @@
+"""The bytes of one connection on asyncio and on trio, as far as `connections.py` needs them to be the same.
+
+Each loop's half of Hypercorn hands accepted connections over in the loop's own form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    import trio
+
+RECEIVE_BYTES: Final = 2**16
+
+WAITING_BYTES: Final = 2**16
+"""What may wait in a transport of asyncio without anyone who waits for it."""
+
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: closing drops what is unsent, so that the kernel does not keep it for a client that never reads."""
+
+
+class Spawner(Protocol):
+    """What Hypercorn's protocols start their tasks in."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Transport(Protocol):
+    """One connection to a client. One task receives; calls of `send` do not overlap."""
+
+    @property
+    def socket(self) -> Any:
+        """For its addresses."""
+
+    def spawner(self) -> Spawner: ...
+
+    async def receive(self) -> bytes:
+        """The next bytes; none when the client has closed, or either side is gone. Cancelled, it loses nothing."""
+
+    def send_nowait(self, data: bytes) -> bool:
+        """Take bytes that fit into what may wait here. False: it has taken nothing."""
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Hand bytes to the kernel. Cancelled, it has handed over some of them.
+
+        Raises:
+            OSError: Either side is gone.
+        """
+
+    async def close(self) -> None:
+        """Send what is unsent and close. Cancelled, it drops what is unsent. Does nothing on a closed one."""
+
+    def cut(self) -> None:
+        """Close at once, with a reset."""
+
+
+class AsyncioTransport:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        writer.transport.set_write_buffer_limits(0)  # `send` waits until everything is the kernel's
+
+    @property
+    def socket(self) -> Any:
+        return self._writer.get_extra_info("socket")
+
+    def spawner(self) -> Spawner:
+        from hypercorn.asyncio.task_group import TaskGroup
+
+        group: Spawner = TaskGroup(asyncio.get_running_loop())
+        return group
+
+    async def receive(self) -> bytes:
+        with contextlib.suppress(OSError):
+            return await self._reader.read(RECEIVE_BYTES)
+        return b""
+
+    def send_nowait(self, data: bytes) -> bool:
+        transport = self._writer.transport
+        if transport.is_closing() or transport.get_write_buffer_size() + len(data) > WAITING_BYTES:
+            return False
+        transport.write(data)
+        return True
+
+    async def send(self, data: bytes | memoryview) -> None:
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except RuntimeError as error:  # how uvloop says that it is closed
+            raise BrokenPipeError(str(error)) from error
+
+    async def close(self) -> None:
+        try:
+            self._writer.close()
+            # Shielded, because all who wait for the end wait for one future, which a cancellation would cancel.
+            await asyncio.shield(self._writer.wait_closed())
+        except (OSError, RuntimeError):
+            pass  # the other side was quicker
+        except asyncio.CancelledError:
+            self.cut()
+            raise
+
+    def cut(self) -> None:
+        _drop_unsent(self.socket)
+        self._writer.transport.abort()
+
+
+class TrioTransport:
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+
+    @property
+    def socket(self) -> Any:
+        return self._stream.socket
+
+    def spawner(self) -> Spawner:
+        from hypercorn.trio.task_group import TaskGroup
+
+        group: Spawner = TaskGroup()
+        return group
+
+    async def receive(self) -> bytes:
+        import trio
+
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+        return b""
+
+    def send_nowait(self, data: bytes) -> bool:
+        return not data  # nothing waits here: trio hands all of it to the kernel
+
+    async def send(self, data: bytes | memoryview) -> None:
+        import trio
+
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise BrokenPipeError(str(error)) from error
+
+    async def close(self) -> None:
+        self._stream.socket.close()  # what was sent is the kernel's already, which goes on sending it
+
+    def cut(self) -> None:
+        _drop_unsent(self.socket)
+        self._stream.socket.close()
+
+
+def _drop_unsent(connection: Any) -> None:
+    with contextlib.suppress(OSError, ValueError):  # closed already
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,0 +1,259 @@
+"""One client's connection on a real socket: how long it may take over what, how many there may be, and its end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import anyio
+import anyio.abc
+import h2.connection
+import h2.errors
+import h2.events
+import h2.settings
+import httpx
+import pytest
+from blockbuster import BlockBuster
+
+from staged_pool.api.listener import bind
+from staged_pool.api.protocols import RESETS
+from tests.api.serving import EMBED, Http2, engine_on, post, read_answer, read_to_end, serving, statuses
+from tests.doubles import Gate, LetterModel, until
+
+pytestmark = pytest.mark.anyio
+
+LARGE = post(b'{"input":["%s"]}' % b'","'.join([b"a"] * 2000))
+"""A small request with an answer of more than 100 KB."""
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+
+@pytest.fixture(autouse=True)
+def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
+    """Hypercorn's half for the running backend is imported when the server starts."""
+    nothing_blocks_the_event_loop.deactivate()
+
+
+async def closed(stream: anyio.abc.SocketStream) -> bytes:
+    """Wait until the server closes; what came before."""
+    async with stream:
+        return await read_to_end(stream)
+
+
+# Patience
+
+
+@pytest.mark.parametrize("sent", [b"", PREFACE, EMBED, PREFACE + b"\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"])
+async def test_a_connection_without_a_request_is_closed_when_it_has_been_idle_for_too_long(sent: bytes) -> None:
+    async with serving(engine_on(LetterModel()), keep_alive_s=0.05) as served:
+        stream = await served.connect()
+        if sent:
+            await stream.send(sent)
+        await closed(stream)
+        assert served.server.traffic.connections == 0
+
+
+async def test_http2_says_goodbye_to_an_idle_connection() -> None:
+    async with serving(engine_on(LetterModel()), keep_alive_s=0.05) as served:
+        received = await served.talk(PREFACE)
+    frames = h2.connection.H2Connection()
+    frames.initiate_connection()
+    assert any(isinstance(event, h2.events.ConnectionTerminated) for event in frames.receive_data(received))
+
+
+@pytest.mark.parametrize("first", [b"", EMBED])
+async def test_a_head_that_comes_in_drops_is_cut_off(first: bytes) -> None:
+    async with serving(engine_on(LetterModel()), head_timeout_s=0.1) as served:
+        async with await served.connect() as stream:
+            if first:
+                await stream.send(first)
+                assert statuses(await read_answer(stream)) == [200]
+            await stream.send(b"POST / HTTP/1.1\r\n")
+            with anyio.fail_after(30), suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+                while True:
+                    await stream.send(b"x: y\r\n")
+                    with anyio.move_on_after(0.02):
+                        await stream.receive()
+        await served.assert_alive()
+
+
+async def test_a_request_that_takes_long_is_not_idleness() -> None:
+    gate = Gate()
+    async with serving(engine_on(LetterModel(on_preprocess=gate)), keep_alive_s=0.05, head_timeout_s=0.05) as served:
+        async with await served.connect() as stream:
+            await stream.send(EMBED)
+            await gate.arrived()
+            await anyio.sleep(0.2)
+            gate.open()
+            assert statuses(await read_answer(stream)) == [200]
+
+
+@pytest.fixture
+def small_buffers() -> Iterator[socket.socket]:
+    """A listener whose connections take little before the client reads: as a distant client, and not a local one."""
+    listener = bind("127.0.0.1", 0)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    yield listener
+    listener.close()
+
+
+def ask_without_reading(port: int, requests: bytes = LARGE) -> socket.socket:
+    """A plain socket, because an event loop's stream reads ahead."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.sendall(requests)
+    return client
+
+
+async def test_a_client_that_does_not_read_its_answer_is_cut_off(small_buffers: socket.socket) -> None:
+    async with serving(engine_on(LetterModel()), listener=small_buffers, write_timeout_s=0.2) as served:
+        with ask_without_reading(served.port):
+            await until(lambda: served.server.traffic.requests == 1)
+            await until(lambda: served.server.traffic.connections == 0)
+            assert served.server.traffic.requests == 0
+        await served.assert_alive()
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_its_answer(small_buffers: socket.socket) -> None:
+    async with serving(engine_on(LetterModel()), listener=small_buffers, write_timeout_s=1) as served:
+        with ask_without_reading(served.port, LARGE * 5) as client:
+            received, started = b"", anyio.current_time()
+            while received.count(b"prompt_tokens_details") < 5:
+                await anyio.wait_readable(client)
+                received += client.recv(4096)
+                await anyio.sleep(0.01)
+        assert statuses(received) == [200] * 5
+        assert anyio.current_time() - started > 1
+
+
+async def test_a_client_that_does_not_read_cannot_hold_the_servers_end(
+    small_buffers: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staged_pool.api.traffic.GRACE_S", 0.1)
+    async with serving(engine_on(LetterModel()), listener=small_buffers) as served:
+        client = ask_without_reading(served.port)
+        await until(lambda: served.server.traffic.requests == 1)
+        started = anyio.current_time()
+    assert anyio.current_time() - started < 5
+    client.close()
+
+
+async def test_an_http2_stream_whose_window_stays_shut_is_reset_and_the_others_go_on() -> None:
+    async with serving(engine_on(LetterModel()), write_timeout_s=0.2) as served:
+        async with await served.connect() as stream:
+            client = Http2(stream)
+            client.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 10})
+            await client.request(1, path=b"/v1/embeddings", body=b'{"input":"a"}')
+            assert await client.reset(1) == h2.errors.ErrorCodes.CANCEL
+            client.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 2**16 - 1})
+            await client.request(3, path=b"/v1/embeddings", body=b'{"input":"a"}')
+            assert await client.ends(3) == {3: "200"}
+        await served.assert_alive()
+
+
+# How many
+
+
+async def test_one_connection_too_many_is_closed_at_once_and_counted() -> None:
+    async with serving(engine_on(LetterModel()), max_connections=2) as served:
+        async with await served.connect() as first, await served.connect() as second:
+            for stream in (first, second):
+                await stream.send(EMBED)
+                assert statuses(await read_answer(stream)) == [200]
+            assert await closed(await served.connect()) == b""
+            await first.send(post(b"", path="/metrics").replace(b"POST", b"GET"))
+            metrics = await read_answer(first)
+        assert b"staged_pool_connections 2.0" in metrics
+        assert b"staged_pool_connections_refused_total 1.0" in metrics
+        await until(lambda: served.server.traffic.connections == 0)
+        await served.assert_alive()
+
+
+async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -> None:
+    gate = Gate()
+    async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=2) as served:
+        async with await served.connect() as stream:
+            client = Http2(stream)
+            for stream_id in (1, 3, 5):
+                await client.request(stream_id, path=b"/v1/embeddings", body=b'{"input":"a"}')
+            assert await client.ends(5) == {5: "503"}
+            async with served.client() as other:
+                refused = await other.get("/health")
+            gate.open()
+            assert await client.ends(1, 3) == {1: "200", 3: "200"}
+        await served.assert_alive()
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+async def test_streams_that_are_reset_cancel_their_handlers_until_the_connection_is_cut_off() -> None:
+    gate = Gate()
+    most = 0
+    async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=50) as served:
+        async with await served.connect() as stream:
+            client = Http2(stream)
+            with suppress(anyio.BrokenResourceError):
+                for number in range(10_000):
+                    await client.request(2 * number + 1, path=b"/v1/embeddings", body=b'{"input":"a"}')
+                    client.h2.reset_stream(2 * number + 1)
+                    await client.flush()
+                    most = max(most, served.server.traffic.requests)
+            assert RESETS <= number < 9_999
+        assert most <= 50 + 10  # those beyond the limit are being refused
+        await until(lambda: served.server.traffic.requests == 0)
+        await until(lambda: served.inside == 0)
+        gate.open()
+        await served.assert_alive()
+
+
+async def test_many_requests_on_one_http2_connection_lose_no_stream() -> None:
+    answered = 0
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        nonlocal answered
+        for _ in range(60):
+            response = await client.post("/v1/embeddings", json={"input": "a"})
+            answered += response.status_code == 200
+
+    async with serving(engine_on(LetterModel())) as served:
+        limits = httpx.Limits(max_connections=1)
+        async with served.client(http1=False, http2=True, limits=limits) as client:
+            await client.get("/health")
+            async with anyio.create_task_group() as tasks:
+                for _ in range(16):
+                    tasks.start_soon(ask, client)
+            assert served.server.traffic.connections == 1
+    assert answered == 16 * 60
+
+
+# What it says
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (post(b"", "expect: 100-continue", "content-length: 1000"), 413),
+        (b"GET /health HTTP/1.1\nhost: a\n\n", 400),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nx: b\r\n c\r\n\r\n", 400),
+        (b"GET /%68ealth HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", 404),
+        (b"GET /health%00 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", 404),
+        (post(b'{"input":"a"}', "connection: close", path="/v1%2fembeddings"), 404),
+        (b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade, close\r\nupgrade: h2c\r\n\r\n", 200),
+    ],
+    ids=["no 100", "bare LF", "obs-fold", "encoded letter", "NUL", "encoded slash", "h2c upgrade is ignored"],
+)
+async def test_there_is_one_answer_to(request_: bytes, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.05)
+    async with serving(engine_on(LetterModel()), body_limit_bytes=50) as served:
+        assert statuses(await served.talk(request_)) == [status]
+        await served.assert_alive()
+
+
+async def test_a_client_that_may_send_its_body_is_told_so() -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        async with await served.connect() as stream:
+            await stream.send(post(b"", "expect: 100-continue", "content-length: 13"))
+            assert statuses(await stream.receive()) == [100]
+            await stream.send(b'{"input":"a"}')
+            assert statuses(await read_answer(stream)) == [200]
