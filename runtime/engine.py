@@ -11,6 +11,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 import anyio
+import anyio.lowlevel
 import structlog
 
 from staged_pool.runtime.admission import Admission, Room
@@ -176,6 +177,7 @@ class Engine:
             DeadlineExceeded: `timeout_s` passed.
             StagedPoolError: Any other, as `decode`, the model and `encode` raise them.
         """
+        await anyio.lowlevel.checkpoint_if_cancelled()  # a caller who has left is not one whose deadline is too short
         room, now, deadline = self._enter(body_bytes, timeout_s)
         ticket = Ticket(decode, partial(self._encode, encode), room, deadline=deadline, timeline=timeline)
         self._tickets[ticket] = room

@@ -129,7 +129,7 @@ class BatchStage(Stage, Generic[P, R]):
 
     def _next_batch(self) -> Batch[P] | None:
         now = self._clock()
-        batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), draining=self._ended)
+        batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now))
         self._room_freed.set()
         return batch
 

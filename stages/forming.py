@@ -54,12 +54,11 @@ class BatchBuilder(Generic[P]):
             self._items += 1
             self._cost += item.cost
 
-    def take(self, still_wanted: Callable[[Item[P]], bool], *, draining: bool = False) -> Batch[P] | None:
+    def take(self, still_wanted: Callable[[Item[P]], bool]) -> Batch[P] | None:
         """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.
 
         Args:
             still_wanted: Asked of each item that is looked at; one that is not wanted is let go of.
-            draining: Nothing more will come; names the trigger of a batch that takes all.
         """
         self._drop_unwanted_heads(still_wanted)
         if not self._waiting:
@@ -69,8 +68,6 @@ class BatchBuilder(Generic[P]):
         chosen, trigger = (self._nearest if self._pads else self._in_order)(waiting, still_wanted)
         if not waiting:
             del self._waiting[key]
-        if trigger is BatchTrigger.DEMAND and draining:
-            trigger = BatchTrigger.DRAIN
         chosen.sort(key=lambda item: item.cost)  # neighbours of equal length can share a call of the kernel
         costs = [item.cost for item in chosen]
         return Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))

@@ -95,8 +95,6 @@ class BatchTrigger(enum.StrEnum):
     """The next item would have exceeded the item limit."""
     COST = "cost"
     """The next item would have exceeded the token budget."""
-    DRAIN = "drain"
-    """The engine is emptying itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,8 +149,9 @@ async def test_a_timeout_answers_in_time_and_names_the_stage() -> None:
     gate = Gate()
     async with engine_on(LetterModel(on_forward=gate)) as engine:
         with pytest.raises(DeadlineExceeded, match="batch") as caught:
-            await engine.embed("slow", timeout_s=0.05)
+            await engine.embed("slow", timeout_s=0.5)  # time enough to reach the device, however busy the machine
         gate.open()
+        assert engine.statistics().expired == {"batch": 1}
     assert caught.value.stage == "batch"
 
 
@@ -183,17 +184,16 @@ async def test_threads_that_hang_cost_themselves_and_then_readiness() -> None:
         await engine.embed("served again")
 
 
-async def test_cancellations_and_deadlines_are_counted_by_stage() -> None:
+async def test_callers_who_leave_are_counted_by_stage() -> None:
     gate = Gate()
-    async with engine_on(LetterModel(on_forward=gate)) as engine:
-        with pytest.raises(DeadlineExceeded):
-            await engine.embed("late", timeout_s=0.02)
+    async with engine_on(LetterModel(on_forward=gate)) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "on the device")
+        await gate.arrived()
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as callers:
                 callers.start_soon(engine.embed, "left")
                 await until(lambda: engine._batch.waiting == 1)
                 scope.cancel()
-        assert engine.statistics().expired == {"batch": 1}
         assert engine.statistics().cancelled == {"batch": 1}
         gate.open()
 

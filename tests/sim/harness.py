@@ -136,10 +136,10 @@ class Simulation:
             del watch.rooms[id(room)]
 
         def watched_take(
-            still_wanted: Callable[[Item[TokenIds]], bool], *, draining: bool = False
+            still_wanted: Callable[[Item[TokenIds]], bool],
         ) -> Batch[TokenIds] | None:
             waiting_cost = builder.cost
-            batch = take(still_wanted, draining=draining)
+            batch = take(still_wanted)
             if batch is not None:
                 watch.batch_formed(batch, waiting_cost)
             return batch

@@ -79,11 +79,3 @@ def test_padded_batches_keep_to_similar_lengths() -> None:
     assert second is not None
     assert sorted(item.cost for item in first.items) == [9, 10, 11, 12]
     assert sorted(item.cost for item in second.items) == [98, 99, 100, 101]
-
-
-def test_the_last_batch_of_a_drain_says_so() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=4, max_cost=1000, pads=False)
-    builder.add(items_of([(1, "a", True)]))
-    batch = builder.take(lambda item: True, draining=True)
-    assert batch is not None
-    assert batch.trigger is BatchTrigger.DRAIN
