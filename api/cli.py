@@ -311,6 +311,8 @@ def _prepare_environment(*, offline: bool) -> None:
     """Settle what libraries read from the environment when they are imported. What the user has set stays."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle torch threads must not spin on preprocess's cores
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # preprocess has its own threads
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of kernels, a few hundred KB each
+        os.environ.setdefault(cache, "256")  # the sizes of packed batches fit; padded ones have no end of sizes
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
 

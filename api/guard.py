@@ -48,7 +48,7 @@ class Guard:
         app: Receives each body as one message, `more_body` false. It need not read it.
         refuse: Makes the application that answers a request with a problem.
         config: The limits.
-        traffic: Where the requests that are being handled are counted.
+        traffic: Where the requests that are being handled, and their bodies, are counted.
     """
 
     def __init__(
@@ -57,9 +57,7 @@ class Guard:
         self._app = app
         self._refuse = refuse
         self._traffic = traffic or Traffic()
-        self.config = config
-        self.held_bytes = 0
-        """Of all bodies that are arriving or being worked on."""
+        self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -75,14 +73,14 @@ class Guard:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         intake = _Intake(receive)
-        if self._traffic.requests > self.config.max_http_requests:
-            message = f"The server handles as many requests at once as it may: {self.config.max_http_requests}"
+        if self._traffic.requests > self._config.max_http_requests:
+            message = f"The server handles as many requests at once as it may: {self._config.max_http_requests}"
             problem = Problem(row=status.TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)
             await self._decline(problem, scope, intake, send, linger_s=0)
             return
-        with _Room(self) as room:
+        with _Room(self._config, self._traffic) as room:
             try:
-                _check_head(scope, self.config)
+                _check_head(scope, self._config)
                 body = await self._read(intake, room)
             except HttpRefusal as refusal:
                 room.clear()
@@ -102,7 +100,7 @@ class Guard:
     async def _read(self, intake: _Intake, room: _Room) -> bytes | bytearray:
         body: bytes | bytearray = b""
         pieces = 0
-        with self._traffic.patience(self.config.body_timeout_s):
+        with self._traffic.patience(self._config.body_timeout_s):
             while not intake.ended:
                 chunk = await intake.next()
                 room.take(len(chunk))
@@ -116,7 +114,7 @@ class Guard:
                         body = bytearray(body)  # grows in place, where joining would hold everything twice
                     body += chunk
             return body
-        message = f"The body did not arrive in time; it has {self.config.body_timeout_s:g} s"
+        message = f"The body did not arrive in time; it has {self._config.body_timeout_s:g} s"
         raise HttpRefusal(status.SLOW_BODY, message)
 
     async def _decline(self, problem: Problem, scope: Scope, intake: _Intake, send: Send, *, linger_s: float) -> None:
@@ -130,10 +128,11 @@ class Guard:
 class _Room:
     """What one request holds of the memory for bodies; given back on exit."""
 
-    __slots__ = ("_bytes", "_guard")
+    __slots__ = ("_bytes", "_config", "_traffic")
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, config: ServerConfig, traffic: Traffic) -> None:
+        self._config = config
+        self._traffic = traffic
         self._bytes = 0
 
     def __enter__(self) -> _Room:
@@ -145,17 +144,16 @@ class _Room:
         self.clear()
 
     def take(self, count: int) -> None:
-        config = self._guard.config
         self._bytes += count
-        self._guard.held_bytes += count
-        if self._bytes > config.body_limit_bytes:
-            raise _body_too_large(config)
-        if self._guard.held_bytes > config.bodies_limit_bytes:
+        self._traffic.body_bytes += count
+        if self._bytes > self._config.body_limit_bytes:
+            raise _body_too_large(self._config)
+        if self._traffic.body_bytes > self._config.bodies_limit_bytes:
             message = "The server holds as many bytes of request bodies as it may"
             raise HttpRefusal(status.BODIES_TOO_LARGE, message, retry_after_s=1.0)
 
     def clear(self) -> None:
-        self._guard.held_bytes -= self._bytes
+        self._traffic.body_bytes -= self._bytes
         self._bytes = 0
 
 

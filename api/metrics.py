@@ -94,6 +94,7 @@ class _TrafficCollector(Collector):
         yield _gauge("connections", "Connections that are open", traffic.connections)
         yield _counter("connections_refused", "Connections closed for being too many", traffic.connections_refused)
         yield _gauge("http_requests_running", "HTTP requests that are being handled", traffic.requests)
+        yield _gauge("http_body_bytes", "Bytes of the bodies of these requests", traffic.body_bytes)
 
     def describe(self) -> Iterable[Metric]:
         return ()

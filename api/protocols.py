@@ -14,7 +14,7 @@ import h2.events
 import h2.exceptions
 import h11
 import structlog
-from hypercorn.events import Closed, Event, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import H2Protocol
@@ -54,6 +54,25 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.connection = StrictReader(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+        self._head = b""
+
+    async def _send_h11_event(self, event: Any) -> None:
+        """Send the head of an answer together with what follows it: a client that waits is woken once, not twice."""
+        try:
+            data = self.connection.send(event)
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        if isinstance(event, h11.Response):
+            self._head = data
+            return
+        head, self._head = self._head, b""
+        if data and len(data) < PIECE_BYTES:
+            head, data = head + data, b""
+        for piece in (head, data):
+            if piece:
+                await self.send(RawData(data=piece))
 
     @property
     def in_head(self) -> bool:

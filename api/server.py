@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -30,6 +31,9 @@ from staged_pool.stages.errors import DeviceLost
 OVERDUE_S: Final = 3.0
 """What is then left to end the process by itself, before it is ended."""
 
+SPARE_FILES: Final = 256
+"""Open files that are no connections: libraries, weights, event loops, logs."""
+
 EXIT_OVERDUE: Final = 3
 """Exit code of a process that did not end by itself."""
 
@@ -54,6 +58,7 @@ async def serve(config: ServerConfig, engine_config: EngineConfig, listener: soc
         ConfigError: The engine cannot be loaded as configured.
         DeviceLost: The engine broke while it served.
     """
+    _allow_files(config.max_connections + SPARE_FILES)
     await Server(config, engine_config, owns_process=True).run(listener)
 
 
@@ -123,6 +128,8 @@ class Server:
     async def _run_engine(self) -> None:
         try:
             async with self._open_engine(self._engine_config) as engine:
+                if self._owns_process:
+                    _spare_what_stays()
                 self.lobby.open(engine)
                 log.info("server.ready", model=engine.card.name, load_s=round(engine.card.load_s, 3))
                 with self._serving:
@@ -210,6 +217,27 @@ def _single(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def _spare_what_stays() -> None:
+    """Let the garbage collector forget what torch and the model have made: hundreds of thousands of objects that stay,
+    and that a full collection would otherwise look at again and again, stopping every thread for a quarter second."""
+    gc.collect()
+    gc.freeze()
+
+
+def _allow_files(count: int) -> None:
+    """Raise what this process may have open, where the system's default is lower and the system lets us."""
+    try:
+        import resource
+    except ImportError:
+        return  # no POSIX, no such limit
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < count:
+        log.warning("server.few_files", limit=wanted, wanted=count)
 
 
 def _end_process(exit_code: int) -> None:

@@ -18,6 +18,8 @@ class Traffic:
     def __init__(self) -> None:
         self.requests = 0
         """Being handled, over all connections; streams that their client has reset leave at once."""
+        self.body_bytes = 0
+        """Of all bodies that are arriving or being worked on."""
         self.connections_refused = 0
         """Closed as soon as they came, for there were as many as may be."""
         self.leaving = False
