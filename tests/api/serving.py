@@ -23,17 +23,18 @@ from staged_pool.api.server import OpenEngine, Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThread
 from staged_pool.runtime.engine import Engine, open_engine, run_engine
+from staged_pool.stages.stage import StageOptions
 from tests.doubles import LetterModel, until
 
 
-def engine_on(model: LetterModel) -> OpenEngine:
+def engine_on(model: LetterModel, options: StageOptions | None = None) -> OpenEngine:
     """Opens a real engine on a model that the test holds in its hand."""
 
     @asynccontextmanager
     async def open_(config: EngineConfig) -> AsyncIterator[Engine]:
-        device_thread = DeviceThread("test device", watchdog_s=60)
-        async with device_thread.running() as device, run_engine(config, model, device=device) as engine:
-            yield engine
+        async with DeviceThread("test device", watchdog_s=config.watchdog_s).running() as device:
+            async with run_engine(config, model, device=device, options=options) as engine:
+                yield engine
 
     return open_
 

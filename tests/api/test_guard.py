@@ -15,6 +15,7 @@ from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.guard import FREE_PIECES, PIECE_BYTES, Guard
 from staged_pool.api.status import Problem
+from staged_pool.api.traffic import Traffic
 
 pytestmark = pytest.mark.anyio
 
@@ -136,14 +137,15 @@ async def test_no_more_than_the_limit_and_one_chunk_is_held() -> None:
     held: list[int] = []
 
     async def watch(scope: Scope, receive: Receive, send: Send) -> None:
-        held.append(protected.held_bytes)
+        held.append(traffic.body_bytes)
         await echo(scope, receive, send)
 
-    protected = guard(watch, body_limit_bytes=30)
+    traffic = Traffic()
+    protected = Guard(watch, refuse, ServerConfig(body_limit_bytes=30), traffic)
     await Client().feed(*[chunk(b"x" * 10)] * 3, END).call(protected)
     await Client().feed(*[chunk(b"x" * 10)] * 4, END).call(protected)
     assert held == [30]
-    assert protected.held_bytes == 0
+    assert traffic.body_bytes == 0
 
 
 async def test_all_bodies_together_are_limited_too() -> None:
