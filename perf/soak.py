@@ -25,6 +25,8 @@ LOAD_SHARE: Final = 0.6
 CAPACITY_CLIENTS: Final = 16
 CAPACITY_S: Final = 5.0
 SAMPLE_S: Final = 2.0
+CLOSING_S: Final = 0.1
+"""What the server gets to close the connections that a sample was asked over: they are not to be counted."""
 SETTLE_S: Final = 120.0
 """What is left out of the slopes: caches and pools fill up. At most a fifth of the whole."""
 QUIET_S: Final = 20.0
@@ -88,12 +90,14 @@ class Sample:
         for stage in stages.stages:
             gauges |= {f"{stage.name} waiting": stage.waiting, f"{stage.name} busy": stage.busy}
             gauges[f"{stage.name} crashes"] = stage.crashes
+        http = server.gauges(*HTTP_GAUGES)
+        time.sleep(CLOSING_S)
         process = psutil.Process(server.process.pid)
         with process.oneshot():
             rss_mb = process.memory_info().rss / 1e6
             threads, fds = process.num_threads(), process.num_fds()
             connections = len(process.net_connections("tcp"))
-        return cls(at_s, rss_mb, threads, fds, connections, gauges | server.gauges(*HTTP_GAUGES))
+        return cls(at_s, rss_mb, threads, fds, connections, gauges | http)
 
     def in_use(self) -> dict[str, float]:
         """The gauges of the engine that are not zero."""
