@@ -26,6 +26,9 @@ from staged_pool.stages.errors import InvalidInput, UnknownModel
 from staged_pool.stages.ticket import Timeline
 
 JSON: Final = b"application/json"
+REFUSALS_LOGGED_EVERY_S: Final = 1.0
+"""A refusal for overload must be cheap: one in this time has a log line, which says how many had none."""
+
 PROBES: Final = frozenset({"/health", "/ready", "/metrics", "/stages"})
 """Asked every few seconds by machines; their log lines are of the debug level."""
 
@@ -122,6 +125,7 @@ class Application:
         self._lobby = lobby
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
         self._started = int(time.time())
+        self._refusals = _Sample(every_s=REFUSALS_LOGGED_EVERY_S)
         resources: dict[str, Mapping[str, Handler]] = {
             "/v1/embeddings": {"POST": self._embeddings},
             "/v1/models": {"GET": self._models},
@@ -140,6 +144,17 @@ class Application:
             await self._not_found(scope, receive, send)
         else:
             await self._router(scope, receive, send)
+
+    def turn_away(self, scope: Scope, body_bytes: int) -> Problem | None:
+        """Whether the engine would refuse this request for overload; asked before anything is done for it.
+
+        Everything else that can be wrong with it is found on the usual way, which asks admission again.
+        """
+        engine = self._lobby.engine
+        if engine is None or scope["path"] != "/v1/embeddings" or self._lobby.not_ready:
+            return None
+        error = engine.overload(body_bytes)
+        return None if error is None else status.problem(error)
 
     def refuse(self, problem: Problem) -> App:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
@@ -183,6 +198,9 @@ class Application:
         path = call.scope["path"]
         route = path if path in self._paths else "other"
         self._metrics.observe(route, outcome.status, seconds)
+        left_out = 0
+        if outcome.status == 429 and (left_out := self._refusals.count()) < 0:
+            return
         fields: dict[str, object] = {"method": call.scope["method"], "path": path, "status": outcome.status}
         if outcome.word is not None:
             fields["error"] = outcome.word
@@ -191,6 +209,8 @@ class Application:
         if call.timeline is not None:
             fields |= {"items": call.timeline.items, "tokens": call.timeline.tokens}
             fields |= {f"{name}_ms": ms for name, ms in _milliseconds(call.timeline)}
+        if left_out:
+            fields["refusals_left_out"] = left_out
         fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}
         (log.debug if path in PROBES else log.info)("request.finished", **fields)
 
@@ -238,6 +258,24 @@ class Application:
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.respond(_no_such_route, scope, receive, send)
+
+
+class _Sample:
+    """Lets one event in a while through, and counts the others."""
+
+    def __init__(self, *, every_s: float) -> None:
+        self._every_s = every_s
+        self._next_at = 0.0
+        self._left_out = 0
+
+    def count(self) -> int:
+        """Of an event that is let through, how many were left out since the last; -1 for one that is left out."""
+        if time.monotonic() < self._next_at:
+            self._left_out += 1
+            return -1
+        self._next_at = time.monotonic() + self._every_s
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
 
 class _Resource:

@@ -49,13 +49,21 @@ class Guard:
         refuse: Makes the application that answers a request with a problem.
         config: The limits.
         traffic: Where the requests that are being handled, and their bodies, are counted.
+        turn_away: Asked about each request that has a body of so many bytes, before the application: a problem that
+            it can be answered with there and then. Under overload this is what most requests cost.
     """
 
     def __init__(
-        self, app: App, refuse: Callable[[Problem], App], config: ServerConfig, traffic: Traffic | None = None
+        self,
+        app: App,
+        refuse: Callable[[Problem], App],
+        config: ServerConfig,
+        traffic: Traffic | None = None,
+        turn_away: Callable[[Scope, int], Problem | None] = lambda scope, body_bytes: None,
     ) -> None:
         self._app = app
         self._refuse = refuse
+        self._turn_away = turn_away
         self._traffic = traffic or Traffic()
         self._config = config
 
@@ -91,6 +99,9 @@ class Guard:
             exchange = _Exchange(body, intake, send)
             if not body:  # nothing that is asked for without a body takes long enough to be worth a watcher
                 await self._app(scope, exchange.receive, send)
+                return
+            if refused := self._turn_away(scope, len(body)):
+                await self._refuse(refused)(scope, exchange.receive, send)
                 return
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(exchange.watch, tasks.cancel_scope)

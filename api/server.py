@@ -148,7 +148,7 @@ class Server:
         take_connections(importlib.import_module(f"hypercorn.{backend}.run"))
         hypercorn = importlib.import_module(f"hypercorn.{backend}")
         application = Application(self.lobby, self.traffic)
-        guard = Guard(application, application.refuse, self._config, self.traffic)
+        guard = Guard(application, application.refuse, self._config, self.traffic, application.turn_away)
         await hypercorn.serve(guard, self._hypercorn_config(listener), shutdown_trigger=self._end_of_http)
         self._serving.cancel()
 

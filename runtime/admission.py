@@ -19,6 +19,10 @@ from staged_pool.stages.pace import Pace
 FIRST_BYTES_PER_TOKEN = 4.0
 """Until texts have been seen: English through a WordPiece tokenizer."""
 
+_MARGIN = 0.75
+"""A request is let in if it is expected within so much of the target delay: predictions are right on average only, and
+at the beginning of a flood they rest on the pace from before it."""
+
 _LEARN = 0.05
 """Weight of the newest observation in the running means: about the last twenty requests count."""
 
@@ -110,31 +114,45 @@ class Admission:
             DeadlineExceeded: It could not be answered in time; nothing was counted.
             TooLarge: It exceeds a limit by itself.
         """
-        config = self._config
-        if body_bytes > config.max_bytes:
-            raise TooLarge(f"The request has {body_bytes} bytes; at most {config.max_bytes} are accepted.")
+        if body_bytes > self._config.max_bytes:
+            raise TooLarge(f"The request has {body_bytes} bytes; at most {self._config.max_bytes} are accepted.")
         tokens = body_bytes / self._bytes_per_token
-        expected_s = self._pace.drain_s(self._tokens + tokens, config.max_batch_tokens)
-        if self._requests:  # an empty engine takes anything: its predictions would never be put right otherwise
-            self._require("requests", self._requests + 1, config.max_requests)
-            self._require("items", self._items + 1, config.max_items)
-            self._require("tokens", self._tokens + tokens, config.max_tokens)
-            self._require("bytes", self._body_bytes + body_bytes, config.max_bytes)
-            delay_s = expected_s + self._lag_s
-            if delay_s > timeout_s:
-                self._refused["deadline"] += 1
-                message = f"The request would take about {delay_s:.3g} s, which is longer than its deadline allows."
-                raise DeadlineExceeded(message, stage="door")
-            if delay_s > config.target_delay_s:
-                self._refused["delay"] += 1
-                message = f"The server is overloaded: this request would take about {delay_s:.3g} s."
-                raise Overloaded(message, retry_after_s=self.drain_s())
+        expected_s = self._pace.drain_s(self._tokens + tokens, self._config.max_batch_tokens)
+        if self._requests and expected_s + self._lag_s > timeout_s:
+            self._refused["deadline"] += 1
+            message = f"The request would take about {expected_s + self._lag_s:.3g} s: longer than its deadline allows."
+            raise DeadlineExceeded(message, stage="door")
+        if (overload := self.overload(body_bytes)) is not None:
+            raise overload
         self._requests += 1
         self._items += 1
         self._tokens += tokens
         self._body_bytes += body_bytes
         self._admitted += 1
         return Room(self, body_bytes=body_bytes, tokens=tokens, entered_at=self._clock(), expected_s=expected_s)
+
+    def overload(self, body_bytes: int) -> Overloaded | None:
+        """Why a request of so many bytes is refused now, and counted as refused; None if it may enter."""
+        if not self._requests:  # an empty engine takes anything: its predictions would never be put right otherwise
+            return None
+        config = self._config
+        tokens = body_bytes / self._bytes_per_token
+        for limit, wanted, allowed in (
+            ("requests", self._requests + 1, config.max_requests),
+            ("items", self._items + 1, config.max_items),
+            ("tokens", self._tokens + tokens, config.max_tokens),
+            ("bytes", self._body_bytes + body_bytes, config.max_bytes),
+        ):
+            if wanted > allowed:
+                return self._refuse(limit, f"The server is at its limit of {allowed} {limit} in flight.")
+        delay_s = self._pace.drain_s(self._tokens + tokens, config.max_batch_tokens) + self._lag_s
+        if delay_s > _MARGIN * config.target_delay_s:
+            return self._refuse("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.")
+        return None
+
+    def _refuse(self, limit: str, message: str) -> Overloaded:
+        self._refused[limit] += 1
+        return Overloaded(message, retry_after_s=self.drain_s())
 
     def count_items(self, room: Room, items: int) -> None:
         """A request that is inside turned out to have so many items.
@@ -146,8 +164,9 @@ class Admission:
         limit = self._config.max_request_items
         if items > limit:
             raise TooLarge(f"The request has {items} inputs; at most {limit} are accepted.", param="input")
-        if self._requests > 1:
-            self._require("items", self._items + items - room.items, self._config.max_items)
+        allowed = self._config.max_items
+        if self._requests > 1 and self._items + items - room.items > allowed:
+            raise self._refuse("items", f"The server is at its limit of {allowed} items in flight.")
         self._items += items - room.items
         room.split(items)
 
@@ -176,12 +195,6 @@ class Admission:
     def drain_s(self) -> float:
         """How long the device needs for everything inside."""
         return self._pace.drain_s(self._tokens, self._config.max_batch_tokens)
-
-    def _require(self, limit: str, wanted: float, allowed: int) -> None:
-        if wanted > allowed:
-            self._refused[limit] += 1
-            message = f"The server is at its limit of {allowed} {limit} in flight."
-            raise Overloaded(message, retry_after_s=self.drain_s())
 
     def statistics(self) -> AdmissionStatistics:
         return AdmissionStatistics(

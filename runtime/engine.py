@@ -27,6 +27,7 @@ from staged_pool.stages.errors import (
     DeadlineExceeded,
     EngineStopped,
     InvalidInput,
+    Overloaded,
     UnknownModel,
 )
 from staged_pool.stages.forming import BatchBuilder
@@ -205,6 +206,10 @@ class Engine:
             self._admission.leave(room, answered_tokens=0 if ticket.error else ticket.timeline.tokens)
             if not self._tickets:
                 self._empty.set()
+
+    def overload(self, body_bytes: int) -> Overloaded | None:
+        """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
+        return self._admission.overload(body_bytes)
 
     async def embed(
         self,

@@ -153,6 +153,19 @@ async def test_a_full_engine_answers_429_with_a_retry_hint() -> None:
     assert int(response.headers["retry-after"]) >= 1
 
 
+async def test_refusals_for_overload_share_their_log_lines(logged: Logged) -> None:
+    gate = Gate()
+    async with served(LetterModel(on_forward=gate), max_requests=1) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
+        await gate.arrived()
+        answers = [await client.post("/v1/embeddings", json={"input": "b"}) for _ in range(20)]
+        gate.open()
+    assert {answer.status_code for answer in answers} == {429}
+    lines = [line for line in logged if line["event"] == "request.finished" and line["status"] == 429]
+    assert 1 <= len(lines) < 20
+    assert len(lines) + sum(line.get("refusals_left_out", 0) for line in lines) <= 20
+
+
 async def test_a_request_that_takes_longer_than_its_client_waits_is_answered_504() -> None:
     gate = Gate()
     async with served(LetterModel(on_preprocess=gate)) as client:

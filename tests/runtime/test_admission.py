@@ -90,7 +90,7 @@ def test_an_empty_engine_takes_a_request_that_will_take_long() -> None:
 
 
 def test_a_request_beyond_the_target_delay_is_refused_with_the_time_to_drain() -> None:
-    admission = door(a_pace(1000), target_delay_s=1.0)
+    admission = door(a_pace(1000), target_delay_s=1.6)
     admission.enter(body_bytes=3200, timeout_s=FOREVER)  # 800 tokens: 0.8 s
     admission.enter(body_bytes=400, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match=r"about 1\.3 s") as caught:
