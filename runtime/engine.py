@@ -1,4 +1,4 @@
-"""The engine: four stages wired together, a door in front of them, and their life from loading to the drain."""
+"""The engine: a door in front of the pipeline, and the life of both from loading to the drain."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ import structlog
 from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThread
-from staged_pool.runtime.model import Model, ModelCard, Row, TokenIds, Tokens
+from staged_pool.runtime.model import Model, ModelCard, Row, Tokens
+from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
 from staged_pool.runtime.results import EmbedResult, embed_result
-from staged_pool.runtime.statistics import DeviceStatistics, EngineStatistics, Phase
-from staged_pool.stages.batch import BatchStage
-from staged_pool.stages.channel import Channel
+from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.stages.errors import (
     Abandoned,
     DeadlineExceeded,
@@ -30,23 +29,14 @@ from staged_pool.stages.errors import (
     Overloaded,
     UnknownModel,
 )
-from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.pace import Pace
-from staged_pool.stages.parse import Arrival, ParseStage
-from staged_pool.stages.postprocess import PostprocessStage
-from staged_pool.stages.preprocess import PreprocessStage
+from staged_pool.stages.parse import Arrival
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
-from staged_pool.stages.work import EmbedRequest, Item, Request, TextInput
+from staged_pool.stages.work import EmbedRequest, Request, TextInput
 
 R = TypeVar("R")
-
-PARSE_WORKERS = 16
-"""Requests that are being cut at once. One that feeds a full pipeline holds its worker, so this is also how many
-large requests share the pipeline before a small one has to wait for one of them to be fed."""
-
-POSTPROCESS_WORKERS = 4
 
 log = structlog.get_logger("staged_pool.engine")
 
@@ -83,48 +73,17 @@ class Engine:
         self._phase = Phase.READY
         self._fault: str | None = None
 
-        size = config.channel_capacity
-        requests = Channel[Arrival]("parse", size)
-        inputs = Channel[Sequence[Item[TextInput]]]("preprocess", size)
-        prepared = Channel[Sequence[Item[TokenIds]]]("batch", size)
-        rows = Channel[Sequence[Item[Row]]]("postprocess", size)
-        self._channels = (requests, inputs, prepared, rows)
-        self._door = requests.outlet
-        self._parse = ParseStage(
-            requests.inlet,
-            inputs.outlet,
+        self._pipeline = Pipeline(
+            config,
+            model,
             accept=self._accept,
+            pace=pace,
+            device=device,
+            preprocess=preprocess,
             offload=offload,
             options=options,
-            chunk_items=config.chunk_items,
-            workers=PARSE_WORKERS,
+            gave_up=self._break,
         )
-        self._batch = BatchStage[TokenIds, Row](
-            prepared.inlet,
-            rows.outlet,
-            forward=model.forward,
-            device=device,
-            builder=BatchBuilder(max_items=config.max_batch_items, max_cost=config.max_batch_tokens, pads=model.pads),
-            options=options,
-            pace=pace,
-            waiting_tokens=config.waiting_tokens,
-        )
-        self._preprocess = PreprocessStage[TextInput, TokenIds](
-            inputs.inlet,
-            prepared.outlet,
-            preprocess=model.preprocess,
-            offload=preprocess,
-            ahead_s=self._batch.ahead_s,
-            options=options,
-            chunk_items=config.chunk_items,
-            workers=config.preprocess_limit,
-        )
-        self._postprocess = PostprocessStage[Row](
-            rows.inlet, offload=offload, options=options, workers=POSTPROCESS_WORKERS
-        )
-        self._stages = (self._parse, self._preprocess, self._batch, self._postprocess)
-        for stage in self._stages:
-            stage.gave_up = self._break
 
     @property
     def card(self) -> ModelCard:
@@ -138,12 +97,7 @@ class Engine:
     @property
     def fault(self) -> str | None:
         """Why the engine takes no requests, for now or for ever (see `wait_broken`); None while it does."""
-        if self._fault is None and self._overdue_calls() == self._config.preprocess_limit:
-            return f"every preprocess thread has been busy for more than {self._config.preprocess_alarm_s:g} s"
-        return self._fault
-
-    def _overdue_calls(self) -> int:
-        return self._preprocess.overdue(self._config.preprocess_alarm_s)
+        return self._fault or self._pipeline.obstruction()
 
     async def wait_broken(self) -> str:
         """Wait until the engine can serve no more; returns the reason."""
@@ -185,7 +139,7 @@ class Engine:
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
                 try:
-                    await self._door.send(Arrival(ticket, body_bytes, now))
+                    await self._pipeline.door.send(Arrival(ticket, body_bytes, now))
                 except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                     ticket.fail(EngineStopped("The engine is stopped."))
                 return cast(R, await ticket.wait())
@@ -304,33 +258,21 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Everything at this moment. Touches no stage, so it answers however busy they are."""
-        parse, preprocess, batch, postprocess = (channel.waiting for channel in self._channels)
         return EngineStatistics(
             phase=self._phase,
             fault=self.fault,
             admission=self._admission.statistics(),
             cancelled=dict(self._cancelled),
             expired=dict(self._expired),
-            overdue_preprocess_calls=self._overdue_calls(),
-            stages=(
-                self._parse.meter.snapshot(parse),
-                self._preprocess.meter.snapshot(preprocess),
-                self._batch.meter.snapshot(batch + self._batch.waiting),
-                self._postprocess.meter.snapshot(postprocess),
-            ),
-            device=DeviceStatistics(
-                batches=dict(self._batch.triggers),
-                items=self._batch.meter.done,
-                tokens=self._batch.tokens,
-                padding_tokens=self._batch.padding_tokens,
-                wasted_tokens=self._batch.wasted_tokens,
-            ),
+            overdue_preprocess_calls=self._pipeline.overdue_calls(),
+            stages=self._pipeline.stage_statistics(),
+            device=self._pipeline.device_statistics(),
         )
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[Engine]:
         async with anyio.create_task_group() as owner:
-            owner.start_soon(self._run_stages)
+            owner.start_soon(self._run_pipeline)
             try:
                 yield self
                 await self.drain(self._config.drain_timeout_s)
@@ -339,28 +281,14 @@ class Engine:
                 raise
             finally:
                 self._phase = Phase.STOPPED
-                self._door.close()  # the end of the stream runs down the pipeline: every stage ends
+                self._pipeline.door.close()
                 self._fail_all("The engine is stopped.")
 
-    async def _run_stages(self) -> None:
+    async def _run_pipeline(self) -> None:
         try:
-            async with anyio.create_task_group() as watchers:
-                watchers.start_soon(self._watch_preprocess)
-                async with anyio.create_task_group() as stages:
-                    for stage in self._stages:
-                        stages.start_soon(stage.run)
-                watchers.cancel_scope.cancel()
-        except* Exception as group:  # noqa: BLE001  # a stage that gave up: the others were cancelled, the host must not be
+            await self._pipeline.run()
+        except* Exception as group:  # noqa: BLE001  # a stage that gave up ends the engine, but not its host
             self._break(group)
-
-    async def _watch_preprocess(self) -> None:
-        """Raise the alarm about calls that do not end. Nothing can end a thread; an operator can end the process."""
-        known = 0
-        while True:
-            await anyio.sleep(self._config.preprocess_alarm_s)
-            if (overdue := self._overdue_calls()) > known:
-                log.error("preprocess.overdue", calls=overdue, limit=self._config.preprocess_limit)
-            known = overdue
 
     def _break(self, error: Exception) -> None:
         """Serve no more. Called as soon as a stage gives up, however long the calls that still run may take."""

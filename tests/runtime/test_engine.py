@@ -110,7 +110,7 @@ async def test_a_batch_is_formed_of_all_that_waits_when_the_device_is_free() -> 
         await gate.arrived()
         for i in range(5):
             tasks.start_soon(engine.embed, f"later {i}")
-        await until(lambda: engine._batch.waiting == 5)
+        await until(lambda: engine._pipeline.batch.waiting == 5)
         gate.open()
     assert model.forwarded[0] == ["first"]
     assert sorted(model.forwarded[1]) == [f"later {i}" for i in range(5)]
@@ -192,7 +192,7 @@ async def test_callers_who_leave_are_counted_by_stage() -> None:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as callers:
                 callers.start_soon(engine.embed, "left")
-                await until(lambda: engine._batch.waiting == 1)
+                await until(lambda: engine._pipeline.batch.waiting == 1)
                 scope.cancel()
         assert engine.statistics().cancelled == {"batch": 1}
         gate.open()
@@ -386,7 +386,7 @@ async def test_a_stage_that_crashes_again_and_again_breaks_the_engine(
     options = StageOptions(restarts=RestartPolicy(max_crashes=2, first_delay_s=0.0))
     async with DeviceThread("test device", watchdog_s=9).running() as device:
         async with run_engine(EngineConfig(), LetterModel(), device=device, options=options) as engine:
-            monkeypatch.setattr(engine._postprocess, "_deliver", crash)
+            monkeypatch.setattr(engine._pipeline.postprocess, "_deliver", crash)
             for _ in range(3):
                 with pytest.raises(StageFailed):
                     await engine.embed("a")
@@ -398,7 +398,7 @@ async def test_a_stage_that_crashes_again_and_again_breaks_the_engine(
 async def test_a_worker_that_crashes_fails_only_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine_on(LetterModel()) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(engine._postprocess, "_deliver", None)
+            patch.setattr(engine._pipeline.postprocess, "_deliver", None)
             with pytest.raises(StageFailed, match="postprocess"):
                 await engine.embed("a")
         await engine.embed("b")

@@ -112,7 +112,7 @@ class Simulation:
         """Look over the engine's shoulder: at the door of admission, and where batches are cut."""
         watch = self.watch
         watch.engine = engine
-        admission, builder = engine._admission, engine._batch._builder
+        admission, builder = engine._admission, engine._pipeline.batch._builder
         enter, count_items, leave, take = admission.enter, admission.count_items, admission.leave, builder.take
 
         def watched_enter(*, body_bytes: int, timeout_s: float) -> Room:

@@ -367,13 +367,13 @@ class Watch:
             self.fail("the engine has ended with a batch on the device")
         if self.preprocessing:
             self.fail("the engine has ended with preprocess at work")
-        for channel in engine._channels:
+        for channel in engine._pipeline.channels:
             statistics = channel._statistics()
             if statistics.current_buffer_used or statistics.tasks_waiting_send or statistics.tasks_waiting_receive:
                 self.fail(f"something is left in front of {channel.name}")
             if statistics.open_send_streams or statistics.open_receive_streams:
                 self.fail(f"the channel in front of {channel.name} is open")
-        for stage in (engine._parse, engine._preprocess, engine._batch, engine._postprocess):
+        for stage in engine._pipeline.stages:
             injected = len(self.crashed_at.get(stage.meter.name, ()))
             if stage.meter.crashes != injected:
                 self.fail(f"{stage.meter.name} crashed {stage.meter.crashes} times, and was made to {injected} times")

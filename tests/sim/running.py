@@ -14,6 +14,8 @@ from typing import Any
 import structlog
 
 from staged_pool.runtime import engine as engine_module
+from staged_pool.runtime import pipeline as pipeline_module
+from staged_pool.stages.ticket import Ticket
 from tests.sim.clock import Backend, Stuck, run
 from tests.sim.harness import Simulation
 from tests.sim.invariants import Watch, WatchedTicket
@@ -85,7 +87,7 @@ def run_world(world: World, backend: Backend, *, verbose: bool = False) -> Repor
         return made
 
     violations: list[str] = []
-    was = [getattr(engine_module, name) for name in ("Ticket", "PARSE_WORKERS", "POSTPROCESS_WORKERS")]
+    was = Ticket, pipeline_module.PARSE_WORKERS, pipeline_module.POSTPROCESS_WORKERS
     _set_engine(ticket, world.parse_workers, world.postprocess_workers)
     LOGGED.clear()
     try:
@@ -101,12 +103,12 @@ def run_world(world: World, backend: Backend, *, verbose: bool = False) -> Repor
 
 
 def _set_engine(ticket: object, parse_workers: int, postprocess_workers: int) -> None:
-    for name, value in (
-        ("Ticket", ticket),
-        ("PARSE_WORKERS", parse_workers),
-        ("POSTPROCESS_WORKERS", postprocess_workers),
+    for module, name, value in (
+        (engine_module, "Ticket", ticket),
+        (pipeline_module, "PARSE_WORKERS", parse_workers),
+        (pipeline_module, "POSTPROCESS_WORKERS", postprocess_workers),
     ):
-        setattr(engine_module, name, value)
+        setattr(module, name, value)
 
 
 def collect_garbage() -> list[str]:
