@@ -9,6 +9,7 @@ starts and ends a task that waits for the connection to be idle for too long.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import traceback
 from types import ModuleType
@@ -62,7 +63,9 @@ async def _serve_asyncio(  # noqa: PLR0917  # as Hypercorn calls it
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    await Connection(AsyncioTransport(reader, writer), app, config, context, state).run()
+    # A connection that is left when Hypercorn's patience ends is cancelled, which asyncio would report as an error.
+    with contextlib.suppress(asyncio.CancelledError):
+        await Connection(AsyncioTransport(reader, writer), app, config, context, state).run()
 
 
 async def _serve_trio(
@@ -139,11 +142,12 @@ class Connection:
 
     async def _receive(self) -> None:
         while True:
-            data: bytes | None = None
+            data = b""
             with anyio.CancelScope(deadline=self._patient_until) as self._receiving:
                 data = await self._transport.receive()
-            if data is None:  # out of patience
+            if self._receiving.cancel_called:  # out of patience, also with a client that talks on and asks nothing
                 await self._protocol.protocol.farewell()
+                break
             if not data:
                 break
             await self._protocol.handle(RawData(data))

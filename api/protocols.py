@@ -120,6 +120,8 @@ class Http2(H2Protocol):  # type: ignore[misc]
 
     async def handle(self, event: Event) -> None:
         await super().handle(event)
+        if isinstance(event, RawData) and self._frame_is_too_long():
+            await self._end(h2.errors.ErrorCodes.FRAME_SIZE_ERROR, "it sends a frame that is too long")
         if isinstance(event, Closed):
             for buffer in list(self.stream_buffers.values()):
                 await buffer.close()
@@ -132,14 +134,24 @@ class Http2(H2Protocol):  # type: ignore[misc]
             elif isinstance(event, h2.events.RequestReceived) and not _is_routable(event.headers):
                 self._reset(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
             elif isinstance(event, h2.events.StreamReset) and self._resets_too_often(event.stream_id):
-                log.warning("connection.cut_off", reason="it resets its streams before they are answered")
-                self.connection.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
-                await self._flush()
-                await self.send(Closed())
+                reason = "it resets its streams before they are answered"
+                await self._end(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, reason)
                 return
             else:
                 await super()._handle_events([event])
         await self._flush()
+
+    async def _end(self, code: h2.errors.ErrorCodes, reason: str) -> None:
+        log.warning("connection.cut_off", reason=reason)
+        self.connection.close_connection(code)
+        await self._flush()
+        await self.send(Closed())
+
+    def _frame_is_too_long(self) -> bool:
+        """h2 looks at the length of a frame when it has all of it, which may be 16 MiB."""
+        begun = self.connection.incoming_buffer._data[:3]
+        most: int = self.connection.max_inbound_frame_size
+        return len(begun) == 3 and int.from_bytes(begun) > most
 
     def _resets_too_often(self, stream_id: int) -> bool:
         self._resets += stream_id in self.streams
@@ -182,4 +194,5 @@ class Http2(H2Protocol):  # type: ignore[misc]
 
 def _is_routable(headers: list[tuple[bytes, bytes]]) -> bool:
     fields = dict(headers)
-    return fields.get(b":path", b"").isascii() and b":path" in fields and fields.get(b":method", b"").isascii()
+    method, path = fields.get(b":method", b""), fields.get(b":path", b"")
+    return method.isascii() and method != b"CONNECT" and path.isascii() and path != b""

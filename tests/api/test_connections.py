@@ -230,26 +230,6 @@ async def test_many_requests_on_one_http2_connection_lose_no_stream() -> None:
 # What it says
 
 
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        (post(b"", "expect: 100-continue", "content-length: 1000"), 413),
-        (b"GET /health HTTP/1.1\nhost: a\n\n", 400),
-        (b"GET /health HTTP/1.1\r\nhost: a\r\nx: b\r\n c\r\n\r\n", 400),
-        (b"GET /%68ealth HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", 404),
-        (b"GET /health%00 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", 404),
-        (post(b'{"input":"a"}', "connection: close", path="/v1%2fembeddings"), 404),
-        (b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: upgrade, close\r\nupgrade: h2c\r\n\r\n", 200),
-    ],
-    ids=["no 100", "bare LF", "obs-fold", "encoded letter", "NUL", "encoded slash", "h2c upgrade is ignored"],
-)
-async def test_there_is_one_answer_to(request_: bytes, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.05)
-    async with serving(engine_on(LetterModel()), body_limit_bytes=50) as served:
-        assert statuses(await served.talk(request_)) == [status]
-        await served.assert_alive()
-
-
 async def test_a_client_that_may_send_its_body_is_told_so() -> None:
     async with serving(engine_on(LetterModel())) as served:
         async with await served.connect() as stream:
