@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Final, Literal, TypeAlias
+from contextlib import suppress
+from typing import Final, Literal, TextIO, TypeAlias, cast
 
 import orjson
 import structlog
@@ -41,7 +42,7 @@ def configure(level: Level = "info", format_: Format = "auto") -> None:
     structlog.configure(
         processors=[*common, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lossy(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -56,6 +57,22 @@ def configure(level: Level = "info", format_: Format = "auto") -> None:
     # What libraries say in passing is of use to who debugs them; what they warn of is of use to everyone.
     root.setLevel(_LEVELS[level] if level == "debug" else max(_LEVELS[level], logging.WARNING))
     logging.captureWarnings(True)
+
+
+class _Lossy:
+    """A stream whose lines may be lost: neither a log that nobody reads any more nor a full disk may fail what was to
+    be logged. Without this, a server whose log is gone would not even drain."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def _render_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
