@@ -1,0 +1,137 @@
+"""A server process to be mistreated: `python -m tests.chaos.program <scenario> <backend> <listening socket> <gate>`.
+
+What it does with a text depends on the text, see `Deeds`; what it does besides, on the scenario. It is the real server
+with its signals and its end of the process, on a model of letters.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, cast
+from unittest import mock
+
+import anyio
+import numpy as np
+
+from staged_pool.api import logs, server, traffic
+from staged_pool.api.config import ServerConfig
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.model import Row, TokenIds
+from staged_pool.stages.errors import DeviceLost, ModelFailed, StagedPoolError
+from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.supervise import RestartPolicy
+from tests.api.serving import engine_on
+from tests.doubles import LetterModel
+
+Scenario: TypeAlias = Literal["plain", "crash", "loading", "few files", "wide"]
+
+EXIT_FAILED: Final = 1
+GRACE_S: Final = 0.4
+"""In the place of seconds: tests wait for it."""
+WATCHDOG_S: Final = 0.3
+FILES: Final = 48
+WIDE: Final = 1_000_000
+"""Numbers in an answer that no socket's buffers hold."""
+
+
+class Deeds:
+    """What a text does, beside being counted.
+
+    Args:
+        gate: `hold` waits in preprocess until this file exists.
+    """
+
+    def __init__(self, gate: Path) -> None:
+        self._gate = gate
+
+    def preprocess(self, texts: Sequence[str]) -> None:
+        if "hold" in texts:
+            while not self._gate.exists():
+                time.sleep(0.005)
+
+    def forward(self, texts: Sequence[str]) -> None:
+        if "lose" in texts:
+            raise DeviceLost("the device is lost")
+        if "hang" in texts:
+            threading.Event().wait()
+
+
+class WideModel(LetterModel):
+    """Its vectors are far too long."""
+
+    def forward(self, payloads: Sequence[TokenIds]) -> list[Row | ModelFailed]:
+        return [np.zeros(WIDE, dtype=np.float32) for _ in payloads]
+
+
+async def crash(point: str) -> None:
+    if point == "batch.formed":
+        raise RuntimeError("a bug")
+
+
+def open_engine(scenario: Scenario, gate: Path) -> server.OpenEngine:
+    deeds = Deeds(gate)
+    options = StageOptions(
+        restarts=RestartPolicy(first_delay_s=0.001, max_delay_s=0.01), seam=crash if scenario == "crash" else None
+    )
+    kind = WideModel if scenario == "wide" else LetterModel
+    model = kind(on_preprocess=deeds.preprocess, on_forward=deeds.forward)
+    model.card = replace(model.card, width=WIDE if scenario == "wide" else model.card.width)
+
+    @asynccontextmanager
+    async def never(config: EngineConfig) -> AsyncIterator[Engine]:
+        with anyio.CancelScope(shield=True):  # a load cannot be interrupted
+            await anyio.to_thread.run_sync(threading.Event().wait)
+        async with run(config) as engine:
+            yield engine
+
+    def run(config: EngineConfig) -> AbstractAsyncContextManager[Engine]:
+        return engine_on(model, options)(config)
+
+    return never if scenario == "loading" else run
+
+
+async def main(scenario: Scenario, listener: socket.socket, gate: Path) -> None:
+    if scenario == "few files":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+    serving = server.Server(
+        ServerConfig(),
+        EngineConfig(watchdog_s=WATCHDOG_S, drain_timeout_s=10),
+        owns_process=True,
+        open_engine=open_engine(scenario, gate),
+    )
+    await serving.run(listener)
+
+
+if __name__ == "__main__":
+    scenario: Scenario = cast(Scenario, sys.argv[1])
+    backend, descriptor, gate = sys.argv[2:]
+    logs.configure("info", "json")
+    listener = socket.socket(fileno=int(descriptor))
+    listener.setblocking(False)
+    uvloop = {"use_uvloop": True} if backend == "uvloop" else {}
+    with (
+        mock.patch.object(server, "GRACE_S", GRACE_S),
+        mock.patch.object(traffic, "GRACE_S", GRACE_S),
+        mock.patch.object(server, "OVERDUE_S", GRACE_S),
+    ):
+        try:
+            anyio.run(
+                main,
+                scenario,
+                listener,
+                Path(gate),
+                backend="trio" if backend == "trio" else "asyncio",
+                backend_options=uvloop,
+            )
+        except StagedPoolError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(EXIT_FAILED)
