@@ -124,7 +124,7 @@ def _sources(raw: msgspec.Raw) -> Sequence[Source]:
         return (jsons.decode(_TEXT, raw, root="input"),)
     if first == b"]":
         raise InvalidInput("You must pass at least one prompt", param="input")
-    if first == b'"':
+    if first in (b'"', b"{"):  # an object is refused there, as what should have been a text
         return jsons.decode(_TEXTS, raw, root="input")
     if first == b"[":
         lists = jsons.decode(_ID_LISTS, raw, root="input")

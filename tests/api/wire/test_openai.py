@@ -107,6 +107,7 @@ def test_minus_one_cuts_at_what_the_model_takes() -> None:
         (b'{"input":[]}', "You must pass at least one prompt", "input", None),
         (b'{"input":[[]]}', "input[0]: a list of token ids must not be empty", "input", 0),
         (b'{"input":[[1],[]]}', "input[1]: a list of token ids must not be empty", "input", 1),
+        (b'{"input":[{"type":"text"}]}', "input[0]: Expected `str`, got `object`", "input", 0),
         (b'{"input":["a",1]}', "input[1]: Expected `str`, got `int`", "input", 1),
         (b'{"input":[1,"a"]}', "input[1]: Expected `int`, got `str`", "input", 1),
         (b'{"input":[1,true]}', "input[1]: Expected `int`, got `bool`", "input", 1),
