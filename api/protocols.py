@@ -38,7 +38,12 @@ log = structlog.get_logger("staged_pool.api")
 class StrictReader(h11.Connection):
     """An h11 connection that refuses what a proxy in front may read as another request than h11 does."""
 
+    ended = False
+    """The connection is gone: requests that wait behind the first one have nobody who asks."""
+
     def next_event(self) -> Any:
+        if self.ended:
+            return h11.NEED_DATA
         if self.their_state is h11.IDLE and _LENIENT.search(self.trailing_data[0].split(_HEAD_END, 1)[0]):
             raise h11.RemoteProtocolError("a line of the head ends in LF alone, or is continued")
         return super().next_event()
@@ -73,6 +78,11 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         for piece in (head, data):
             if piece:
                 await self.send(RawData(data=piece))
+
+    async def handle(self, event: Event) -> None:
+        if isinstance(event, Closed):
+            self.connection.ended = True
+        await super().handle(event)
 
     @property
     def in_head(self) -> bool:
