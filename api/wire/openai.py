@@ -21,6 +21,8 @@ from staged_pool.stages.work import EmbedRequest, TextInput
 
 EncodingFormat: TypeAlias = Literal["float", "base64"]
 Source: TypeAlias = str | tuple[int, ...]
+ModelName: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
+"""The refusal of an unknown one repeats it, and must not be as long as a body may be."""
 
 
 class EmbeddingsBody(msgspec.Struct):
@@ -28,7 +30,7 @@ class EmbeddingsBody(msgspec.Struct):
 
     input: msgspec.Raw
     """`str | list[str] | list[int] | list[list[int]]`."""
-    model: str | None = None
+    model: ModelName | None = None
     encoding_format: EncodingFormat = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
@@ -42,7 +44,7 @@ class TokenizeBody(msgspec.Struct):
     """The body of a request; fields that are not named here are ignored."""
 
     prompt: str
-    model: str | None = None
+    model: ModelName | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 

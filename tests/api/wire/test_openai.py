@@ -162,7 +162,10 @@ def test_a_lone_surrogate_is_refused() -> None:
 
 
 def test_what_the_caller_wrote_cannot_make_the_message_long() -> None:
-    assert len(str(refusal(b'{"input":"a","encoding_format":"' + b"x" * 10**6 + b'"}'))) < 500
+    for field in (b"encoding_format", b"model"):
+        assert len(str(refusal(b'{"input":"a","' + field + b'":"' + b"x" * 10**6 + b'"}'))) < 500
+    with pytest.raises(InvalidInput, match="model: Expected `str` of length <= 1024"):
+        openai.decode_tokenize(b'{"prompt":"a","model":"' + b"x" * 10**6 + b'"}')
 
 
 @given(st.binary(max_size=200))
