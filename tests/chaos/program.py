@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
@@ -32,11 +32,12 @@ from staged_pool.stages.supervise import RestartPolicy
 from tests.api.serving import engine_on
 from tests.doubles import LetterModel
 
-Scenario: TypeAlias = Literal["plain", "crash", "loading", "few files", "wide"]
+Scenario: TypeAlias = Literal["plain", "crash", "hang", "loading", "few files", "wide"]
 
 EXIT_FAILED: Final = 1
 GRACE_S: Final = 0.4
-"""In the place of seconds: tests wait for it."""
+"""In the place of seconds, where a test waits for the end of it."""
+PATIENT: Final = ("plain", "crash", "few files")
 WATCHDOG_S: Final = 0.3
 FILES: Final = 48
 WIDE: Final = 1_000_000
@@ -104,7 +105,7 @@ async def main(scenario: Scenario, listener: socket.socket, gate: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     serving = server.Server(
         ServerConfig(),
-        EngineConfig(watchdog_s=WATCHDOG_S, drain_timeout_s=10),
+        EngineConfig(watchdog_s=WATCHDOG_S if scenario == "hang" else 120, drain_timeout_s=10),
         owns_process=True,
         open_engine=open_engine(scenario, gate),
     )
@@ -118,11 +119,10 @@ if __name__ == "__main__":
     listener = socket.socket(fileno=int(descriptor))
     listener.setblocking(False)
     uvloop = {"use_uvloop": True} if backend == "uvloop" else {}
-    with (
-        mock.patch.object(server, "GRACE_S", GRACE_S),
-        mock.patch.object(traffic, "GRACE_S", GRACE_S),
-        mock.patch.object(server, "OVERDUE_S", GRACE_S),
-    ):
+    with ExitStack() as patches:
+        if scenario not in PATIENT:
+            for module, name in ((server, "GRACE_S"), (traffic, "GRACE_S"), (server, "OVERDUE_S")):
+                patches.enter_context(mock.patch.object(module, name, GRACE_S))
         try:
             anyio.run(
                 main,

@@ -489,7 +489,7 @@ def test_row_50_a_lost_device_fails_everything_inside_and_ends_the_process(backe
 
 
 def test_row_51_a_device_that_hangs_fails_everything_inside_and_ends_the_process(backend: str, tmp_path: Path) -> None:
-    with child("plain", backend, tmp_path) as server:
+    with child("hang", backend, tmp_path) as server:
         server.wait_ready()
         held, hung = server.send("hold"), server.send("hang")
         assert answer(hung)[0] == 503
@@ -502,6 +502,8 @@ def test_row_54_an_idle_server_ends_on_sigterm(backend: str, tmp_path: Path) -> 
     with child("plain", backend, tmp_path) as server:
         server.wait_ready()
         idle = server.connect()
+        idle.sendall(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n")
+        assert b"HTTP/1.1 200" in idle.recv(2**16)
         server.process.send_signal(signal.SIGTERM)
         assert idle.recv(1) == b""
         assert server.exit_code() == 0
@@ -556,6 +558,7 @@ def test_row_55_after_a_stop_the_expired_requests_are_answered_504_and_the_other
     with child("plain", backend, tmp_path) as server:
         server.wait_ready()
         patient, hurried = server.send("hold"), server.send("hold", "x-request-timeout: 0.8")
+        server.wait_until(lambda: bool(server.get("/stages")[1]["admission"]["admitted"] == 2))
         server.process.send_signal(signal.SIGSTOP)
         time.sleep(0.9)  # what is tested: time that passes while the process stands still
         server.process.send_signal(signal.SIGCONT)
@@ -594,3 +597,11 @@ def test_row_56_a_server_whose_log_nobody_reads_any_more_goes_on(backend: str, t
         for descriptor in (reader, writer):
             with suppress(OSError):
                 os.close(descriptor)
+
+
+def test_row_56_a_server_whose_log_is_on_a_full_disk_goes_on(backend: str, tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full, child("plain", backend, tmp_path, stderr=full) as server:
+        server.wait_ready()
+        server.assert_serves()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_code() == 0
