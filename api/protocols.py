@@ -50,10 +50,10 @@ class StrictReader(h11.Connection):
 
 
 class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
-    """HTTP/1.1 with a strict head, and without the upgrade to HTTP/2.
+    """HTTP/1.1 with a strict head, and without upgrades, which are ignored as the standard allows.
 
-    The upgrade is ignored, as the standard allows: it is a way around the rules of a proxy that passes it on. HTTP/2
-    with prior knowledge remains.
+    There is nothing to speak over a websocket, and Hypercorn leaves the connection of a refused one open for ever. The
+    upgrade to HTTP/2 is a way around the rules of a proxy that passes it on; HTTP/2 with prior knowledge remains.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -93,7 +93,12 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         """HTTP/1.1 has none."""
 
     async def _create_stream(self, request: h11.Request) -> None:
-        length = dict(request.headers).get(b"content-length", b"0")
+        headers = dict(request.headers)
+        if b"upgrade" in headers:
+            rest = [(name, value) for name, value in request.headers if name != b"upgrade"]
+            version = request.http_version
+            request = h11.Request(method=request.method, target=request.target, headers=rest, http_version=version)
+        length = headers.get(b"content-length", b"0")
         if int(length) > self.config.limits.body_limit_bytes:
             self.connection.client_is_waiting_for_100_continue = False  # or it would be told to send the body
         await super()._create_stream(request)
@@ -143,10 +148,15 @@ class Http2(H2Protocol):  # type: ignore[misc]
                 self._reset(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)  # answered: no need to send on
             elif isinstance(event, h2.events.RequestReceived) and not _is_routable(event.headers):
                 self._reset(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
-            elif isinstance(event, h2.events.StreamReset) and self._resets_too_often(event.stream_id):
-                reason = "it resets its streams before they are answered"
-                await self._end(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, reason)
-                return
+            elif isinstance(event, h2.events.StreamReset):
+                if event.stream_id not in self.streams:
+                    continue  # answered
+                await self._abandon(event.stream_id)
+                self._resets += 1
+                if self._resets > max(RESETS, self.keep_alive_requests // 2):
+                    reason = "it resets its streams before they are answered"
+                    await self._end(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM, reason)
+                    return
             else:
                 await super()._handle_events([event])
         await self._flush()
@@ -162,11 +172,6 @@ class Http2(H2Protocol):  # type: ignore[misc]
         begun = self.connection.incoming_buffer._data[:3]
         most: int = self.connection.max_inbound_frame_size
         return len(begun) == 3 and int.from_bytes(begun) > most
-
-    def _resets_too_often(self, stream_id: int) -> bool:
-        self._resets += stream_id in self.streams
-        allowed: int = max(RESETS, self.keep_alive_requests // 2)
-        return self._resets > allowed
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Send of an answer what the client lets through; a stream that does not move on is reset."""
@@ -192,8 +197,17 @@ class Http2(H2Protocol):  # type: ignore[misc]
         log.info("stream.cut_off", reason="its client does not read the answer")
         self._reset(stream_id, h2.errors.ErrorCodes.CANCEL)
         await self._flush()
+        await self._abandon(stream_id)
+
+    async def _abandon(self, stream_id: int) -> None:
+        """End a stream that is over before its answer is. Hypercorn alone keeps what was to be sent, and never again
+        takes the connection for idle."""
+        if (buffer := self.stream_buffers.get(stream_id)) is not None:
+            await buffer.close()
         await self._close_stream(stream_id)
-        await self._window_updated(stream_id)  # lets the sending task drop what is left
+        await self._window_updated(stream_id)  # lets the sending task drop the buffer
+        if self.idle:
+            await self.send(Updated(idle=True))
 
     def _reset(self, stream_id: int, code: h2.errors.ErrorCodes) -> None:
         try:

@@ -44,7 +44,14 @@ async def closed(stream: anyio.abc.SocketStream) -> bytes:
 # Patience
 
 
-@pytest.mark.parametrize("sent", [b"", PREFACE, EMBED, PREFACE + b"\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"])
+PING = b"\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"
+RESET_STREAM = (
+    b"\x00\x00\x06\x01\x04\x00\x00\x00\x01\x82\x86\x84\x41\x01a"
+    + b"\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x08"
+)
+
+
+@pytest.mark.parametrize("sent", [b"", PREFACE, EMBED, PREFACE + PING, PREFACE + RESET_STREAM])
 async def test_a_connection_without_a_request_is_closed_when_it_has_been_idle_for_too_long(sent: bytes) -> None:
     async with serving(engine_on(LetterModel()), keep_alive_s=0.05) as served:
         stream = await served.connect()
