@@ -45,6 +45,9 @@ class EngineConfig:
     """`packed`: no padding is computed; refused for a model whose attention cannot be replaced.
     `padded`: every batch is padded to its longest input. `auto`: packed where it is right."""
 
+    matryoshka: bool | None = None
+    """Whether vectors may be cut to fewer dimensions. None: where the folder says that the model was trained for it."""
+
     torch_threads: int | None = None
     """Threads of one forward on the CPU. None: every core that this process may use. Fewer leave
     cores for the preprocess threads; more than there are cores make everything slower."""

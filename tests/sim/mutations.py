@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 from unittest import mock
 
@@ -89,8 +90,9 @@ def results_swapped_in_a_batch() -> Plan:
 def rows_put_at_the_index_of_another_item() -> Plan:
     original = Ticket.deliver
 
-    def deliver(self: Ticket, index: int, row: object, tokens: int) -> bool:
-        return original(self, index if self.settled else len(self._rows) - 1 - index, row, tokens)
+    def deliver(self: Ticket, item: Item[object]) -> bool:
+        index = item.index if self.settled else len(self._rows) - 1 - item.index
+        return original(self, replace(item, index=index))
 
     return [(Ticket, "deliver", deliver)]
 
@@ -119,11 +121,11 @@ def rows_given_to_the_ticket_of_another_item() -> Plan:
 
 @mutation
 def answer_made_before_the_last_row() -> Plan:
-    def deliver(self: Ticket, index: int, row: object, tokens: int) -> bool:
+    def deliver(self: Ticket, item: Item[object]) -> bool:
         if self.settled:
             return False
-        self._rows[index] = row
-        self.timeline.tokens += tokens
+        self._rows[item.index] = item.payload
+        self.timeline.tokens += item.cost
         self._left = max(0, self._left - 1)
         if self._left == 1:
             self._left = 0
@@ -136,8 +138,8 @@ def answer_made_before_the_last_row() -> Plan:
 def tokens_of_the_usage_not_counted() -> Plan:
     original = Ticket.deliver
 
-    def deliver(self: Ticket, index: int, row: object, tokens: int) -> bool:
-        return original(self, index, row, min(tokens, 5))
+    def deliver(self: Ticket, item: Item[object]) -> bool:
+        return original(self, replace(item, cost=min(item.cost, 5)))
 
     return [(Ticket, "deliver", deliver)]
 

@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import BatchTrigger, EmbedRequest, Item
+from staged_pool.stages.work import BatchTrigger, Item, Request
 from tests.doubles import NoLoad
-
-REQUEST = EmbedRequest(inputs=())
 
 costs = st.integers(1, 40)
 arrivals = st.lists(st.tuples(costs, st.sampled_from("ab"), st.booleans()), max_size=60)
@@ -18,7 +16,7 @@ limits = st.tuples(st.integers(1, 8), st.integers(1, 60), st.booleans())
 
 
 def items_of(arrived: list[tuple[int, str, bool]]) -> list[Item[int]]:
-    ticket = Ticket(lambda: REQUEST, lambda request, rows, tokens: None, NoLoad())
+    ticket = Ticket(Request, lambda result: None, NoLoad())
     return [Item(ticket, i, i, float(i), cost, key) for i, (cost, key, _) in enumerate(arrived)]
 
 
