@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
-from staged_pool.stages import door, isolate, preprocess, supervise
+from staged_pool.stages import door, forming, isolate, preprocess, supervise
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError
@@ -479,11 +478,23 @@ def two_slots_on_one_device() -> Plan:
 def batch_keys_ignored() -> Plan:
     def add(self: BatchBuilder[Any], items: Iterable[Item[Any]]) -> None:
         for item in items:
-            self._waiting.setdefault(None, deque()).append(item)
+            waits = forming._Waiting(0.0, next(self._arrivals), item)
+            self._waiting.setdefault(None, []).append(waits)
+            self._requests[item.ticket] += 1
             self._items += 1
             self._cost += item.cost
 
     return [(BatchBuilder, "add", add)]
+
+
+@mutation
+def room_of_a_request_never_freed() -> Plan:
+    original = Ticket.waits
+
+    def waits(self: Ticket, tokens: int) -> None:
+        original(self, max(0, tokens))
+
+    return [(Ticket, "waits", waits)]
 
 
 @mutation
