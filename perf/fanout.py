@@ -71,7 +71,7 @@ def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
              str(ranked.samples), report.number(ranked.p50 / 1e3)],
         ]  # fmt: skip
         report.show_table(
-            f"{clients} clients with 1 text of 12 tokens; rankings of {DOCUMENTS} documents of {DOCUMENT_TOKENS} tokens",
+            f"{clients} clients with one text of 12 tokens; {DOCUMENTS} documents of {DOCUMENT_TOKENS} tokens",
             COLUMNS,
             rows,
         )
