@@ -14,6 +14,9 @@ from tests.models.tiny.bodies import POSITIONS, WIDTH, Body, bert, save_body
 from tests.models.tiny.classify import CLASSIFIERS, CROSS_ENCODERS, TOKEN_CLASSIFIERS
 from tests.models.tiny.embedding import EMBEDDING
 from tests.models.tiny.layout import edit_json, pooling_flags, write_json, write_modules, write_prompts
+from tests.models.tiny.multi_vector import MULTI_VECTOR
+from tests.models.tiny.prompted import PROMPTED
+from tests.models.tiny.sparse import SPARSE
 from tests.models.tiny.vocabularies import byte_bpe, chat_bpe, unigram, word_piece
 
 KINDS = EMBEDDING
@@ -21,9 +24,12 @@ KINDS = EMBEDDING
 
 EVERY: Mapping[str, Body] = {
     **EMBEDDING,
+    **PROMPTED,
     **CROSS_ENCODERS,
     **CLASSIFIERS,
     **TOKEN_CLASSIFIERS,
+    **SPARSE,
+    **MULTI_VECTOR,
 }
 """Each kind of model that can be built, by name."""
 
@@ -42,7 +48,10 @@ __all__ = [
     "EMBEDDING",
     "EVERY",
     "KINDS",
+    "MULTI_VECTOR",
     "POSITIONS",
+    "PROMPTED",
+    "SPARSE",
     "TOKEN_CLASSIFIERS",
     "WIDTH",
     "bert",
