@@ -77,6 +77,9 @@ class LetterModel:
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
         return Tokens([ord(c) for c in text], list(text))
 
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
+
 
 def _text(given: ModelInput) -> str:
     assert isinstance(given.source, TextInput)

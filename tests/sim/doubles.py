@@ -158,6 +158,9 @@ class SimModel:
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
         return Tokens([ord(c) for c in text], [text])
 
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
+
 
 def _names(inputs: Any) -> list[tuple[int, int]]:
     return [given.source.source for given in inputs]
