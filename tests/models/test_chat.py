@@ -36,7 +36,7 @@ def both(request: pytest.FixtureRequest, tiny_folder: TinyFolder) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("settings", [{}, {"add_generation_prompt": True}, {"continue_final_message": True}])
-def test_a_conversation_becomes_the_tokens_of_transformers(settings: dict[str, bool], both: tuple[Any, Any]) -> None:
+def test_a_conversation_becomes_the_tokens_of_transformers(settings: dict[str, Any], both: tuple[Any, Any]) -> None:
     ours, theirs = both
     theirs.special_tokens_map.setdefault("eos_token", "")
     for count in (1, 2, 3):
