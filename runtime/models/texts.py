@@ -24,7 +24,7 @@ _NONE: Final = SpecialTokens([], [])
 Outcome: TypeAlias = "Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Reading:
     """One input on its way."""
 
@@ -80,7 +80,8 @@ class TextReader:
         source = text.source
         try:
             limit = token_limit(text.max_tokens, self._limits.max_tokens)
-            own_limit(text.max_own_tokens)
+            if text.max_own_tokens is not None:
+                own_limit(text.max_own_tokens)
             if isinstance(source, tuple):
                 return _Reading(given, text, _NONE, limit, bare=list(source))
             written = given.prompt + source if isinstance(source, str) else self._chat(source, given.prompt)
@@ -98,15 +99,17 @@ class TextReader:
     def _encode(self, readings: Sequence[_Reading]) -> None:
         self._encode_prompts(readings)
         written = [reading for reading in readings if reading.bare is None]
-        for spans in (False, True):
-            some = [reading for reading in written if (Output.TOKEN_LABELS in reading.given.outputs) is spans]
-            if some:
-                encodings = self._shared.encode(
-                    [reading.written for reading in some], [_wanted(reading) for reading in some], offsets=spans
-                )
-                for reading, encoding in zip(some, encodings, strict=True):
-                    reading.bare = encoding.ids
-                    reading.encoding = encoding if spans else None
+        with_spans = [reading for reading in written if Output.TOKEN_LABELS in reading.given.outputs]
+        others = [reading for reading in written if Output.TOKEN_LABELS not in reading.given.outputs]
+        for reading, encoding in zip(others, self._encodings(others), strict=True):
+            reading.bare = encoding.ids
+        for reading, encoding in zip(with_spans, self._encodings(with_spans, offsets=True), strict=True):
+            reading.bare = encoding.ids
+            reading.encoding = encoding
+
+    def _encodings(self, readings: Sequence[_Reading], *, offsets: bool = False) -> list[Encoding]:
+        texts = [reading.written for reading in readings]
+        return self._shared.encode(texts, [_wanted(reading) for reading in readings], offsets=offsets)
 
     def _encode_prompts(self, readings: Sequence[_Reading]) -> None:
         some = [
@@ -129,11 +132,12 @@ class TextReader:
         bare = reading.bare if reading.bare is not None else []
         if text.max_own_tokens is not None:
             bare = bare[: shared_beginning(bare, reading.prompt) + text.max_own_tokens]
-        tokens = len(bare) + len(special)
+        around = len(special)
+        tokens = len(bare) + around
         start, end = 0, len(bare)
         try:
             if limit is not None and tokens > limit:
-                room = max(limit - len(special), 0)
+                room = max(limit - around, 0)
                 start, end = (0, room) if text.truncate_side == "right" else (end - room, end)
             elif tokens > self._limits.max_tokens:
                 if reading.given.may_split and limit is None:
@@ -147,7 +151,7 @@ class TextReader:
         sequence = TokenSequence(
             ids,
             reading.given.outputs,
-            prompt_tokens=self._prompt_tokens(reading, cut=start),
+            prompt_tokens=0 if self._pools_prompt else self._prompt_tokens(reading, cut=start),
             spans=None if reading.encoding is None else _spans(reading, start, end),
         )
         return Prepared(sequence, cost=len(ids), batch_key=reading.given.outputs)
@@ -190,12 +194,12 @@ class TextReader:
 
 def _wanted(reading: _Reading) -> int | None:
     """How many leading tokens of a text have to be known; None for all."""
-    wanted = []
-    if reading.limit is not None and reading.text.truncate_side == "right":
-        wanted.append(reading.limit + 1)
-    if reading.text.max_own_tokens is not None:
-        wanted.append(len(reading.prompt or ()) + reading.text.max_own_tokens)
-    return min(wanted, default=None)
+    own = reading.text.max_own_tokens
+    limit = reading.limit if reading.text.truncate_side == "right" else None
+    if own is None:
+        return None if limit is None else limit + 1
+    own += len(reading.prompt or ())
+    return own if limit is None else min(own, limit + 1)
 
 
 def _spans(reading: _Reading, start: int, end: int) -> tuple[Span, ...] | None:

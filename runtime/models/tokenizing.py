@@ -110,7 +110,9 @@ class TextTokenizer:
         Raises:
             InvalidInput: An id is out of vocabulary.
         """
-        self._limits.check_known(ids)
+        if not ids:
+            return ""
+        self._limits.check_ids(ids)
         text: str = self._shared.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
