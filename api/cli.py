@@ -80,8 +80,16 @@ TorchThreads = Annotated[
     _flag(
         "--torch-threads",
         "Device",
-        "Threads of one forward on the CPU. Default: every core. Fewer leave cores to preprocessing; more than there "
-        "are cores slow everything down.",
+        "Threads of all forwards together on the CPU. Default: every core. Fewer leave cores to preprocessing; more "
+        "than there are cores slow everything down.",
+    ),
+]
+ForwardWorkers = Annotated[
+    int | None,
+    _flag(
+        "--forward-workers",
+        "Device",
+        "Forwards at once on the CPU, which share the torch threads. Default: what gets most done, found out at load.",
     ),
 ]
 LogLevelFlag = Annotated[LogLevel, _flag("--log-level", "Logs", "The least that is logged. debug includes probes.")]
@@ -128,6 +136,7 @@ def serve(
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
     torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
     preprocess_limit: Annotated[
         int,
         _flag(
@@ -238,6 +247,7 @@ def serve(
             dtype=dtype,
             attention=attention,
             torch_threads=torch_threads,
+            forward_workers=forward_workers,
             preprocess_limit=preprocess_limit,
             max_batch_tokens=max_batch_tokens,
             max_batch_items=max_batch_items,
@@ -274,6 +284,7 @@ def embed(
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
     torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
 ) -> None:
@@ -287,6 +298,7 @@ def embed(
             dtype=dtype,
             attention=attention,
             torch_threads=torch_threads,
+            forward_workers=forward_workers,
         )
         _prepare_environment(offline=offline)
 

@@ -41,6 +41,9 @@ class ModelCard:
     attention: str
     """`packed` or `padded`."""
     torch_threads: int
+    """Of all forwards together."""
+    forward_workers: int
+    """Forwards at once. One that has the device to itself uses all threads, else each has its share of them."""
     load_s: float
     """Seconds from the first byte read to the end of the warm-up."""
 
@@ -55,7 +58,8 @@ class Tokens:
 
 
 class Model(Protocol):
-    """A loaded model. `preprocess` and `tokenize` may run in several threads at once, `forward` only in one."""
+    """A loaded model. `preprocess` and `tokenize` may run in several threads at once, `forward` in
+    `card.forward_workers`."""
 
     @property
     def card(self) -> ModelCard: ...
@@ -69,8 +73,12 @@ class Model(Protocol):
         """Turn each input into token ids, or say what is wrong with it. Order and number are kept."""
         ...
 
-    def forward(self, payloads: Sequence[TokenIds]) -> Sequence[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenIds], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
         """Run one batch. A row that holds NaN or Inf is returned as `ModelFailed`; the others stand.
+
+        Args:
+            payloads: At least one.
+            at_once: How many forwards are to share the device: 1 if this one has it to itself.
 
         Raises:
             OutOfMemory: The device has no room for this batch.

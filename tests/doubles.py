@@ -27,6 +27,7 @@ CARD = ModelCard(
     device="cpu",
     attention="packed",
     torch_threads=1,
+    forward_workers=1,
     load_s=0.0,
 )
 
@@ -50,6 +51,8 @@ class LetterModel:
     on_forward: Callable[[Sequence[str]], None] = lambda texts: None
     preprocessed: list[list[str]] = field(default_factory=list)
     forwarded: list[list[str]] = field(default_factory=list)
+    at_once: list[int] = field(default_factory=list)
+    """What each forward was told."""
 
     def preprocess(self, inputs: Sequence[TextInput]) -> list[Prepared[TokenIds] | InvalidInput]:
         texts = [i.source if isinstance(i.source, str) else "".join(map(chr, i.source)) for i in inputs]
@@ -60,9 +63,10 @@ class LetterModel:
             for text in texts
         ]
 
-    def forward(self, payloads: Sequence[TokenIds]) -> list[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenIds], at_once: int = 1, /) -> list[Row | ModelFailed]:
         texts = ["".join(map(chr, ids)) for ids in payloads]
         self.forwarded.append(texts)
+        self.at_once.append(at_once)
         self.on_forward(texts)
         return [ModelFailed("NaN") if "NaN" in text else vector(ids) for text, ids in zip(texts, payloads, strict=True)]
 

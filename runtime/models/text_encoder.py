@@ -28,8 +28,8 @@ _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memor
 class TextEncoder:
     """A transformer, its pooling and what follows, behind `runtime.model.Model`.
 
-    `preprocess` and `tokenize` may run in several threads at once. `forward` belongs to one thread: the one that
-    loaded the model, because the number of torch's threads is set for that one.
+    `preprocess` and `tokenize` may run in several threads at once, and so may `forward`, in
+    `card.forward_workers` of them.
     """
 
     card: ModelCard
@@ -50,11 +50,12 @@ class TextEncoder:
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
         return self.tokenizer.tokenize(text, add_special_tokens=add_special_tokens)
 
-    def forward(self, payloads: Sequence[TokenIds]) -> Sequence[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenIds], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
         """Run one batch: one copy to the device, one copy of all rows back.
 
         Args:
             payloads: At least one, each of at least one token.
+            at_once: Forwards that share torch's threads.
 
         Returns:
             For each payload its row, [`card.width`], float32, a view of the batch's [n, width], before the
@@ -64,7 +65,7 @@ class TextEncoder:
             OutOfMemory: The device has no room for this batch.
             DeviceLost: The device can no longer be trusted.
         """
-        self.plan.use(sum(map(len, payloads)))
+        self.plan.use(sum(map(len, payloads)), at_once)
         return self.compute(payloads)
 
     def compute(self, payloads: Sequence[TokenIds]) -> Sequence[Row | ModelFailed]:

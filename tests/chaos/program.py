@@ -69,7 +69,7 @@ class Deeds:
 class WideModel(LetterModel):
     """Its vectors are far too long."""
 
-    def forward(self, payloads: Sequence[TokenIds]) -> list[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenIds], at_once: int = 1, /) -> list[Row | ModelFailed]:
         return [np.zeros(WIDE, dtype=np.float32) for _ in payloads]
 
 

@@ -135,11 +135,9 @@ class Simulation:
             leave(room, answered_tokens=answered_tokens)
             del watch.rooms[id(room)]
 
-        def watched_take(
-            still_wanted: Callable[[Item[TokenIds]], bool],
-        ) -> Batch[TokenIds] | None:
+        def watched_take(still_wanted: Callable[[Item[TokenIds]], bool], *, among: int) -> Batch[TokenIds] | None:
             waiting_cost = builder.cost
-            batch = take(still_wanted)
+            batch = take(still_wanted, among=among)
             if batch is not None:
                 watch.batch_formed(batch, waiting_cost)
             return batch

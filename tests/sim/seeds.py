@@ -55,7 +55,7 @@ KILLS: dict[str, tuple[Backend, int]] = {
     "freed_room_not_announced": ("trio", 6),
     "waiting_work_not_announced": ("trio", 0),
     "waiting_room_without_a_limit": ("trio", 6),
-    "two_slots_on_one_device": ("trio", 2),
+    "one_slot_more_than_the_device_has": ("trio", 2),
     "batch_keys_ignored": ("trio", 2),
     "token_budget_ignored": ("trio", 16),
     "waiting_cost_not_given_back_for_unwanted_items": ("trio", 8),
