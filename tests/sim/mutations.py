@@ -501,8 +501,8 @@ def batch_keys_ignored() -> Plan:
 def token_budget_ignored() -> Plan:
     original = BatchBuilder.__init__
 
-    def init(self: BatchBuilder[Any], *, max_items: int, max_cost: int, pads: bool) -> None:
-        original(self, max_items=max_items, max_cost=max_cost * 2, pads=pads)
+    def init(self: BatchBuilder[Any], *, max_cost: int, **others: Any) -> None:
+        original(self, max_cost=max_cost * 2, **others)
 
     return [(BatchBuilder, "__init__", init)]
 
