@@ -89,7 +89,7 @@ ForwardWorkers = Annotated[
     _flag(
         "--forward-workers",
         "Device",
-        "Forwards at once on the CPU, which share the torch threads. Default: what gets most done, found out at load.",
+        "Forwards at once on the CPU, which share the torch threads. Default: several where they get as much done as one.",
     ),
 ]
 LogLevelFlag = Annotated[LogLevel, _flag("--log-level", "Logs", "The least that is logged. debug includes probes.")]

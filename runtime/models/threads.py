@@ -36,8 +36,9 @@ _WORKER_TEXT_TOKENS: Final = 64
 
 _WORKER_TRIES: Final = 3
 
-_WORTH_WORKERS: Final = 1.05
-"""More forwards at once must get so much more done: each batch takes longer by them."""
+_WORTH_ONE: Final = 1.05
+"""One forward at a time must get so much more done: whatever interrupts one of its threads holds up all of them, and
+how often that will happen is not seen at load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class ThreadPlan:
             tokens: Of the batch that it will run.
             at_once: Batches that share the threads.
         """
-        if self.threads > 1:
-            torch.set_num_threads(1 if tokens <= self.alone_tokens else max(1, self.threads // at_once))
+        # Also where there is but one: a thread that was never told begins with as many as there are cores.
+        torch.set_num_threads(1 if tokens <= self.alone_tokens else max(1, self.threads // at_once))
 
 
 def plan_threads(threads: int, forward: Callable[[Sequence[TokenIds]], object], text: TokenIds) -> ThreadPlan:
@@ -101,8 +102,8 @@ def plan_workers(threads: int, forward: Callable[[Sequence[TokenIds]], object], 
         for workers in choices:
             seconds = _seconds_at_once(forward, batch, workers, threads // workers, batches=choices[-1])
             quickest[workers] = min(quickest[workers], seconds)
-    best = min(choices, key=lambda workers: quickest[workers])
-    return best if quickest[1] > _WORTH_WORKERS * quickest[best] else 1
+    best = min(choices[1:], key=lambda workers: quickest[workers])
+    return 1 if quickest[best] > _WORTH_ONE * quickest[1] else best
 
 
 def _seconds_at_once(
