@@ -89,7 +89,8 @@ ForwardWorkers = Annotated[
     _flag(
         "--forward-workers",
         "Device",
-        "Forwards at once on the CPU, which share the torch threads. Default: several where they get as much done as one.",
+        "Forwards at once on the CPU, which share the torch threads. Default: several where they get as much done as "
+        "one.",
     ),
 ]
 LogLevelFlag = Annotated[LogLevel, _flag("--log-level", "Logs", "The least that is logged. debug includes probes.")]
