@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -38,6 +38,9 @@ from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import Plan, Request
 
 R = TypeVar("R")
+
+NAME_SHOWN = 80
+"""Characters of a model's name that a refusal repeats."""
 
 log = structlog.get_logger("staged_pool.engine")
 
@@ -167,6 +170,16 @@ class Engine(EngineTasks):
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
         return self._admission.overload(body_bytes)
 
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for a model that is not served here. None and "" mean whichever is.
+
+        Raises:
+            UnknownModel: It is another one.
+        """
+        if name and name != self._model.card.name:
+            shown = name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 1]}…"
+            raise UnknownModel(f"The model `{shown}` does not exist.", param="model")
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
         """The token ids of a text, and what each stands for. Runs under the preprocess limit.
 
@@ -174,10 +187,28 @@ class Engine(EngineTasks):
             InvalidInput: The text cannot be tokenized.
             Overloaded, EngineStopped: As for `submit`.
         """
-        room, _, _ = self._enter(len(text), math.inf)
+        tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
+        return await self._preprocess(partial(tokenize, text), len(text))
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids. Runs under the preprocess limit.
+
+        Raises:
+            InvalidInput: An id is not in the model's vocabulary.
+            Overloaded, EngineStopped: As for `submit`.
+        """
+        if wrong := [token for token in (min(ids, default=0), max(ids, default=0)) if not self._has(token)]:
+            raise InvalidInput(f"Token id {wrong[0]} is out of vocabulary", param="tokens")
+        return await self._preprocess(partial(self._model.detokenize, ids), len(ids))
+
+    def _has(self, token: int) -> bool:
+        return 0 <= token < self._model.card.vocabulary
+
+    async def _preprocess(self, call: Callable[[], R], body_bytes: int) -> R:
+        """Run what is no request of a task in a thread of preprocess, under the same limits at the door."""
+        room, _, _ = self._enter(body_bytes, math.inf)
         try:
-            tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
-            return await self._preprocess_offload(tokenize, text)
+            return await self._preprocess_offload(lambda _: call(), None)
         finally:
             self._admission.leave(room)
 
@@ -194,8 +225,7 @@ class Engine(EngineTasks):
     def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
         """What parse asks of a decoded request: how this model does it, within this server's limits."""
         card = self._model.card
-        if request.model and request.model != card.name:
-            raise UnknownModel(f"The model `{request.model}` does not exist.", param="model")
+        self.check_model(request.model)
         plan = plan_request(request, card)
         if not plan.inputs:
             raise InvalidInput("The request has no inputs; at least one is needed.", param="input")
