@@ -79,7 +79,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
             scoring=folder.scoring,
             similarity=folder.similarity or "cosine",
             width=dense.width if isinstance(dense, DenseHead) else 0,
-            matryoshka=folder.matryoshka,
+            matryoshka=folder.matryoshka if config.matryoshka is None else config.matryoshka,
             dimensions=folder.dimensions,
             labels=folder.labels,
             activation=folder.activation,
