@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from staged_pool import __version__
 from staged_pool.api.call import Answer, Call, Handler
 from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -25,7 +25,7 @@ from staged_pool.stages.ticket import Timeline
 PROBES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/metrics", "/stages"})
 """Asked every few seconds by machines; their log lines are of the debug level."""
 
-_VERSION: Final = dump({"version": importlib.metadata.version("staged-pool")})
+_VERSION: Final = dump({"version": __version__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,7 @@ class Routes:
         engine.check_model(wanted.model)
         found = await engine.tokenize(source, add_special_tokens=bool(wanted.add_special_tokens))
         return Answer(
-            tokens.encode_tokens(
-                found, max_tokens=engine.card.max_tokens, with_strings=bool(wanted.return_token_strs)
-            )
+            tokens.encode_tokens(found, max_tokens=engine.card.max_tokens, with_strings=bool(wanted.return_token_strs))
         )
 
     async def _detokenize(self, call: Call) -> Answer:

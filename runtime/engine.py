@@ -20,6 +20,7 @@ from staged_pool.runtime.device import DeviceThread
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.model import Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
+from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
 from staged_pool.stages.errors import (
@@ -37,6 +38,7 @@ from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import Plan, Request
 
+A = TypeVar("A")
 R = TypeVar("R")
 
 NAME_SHOWN = 80
@@ -180,35 +182,34 @@ class Engine(EngineTasks):
             shown = name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 1]}…"
             raise UnknownModel(f"The model `{shown}` does not exist.", param="model")
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
-        """The token ids of a text, and what each stands for. Runs under the preprocess limit.
+    async def tokenize(self, source: str | Chat, *, add_special_tokens: bool = True) -> Tokens:
+        """The token ids of a text or a conversation, and what each stands for. Runs under the preprocess limit.
 
         Raises:
-            InvalidInput: The text cannot be tokenized.
+            InvalidInput: It cannot be tokenized.
             Overloaded, EngineStopped: As for `submit`.
         """
         tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
-        return await self._preprocess(partial(tokenize, text), len(text))
+        characters = len(source) if isinstance(source, str) else source.characters
+        return await self._preprocess(tokenize, source, characters)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids. Runs under the preprocess limit.
+        """The text of token ids, special tokens included. Runs under the preprocess limit.
 
         Raises:
             InvalidInput: An id is not in the model's vocabulary.
             Overloaded, EngineStopped: As for `submit`.
         """
-        if wrong := [token for token in (min(ids, default=0), max(ids, default=0)) if not self._has(token)]:
-            raise InvalidInput(f"Token id {wrong[0]} is out of vocabulary", param="tokens")
-        return await self._preprocess(partial(self._model.detokenize, ids), len(ids))
+        for token in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token < self._model.card.vocabulary:
+                raise InvalidInput(f"Token id {token} is out of vocabulary", param="tokens")
+        return await self._preprocess(self._model.detokenize, ids, len(ids))
 
-    def _has(self, token: int) -> bool:
-        return 0 <= token < self._model.card.vocabulary
-
-    async def _preprocess(self, call: Callable[[], R], body_bytes: int) -> R:
-        """Run what is no request of a task in a thread of preprocess, under the same limits at the door."""
+    async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
+        """Run what is no request of a task in a thread of preprocess; the door is the same."""
         room, _, _ = self._enter(body_bytes, math.inf)
         try:
-            return await self._preprocess_offload(lambda _: call(), None)
+            return await self._preprocess_offload(function, argument)
         finally:
             self._admission.leave(room)
 

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.requests import Output, Outputs, PairInput, TextInput
+from staged_pool.runtime.requests import Chat, Output, Outputs, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
 
@@ -171,8 +171,8 @@ class Model(Protocol):
         """
         ...
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens: ...
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens: ...
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids, all of them in the vocabulary."""
+        """The text of token ids, all of them in the vocabulary; special tokens are spelled out."""
         ...

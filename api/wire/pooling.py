@@ -1,4 +1,4 @@
-"""vLLM's `/pooling`: whatever the model gives for an input, by the name of the task; several of them from one forward."""
+"""vLLM's `/pooling`: whatever the model gives for an input, by the name of the task; several from one forward."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
     if fields.dimensions is not None and "embed" not in tasks:
         raise wrong("dimensions", "only for the task embed")
     request = _request(fields, tasks)
-    return request, partial(
-        encode_pooling, tasks=tasks, named=isinstance(given, list), encoding=fields.encoding_format
-    )
+    return request, partial(encode_pooling, tasks=tasks, named=isinstance(given, list), encoding=fields.encoding_format)
 
 
 def _request(fields: PoolingBody, tasks: tuple[Task, ...]) -> EmbedRequest | ClassifyRequest | TokenClassifyRequest:

@@ -17,7 +17,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from staged_pool.runtime.model import ModelInput, TokenIds, Tokens, TokenSequence
-from staged_pool.runtime.requests import MODEL_MAX, TextInput
+from staged_pool.runtime.requests import MODEL_MAX, Chat, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -69,16 +69,23 @@ class TextTokenizer:
                 prepared.append(Prepared(sequence, cost=len(ids), batch_key=given.outputs))
         return prepared
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
-        """Tokenize one text without prompt and without cutting it.
+    def tokenize(self, text: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        """Tokenize one text or conversation without prompt and without cutting it.
 
         Raises:
-            InvalidInput: The text is not valid Unicode.
+            InvalidInput: The text is not valid Unicode, or there is no chat template.
         """
+        if isinstance(text, Chat):
+            raise InvalidInput("The model's tokenizer has no chat template, so it takes no messages.", param="messages")
         if not _is_valid_text(text):
             raise _not_unicode()
         encoding = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return Tokens(encoding.ids, encoding.tokens)
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text that tokens spell, as the tokenizer's decoder joins them."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
 
     def _bare_ids(self, inputs: Sequence[ModelInput], texts: Sequence[TextInput]) -> list[TokenIds | None]:
         """The ids of each input, uncut and without special tokens; None for a text that is not valid Unicode."""
