@@ -203,7 +203,8 @@ class Engine(EngineTasks):
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < self._model.card.vocabulary:
                 raise InvalidInput(f"Token id {token} is out of vocabulary", param="tokens")
-        return await self._preprocess(self._model.detokenize, ids, len(ids))
+        detokenize = partial(self._model.detokenize, skip_special_tokens=False)
+        return await self._preprocess(detokenize, ids, len(ids))
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""

@@ -78,7 +78,7 @@ class LetterModel:
         text = source if isinstance(source, str) else rendered(source)
         return Tokens([ord(c) for c in text], list(text))
 
-    def detokenize(self, ids: Sequence[int]) -> str:
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(chr, ids))
 
 

@@ -52,18 +52,25 @@ def load_model(config: EngineConfig) -> TextEncoder:
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
 
-    source, declared_tokens = load_tokenizer(folder)
+    source = load_tokenizer(folder)
     body = Body(load_transformer(folder, dtype=dtype, device=device))
     heads = _heads(folder, body, device)
     dense = heads.get(Output.DENSE)
     dense_spec: DenseSpec | None = next((spec for spec in folder.heads), None)
-    max_tokens = _max_tokens(folder, declared_tokens, body)
+    max_tokens = _max_tokens(folder, source.max_tokens, body)
     tokenizer = TextTokenizer(
-        source,
+        source.backend,
         max_tokens=max_tokens,
         vocabulary=body.vocabulary,
         lower_case=folder.lower_case,
+        pools_prompt=_pools_prompt(dense_spec),
+        gives_types=source.gives_types,
+        chat_template=source.chat_template,
+        special_tokens=source.special_tokens,
+        pair_template=folder.pair_template,
     )
+    if folder.scoring == "cross-encoder":
+        tokenizer.require_pairs()
     if why := body.choose_layout(config.attention, max_tokens):
         log.info("model.padded", model=resolved.name, reason=why)
     parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
@@ -158,6 +165,20 @@ def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) ->
             f"{folder.path}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
         )
     return wanted if body.position_limit is None else min(wanted, body.position_limit)
+
+
+def _pools_prompt(spec: DenseSpec | None) -> bool:
+    """Whether pooling counts the tokens of a prompt.
+
+    Raises:
+        ConfigError: It does not, and weights tokens by their place: what the first one behind a prompt weighs is not
+            said then.
+    """
+    if spec is None or spec.pools_prompt:
+        return True
+    if "weightedmean" in spec.pooling:
+        raise ConfigError("include_prompt=False is not supported for weightedmean pooling")
+    return False
 
 
 def _warm_up(encoder: TextEncoder, long: TokenIds) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -67,6 +67,24 @@ HeadSpec: TypeAlias = DenseSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairTemplate:
+    """What makes one text of a query, a document and an instruction, for rerankers that are language models."""
+
+    text: str | None = None
+    """Has the fields `{query}` and `{document}`, and `{instruction}` where there is a place for one. None: the chat
+    template of the folder's tokenizer, which is given a message of each of the roles `query` and `document`, and one of
+    `system` before them where there is an instruction, as sentence-transformers does it."""
+    instruction: str | None = None
+    """What the model is to look for unless the request says it. None: what the chat template says by itself."""
+    structured: bool = False
+    """For a chat template: the content of a message is a list of `{"type": "text", "text": ...}`, and not a text."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What a chat template is given beside the messages, such as `add_generation_prompt`."""
+    add_special_tokens: bool = False
+    """Whether the tokenizer adds special tokens around the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
     """What a model folder says about itself."""
 
@@ -94,6 +112,9 @@ class ModelFolder:
 
     activation: Activation = "identity"
     """What makes scores of logits."""
+
+    pair_template: PairTemplate | None = None
+    """What makes one text of a pair. None: the tokenizer's special tokens do."""
 
     matryoshka: bool = False
     """Whether vectors may be cut: the model was trained for it."""

@@ -159,7 +159,7 @@ class SimModel:
         text = str(source)
         return Tokens([ord(c) for c in text], [text])
 
-    def detokenize(self, ids: Sequence[int]) -> str:
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(chr, ids))
 
 
