@@ -15,7 +15,7 @@ _LOCATED = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 _FIRST_INDEX = re.compile(r"[^\[]*\[(?P<index>\d+)\]")
 _SHAPE = re.compile(rb"[ \t\r\n]*((?:\[[ \t\r\n]*){0,2})(.)", re.DOTALL)
-_ECHOED = re.compile(r"'(?P<value>.*)'", re.DOTALL)
+_ECHOED = re.compile(r"(?P<quote>['\"])(?P<value>.*)(?P=quote)", re.DOTALL)
 ECHO_LIMIT = 40
 """Characters of what the caller wrote that an error may repeat."""
 
@@ -55,7 +55,7 @@ def _explain(text: str, root: str, expected: Any) -> InvalidInput:
         return InvalidInput(f"{missing['field']}: this field is required", param=missing["field"])
     located = _LOCATED.fullmatch(text)
     path = (root + located["path"]).removeprefix(".") if located else root
-    what = _ECHOED.sub(lambda echoed: f"'{shortened(echoed['value'])}'", located["what"] if located else text)
+    what = _ECHOED.sub(_shortened, located["what"] if located else text)
     if not path:
         return InvalidInput(f"The body is wrong: {what}")
     param = re.split(r"[.\[]", path, maxsplit=1)[0]
@@ -63,6 +63,10 @@ def _explain(text: str, root: str, expected: Any) -> InvalidInput:
         what = f"{what}; expected one of {choices}"
     index = _FIRST_INDEX.match(path)
     return InvalidInput(f"{path}: {what}", param=param, index=int(index["index"]) if index else None)
+
+
+def _shortened(echoed: re.Match[str]) -> str:
+    return f"'{shortened(echoed['value'])}'"
 
 
 def shortened(value: str) -> str:
