@@ -254,14 +254,14 @@ def test_a_ranking_is_sorted_complete_and_cut(scores: list[float], top_n: int) -
     results = ranking(scores, documents, top_n)["results"]
     assert [entry["document"]["text"] for entry in results] == [documents[entry["index"]] for entry in results]
     found = np.array([entry["relevance_score"] for entry in results], np.float32)
-    np.testing.assert_array_equal(found, np.sort(np.float32(scores))[::-1][: top_n or None])
+    np.testing.assert_array_equal(found, np.sort(np.array(scores, np.float32))[::-1][: top_n or None])
     assert len({entry["index"] for entry in results}) == len(results) == min(top_n or len(scores), len(scores))
 
 
 @given(SCORES)
 def test_both_routes_print_a_score_alike_and_as_it_is(scores: list[float]) -> None:
     data = json.loads(encode_score(result(*scores), request_id="r", created=1))["data"]
-    np.testing.assert_array_equal(np.array([entry["score"] for entry in data], np.float32), np.float32(scores))
+    np.testing.assert_array_equal(np.array([entry["score"] for entry in data], np.float32), np.array(scores, np.float32))
     by_index = {entry["index"]: entry["relevance_score"] for entry in ranking(scores, None, None)["results"]}
     assert by_index == {entry["index"]: entry["score"] for entry in data}
 
