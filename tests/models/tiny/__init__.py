@@ -1,0 +1,69 @@
+"""Tiny models made by code, in the folder layouts that are found in the wild.
+
+Weights are random but wide: a wrong mask, position, pooling or module order moves results by far more than rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tests.models.tiny.bodies import POSITIONS, WIDTH, Body, bert, save_body
+from tests.models.tiny.classify import CLASSIFIERS, CROSS_ENCODERS, TOKEN_CLASSIFIERS
+from tests.models.tiny.embedding import EMBEDDING
+from tests.models.tiny.layout import edit_json, pooling_flags, write_json, write_modules, write_prompts
+from tests.models.tiny.multi_vector import MULTI_VECTOR
+from tests.models.tiny.prompted import PROMPTED
+from tests.models.tiny.sparse import SPARSE
+from tests.models.tiny.vocabularies import byte_bpe, chat_bpe, unigram, word_piece
+
+KINDS = EMBEDDING
+"""Embedding models of which a text is all that they are given."""
+
+EVERY: Mapping[str, Body] = {
+    **EMBEDDING,
+    **PROMPTED,
+    **CROSS_ENCODERS,
+    **CLASSIFIERS,
+    **TOKEN_CLASSIFIERS,
+    **SPARSE,
+    **MULTI_VECTOR,
+}
+"""Each kind of model that can be built, by name."""
+
+
+def build(kind: str, folder: Path) -> Path:
+    """Make the model `kind` in `folder`, which must not exist yet."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(7)
+    EVERY[kind](folder)
+    return folder
+
+
+__all__ = [
+    "CLASSIFIERS",
+    "CROSS_ENCODERS",
+    "EMBEDDING",
+    "EVERY",
+    "KINDS",
+    "MULTI_VECTOR",
+    "POSITIONS",
+    "PROMPTED",
+    "SPARSE",
+    "TOKEN_CLASSIFIERS",
+    "WIDTH",
+    "bert",
+    "build",
+    "byte_bpe",
+    "chat_bpe",
+    "edit_json",
+    "pooling_flags",
+    "save_body",
+    "unigram",
+    "word_piece",
+    "write_json",
+    "write_modules",
+    "write_prompts",
+]
