@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.requests import Output, Outputs, PairInput, TextInput
+from staged_pool.runtime.requests import Chat, Output, Outputs, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
 
@@ -178,7 +178,7 @@ class Model(Protocol):
         """
         ...
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens: ...
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens: ...
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text that tokens spell.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import ModelCard, ModelInput, Row, Tokens, TokenSequence
-from staged_pool.runtime.requests import Output, TextInput
+from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Plan, Prepared
 
@@ -78,14 +78,25 @@ class LetterModel:
             for text, payload in zip(texts, payloads, strict=True)
         ]
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        text = source if isinstance(source, str) else rendered(source)
         return Tokens([ord(c) for c in text], list(text))
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
+
+
+def rendered(chat: Chat) -> str:
+    """The chat template of `LetterModel`."""
+    said = "".join(f"<{message['role']}>{message['content']}" for message in chat.messages)
+    return said + ("<assistant>" if chat.add_generation_prompt else "")
 
 
 def _text(given: ModelInput) -> str:
     assert isinstance(given.source, TextInput)
     source = given.source.source
-    assert isinstance(source, str | tuple)
+    if isinstance(source, Chat):
+        return rendered(source)
     return source if isinstance(source, str) else "".join(map(chr, source))
 
 

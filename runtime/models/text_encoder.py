@@ -16,7 +16,7 @@ from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing import TextTokenizer
-from staged_pool.runtime.requests import Output
+from staged_pool.runtime.requests import Chat, Output
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared
 
@@ -46,8 +46,8 @@ class TextEncoder:
     ) -> Sequence[Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput]:
         return self.tokenizer.preprocess(inputs)
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
-        return self.tokenizer.tokenize(text, add_special_tokens=add_special_tokens)
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        return self.tokenizer.tokenize(source, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self.tokenizer.detokenize(ids, skip_special_tokens=skip_special_tokens)

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import numpy as np
 
 from staged_pool.runtime.model import ModelCard, ModelInput, Row, Tokens, TokenSequence
-from staged_pool.runtime.requests import Output
+from staged_pool.runtime.requests import Chat, Output
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared
 from tests.doubles import CARD
@@ -157,8 +157,12 @@ class SimModel:
             for payload, item in zip(payloads, items, strict=True)
         ]
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        text = str(source)
         return Tokens([ord(c) for c in text], [text])
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
 
 
 def _names(inputs: Any) -> list[tuple[int, int]]:
