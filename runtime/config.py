@@ -11,6 +11,7 @@ from staged_pool.stages.errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16"]
 Attention = Literal["auto", "packed", "padded"]
 Device = Literal["auto", "cpu", "cuda"]
+Task = Literal["auto", "embed", "score"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,22 @@ class EngineConfig:
     served_name: str | None = None
     """The name that requests and answers use. None: the folder's last part, or the hub id."""
 
+    task: Task = "auto"
+    """What a model is for whose folder does not say so. `score`: a language model is asked whether a document answers a
+    query, as Qwen3-Reranker is. `embed`: a checkpoint with a head of its own gives vectors instead. `auto`: what the
+    folder says, and a language model gives vectors."""
+
+    score_template: str | None = None
+    """What a model that scores reads of a pair: a text with the fields `{query}`, `{document}` and, if wanted,
+    `{instruction}`. None: what the folder says; where `task` makes a reranker of a language model, the template of
+    Qwen3-Reranker."""
+
+    allow_pickle: bool = False
+    """Whether the weights of a transformer may be pickled (pytorch_model.bin). Only for a folder that is trusted."""
+
+    trust_remote_code: bool = False
+    """Whether Python code of the model folder may run. Only for a folder that has been read and is trusted."""
+
     device: Device = "auto"
     """Where the forward runs. `auto`: the first CUDA device where torch sees one, else the CPU."""
 
@@ -49,8 +66,13 @@ class EngineConfig:
     """Whether vectors may be cut to fewer dimensions. None: where the folder says that the model was trained for it."""
 
     torch_threads: int | None = None
-    """Threads of one forward on the CPU. None: every core that this process may use. Fewer leave
+    """Threads of all forwards together on the CPU. None: every core that this process may use. Fewer leave
     cores for the preprocess threads; more than there are cores make everything slower."""
+
+    forward_workers: int | None = None
+    """Forwards at once on the CPU; they share the torch threads, and one that is alone uses all of them. None: several
+    where they get as much done as one, found out at load: they lose less where something else needs a core now and
+    then. Each batch takes longer by them. A GPU has one."""
 
     preprocess_limit: int = 4
     """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the
@@ -117,6 +139,8 @@ class EngineConfig:
             self._check(name, 1, math.inf)
         if self.torch_threads is not None:
             self._check("torch_threads", 1, 1024)
+        if self.forward_workers is not None:
+            self._check("forward_workers", 1, 64)
         self._check("target_delay_s", 0.001, 86_400)
         self._check("drain_timeout_s", 0, 86_400)
         self._check("preprocess_alarm_s", 0.001, 86_400)
@@ -125,6 +149,7 @@ class EngineConfig:
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16")),
             ("attention", ("auto", "packed", "padded")),
+            ("task", ("auto", "embed", "score")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
