@@ -56,7 +56,7 @@ class TransplantedHead:
         base, prefix = whole.base_model, whole.base_model_prefix
         if base is whole or whole._modules.get(prefix) is not base:
             raise ConfigError(f"{type(whole).__name__} does not keep its head apart from its transformer")
-        self._states = _GivenStates(getattr(base, "pooler", None))
+        self._states = _GivenStates(getattr(base, "pooler", None), getattr(base, "pooler_activation", None))
         self._model = _shallow_copy(whole)
         self._model._modules[prefix] = self._states
         if entries is not None:
@@ -99,13 +99,18 @@ class TransplantedHead:
 class _GivenStates(nn.Module):
     """Stands in the place of a transformer, and gives the states that were put in here."""
 
-    def __init__(self, pooler: nn.Module | None) -> None:
+    def __init__(self, pooler: nn.Module | None, activation: nn.Module | None) -> None:
         super().__init__()
         self.pooler = pooler
+        self.activation = activation
         self.hidden: Tensor | None = None
 
     def forward(self, *_: object, **__: object) -> BaseModelOutputWithPoolingAndCrossAttentions:
-        pooled = None if self.pooler is None else self.pooler(self.hidden)
+        pooled = None
+        if isinstance(self.pooler, nn.Linear) and self.activation is not None and self.hidden is not None:
+            pooled = self.activation(self.pooler(self.hidden[:, 0]))  # ALBERT's, which is no module of its own
+        elif self.pooler is not None:
+            pooled = self.pooler(self.hidden)
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=self.hidden, pooler_output=pooled)
 
 
@@ -148,7 +153,7 @@ class Alone:
 
 
 def run_alone(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[Alone]:
-    """Run a whole model, its own head included, on one sequence after the other. In inference mode.
+    """Run a whole model, its own head included, on one sequence after the other.
 
     Raises:
         ConfigError: It does not run on token ids alone.
@@ -163,7 +168,8 @@ def run_alone(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> lis
             if sequence.first_tokens is not None and takes_types(whole):
                 second = torch.arange(ids.shape[1], device=whole.device) >= sequence.first_tokens
                 types["token_type_ids"] = second.long().unsqueeze(0)
-            logits = whole(input_ids=ids, attention_mask=torch.ones_like(ids), **types).logits[0]
+            with torch.inference_mode():
+                logits = whole(input_ids=ids, attention_mask=torch.ones_like(ids), **types).logits[0]
             alone.append(Alone(sequence, seen[-1], logits))
     except MISFITS as error:
         raise ConfigError(f"{type(whole).__name__} does not run on token ids alone: {error}") from error
