@@ -113,8 +113,17 @@ TorchThreads = Annotated[
     _flag(
         "--torch-threads",
         "Device",
-        "Threads of one forward on the CPU. Default: every core. Fewer leave cores to preprocessing; more than there "
-        "are cores slow everything down.",
+        "Threads of all forwards together on the CPU. Default: every core. Fewer leave cores to preprocessing; more "
+        "than there are cores slow everything down.",
+    ),
+]
+ForwardWorkers = Annotated[
+    int | None,
+    _flag(
+        "--forward-workers",
+        "Device",
+        "Forwards at once on the CPU, which share the torch threads. Default: several where they get as much done as "
+        "one.",
     ),
 ]
 LogLevelFlag = Annotated[LogLevel, _flag("--log-level", "Logs", "The least that is logged. debug includes probes.")]
@@ -166,6 +175,7 @@ def serve(
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
     torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
     preprocess_limit: Annotated[
         int,
         _flag(
@@ -277,6 +287,7 @@ def serve(
             dtype=dtype,
             attention=attention,
             torch_threads=torch_threads,
+            forward_workers=forward_workers,
             preprocess_limit=preprocess_limit,
             max_batch_tokens=max_batch_tokens,
             max_batch_items=max_batch_items,
@@ -316,6 +327,7 @@ def embed(
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
     torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
 ) -> None:
@@ -332,6 +344,7 @@ def embed(
             attention=attention,
             matryoshka=matryoshka,
             torch_threads=torch_threads,
+            forward_workers=forward_workers,
         )
         _prepare_environment(offline=offline)
 

@@ -101,6 +101,7 @@ class Server:
         """
         log.info("server.listening", url=url(listener))
         async with anyio.create_task_group() as background:
+            background.start_soon(self.traffic.lag.watch)
             if self._owns_process:
                 background.start_soon(self._heed_signals)
             async with anyio.create_task_group() as tasks:

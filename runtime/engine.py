@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -16,10 +16,11 @@ import structlog
 
 from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThread
+from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.model import Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
+from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
 from staged_pool.stages.errors import (
@@ -37,7 +38,11 @@ from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import Plan, Request
 
+A = TypeVar("A")
 R = TypeVar("R")
+
+NAME_SHOWN = 80
+"""Characters of a model's name that a refusal repeats."""
 
 log = structlog.get_logger("staged_pool.engine")
 
@@ -167,17 +172,45 @@ class Engine(EngineTasks):
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
         return self._admission.overload(body_bytes)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
-        """The token ids of a text, and what each stands for. Runs under the preprocess limit.
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for a model that is not served here. None and "" mean whichever is.
 
         Raises:
-            InvalidInput: The text cannot be tokenized.
+            UnknownModel: It is another one.
+        """
+        if name and name != self._model.card.name:
+            shown = name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 1]}…"
+            raise UnknownModel(f"The model `{shown}` does not exist.", param="model")
+
+    async def tokenize(self, source: str | Chat, *, add_special_tokens: bool = True) -> Tokens:
+        """The token ids of a text or a conversation, and what each stands for. Runs under the preprocess limit.
+
+        Raises:
+            InvalidInput: It cannot be tokenized.
             Overloaded, EngineStopped: As for `submit`.
         """
-        room, _, _ = self._enter(len(text), math.inf)
+        tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
+        characters = len(source) if isinstance(source, str) else source.characters
+        return await self._preprocess(tokenize, source, characters)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included. Runs under the preprocess limit.
+
+        Raises:
+            InvalidInput: An id is not in the model's vocabulary.
+            Overloaded, EngineStopped: As for `submit`.
+        """
+        for token in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token < self._model.card.vocabulary:
+                raise InvalidInput(f"Token id {token} is out of vocabulary", param="tokens")
+        detokenize = partial(self._model.detokenize, skip_special_tokens=False)
+        return await self._preprocess(detokenize, ids, len(ids))
+
+    async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
+        """Run what is no request of a task in a thread of preprocess; the door is the same."""
+        room, _, _ = self._enter(body_bytes, math.inf)
         try:
-            tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
-            return await self._preprocess_offload(tokenize, text)
+            return await self._preprocess_offload(function, argument)
         finally:
             self._admission.leave(room)
 
@@ -194,8 +227,7 @@ class Engine(EngineTasks):
     def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
         """What parse asks of a decoded request: how this model does it, within this server's limits."""
         card = self._model.card
-        if request.model and request.model != card.name:
-            raise UnknownModel(f"The model `{request.model}` does not exist.", param="model")
+        self.check_model(request.model)
         plan = plan_request(request, card)
         if not plan.inputs:
             raise InvalidInput("The request has no inputs; at least one is needed.", param="input")
@@ -299,7 +331,7 @@ async def run_engine(
     Args:
         config: Its settings; those about loading are not looked at.
         model: See `Model`.
-        device: Runs forwards, one at a time.
+        device: Runs forwards, `model.card.forward_workers` at once.
         preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
         options: How often a stage's workers may crash, and a hook into the seams of the stages.
@@ -323,16 +355,17 @@ async def run_engine(
 async def open_engine(config: EngineConfig | None = None) -> AsyncIterator[Engine]:
     """Load a model and run an engine on it, inside the caller's event loop, asyncio or trio.
 
-    Several engines may run side by side; each has its own device thread, limits and stages. Loading cannot be
+    Several engines may run side by side; each has its own device threads, limits and stages. Loading cannot be
     interrupted: a cancellation during it is raised when it has ended. At the end of the block the engine drains for
-    `config.drain_timeout_s`; if the block raised or was cancelled, it stops at once, after the forward that runs.
+    `config.drain_timeout_s`; if the block raised or was cancelled, it stops at once, after the forwards that run.
 
     Raises:
         ConfigError: The settings, the model folder or the machine do not allow it.
     """
     config = config or EngineConfig()
-    async with DeviceThread("staged-pool device", watchdog_s=config.watchdog_s).running() as device:
+    async with DeviceThreads("staged-pool device", watchdog_s=config.watchdog_s).running() as device:
         model = await device.run(_load, config)
+        device.grow(model.card.forward_workers)
         options = StageOptions(clock=time.perf_counter)
         async with run_engine(config, model, device=device, options=options) as engine:
             yield engine

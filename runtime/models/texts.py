@@ -83,14 +83,18 @@ class TextReader:
             own_limit(text.max_own_tokens)
             if isinstance(source, tuple):
                 return _Reading(given, text, _NONE, limit, bare=list(source))
-            written = given.prompt + source if isinstance(source, str) else self._chat(source, given.prompt)
+            written = given.prompt + source if isinstance(source, str) else self.write_chat(source, given.prompt)
             check_text(written)
         except InvalidInput as error:
             return error
         return _Reading(given, text, self._special if text.add_special_tokens else _NONE, limit, written)
 
-    def _chat(self, chat: Chat, prompt: str) -> str:
-        """A conversation as one text. A prompt becomes a system message before it, as in sentence-transformers."""
+    def write_chat(self, chat: Chat, prompt: str = "") -> str:
+        """A conversation as one text. A prompt becomes a system message before it, as in sentence-transformers.
+
+        Raises:
+            InvalidInput: There is no chat template, or it does not take this conversation.
+        """
         if self._chat_template is None:
             raise InvalidInput("The model's tokenizer has no chat template, so it takes no messages.", param="messages")
         return self._chat_template.chat(chat, prompt)
