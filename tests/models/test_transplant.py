@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -170,6 +172,25 @@ def test_a_masked_language_models_head_shares_its_weights_and_runs_packed() -> N
     expected = torch.cat([one.logits for one in alone])
     assert float((found - expected).abs().max()) < 2e-5
     assert head.parameters() == 32 * 32 + 32 + 64 + VOCABULARY  # without the embeddings, which the output is tied to
+
+
+def test_threads_that_call_a_head_at_once_get_their_own_logits() -> None:
+    inside = threading.Barrier(2, timeout=60)
+
+    class Meeting(hf.BertForSequenceClassification):  # type: ignore[misc]
+        def forward(self, input_ids: Any, **others: Any) -> Any:
+            inside.wait()
+            given = super().forward(input_ids, **others)
+            inside.wait()
+            return given
+
+    head = TransplantedHead(made(lambda: Meeting(three(bert_config))))
+    alone = TransplantedHead(made(lambda: hf.BertForSequenceClassification(three(bert_config))))
+    rows = [torch.randn(size, 1, 32) for size in (2, 3)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda given: head(given).detach(), rows))
+    for logits, given in zip(found, rows, strict=True):
+        assert torch.allclose(logits, alone(given).detach(), atol=1e-6)
 
 
 @pytest.mark.parametrize("entries", [[VOCABULARY], [-1]])
