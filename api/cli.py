@@ -19,7 +19,7 @@ import typer
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.listener import bind
-from staged_pool.runtime.config import Attention, Device, DType, EngineConfig
+from staged_pool.runtime.config import Attention, Device, DType, EngineConfig, Task
 from staged_pool.stages.errors import ConfigError, StagedPoolError
 
 Backend: TypeAlias = Literal["asyncio", "trio"]
@@ -56,6 +56,30 @@ Revision = Annotated[
 ]
 Offline = Annotated[
     bool, _flag("--offline", "Model", "Never ask the hub: start from the local cache or fail. Faster starts.")
+]
+TaskFlag = Annotated[
+    Task,
+    _flag(
+        "--task",
+        "Model",
+        "What a model is for where its folder does not say it. score: ask a language model whether a document answers "
+        "a query, as Qwen3-Reranker is asked. embed: vectors, whatever head the checkpoint has.",
+    ),
+]
+ScoreTemplate = Annotated[
+    str | None,
+    _flag(
+        "--score-template",
+        "Model",
+        "What a model that scores reads of a pair: a text with {query}, {document} and, if wanted, {instruction}.",
+    ),
+]
+AllowPickle = Annotated[
+    bool, _flag("--allow-pickle", "Model", "Load pickled weights (pytorch_model.bin). Only from those you trust.")
+]
+TrustRemoteCode = Annotated[
+    bool,
+    _flag("--trust-remote-code", "Model", "Run Python code of the model folder. Only code that you have read."),
 ]
 DeviceFlag = Annotated[
     Device, _flag("--device", "Device", "Where the forward runs. auto: the first CUDA device, else the CPU.")
@@ -142,6 +166,10 @@ def serve(
         str | None,
         _flag("--served-name", "Model", "What requests and answers call the model. Default: the folder's last part."),
     ] = None,
+    task: TaskFlag = _DEFAULT.task,
+    score_template: ScoreTemplate = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
     device: DeviceFlag = _DEFAULT.device,
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
@@ -158,11 +186,12 @@ def serve(
         ),
     ] = _DEFAULT.preprocess_limit,
     max_batch_tokens: Annotated[
-        int,
+        int | None,
         _flag(
             "--max-batch-tokens",
             "Limits",
-            "Tokens of one batch. More keep a GPU busier; each batch takes longer, and a CPU becomes slower.",
+            "Tokens of one batch. More keep a GPU busier; each takes longer, and so does the wait of whoever comes "
+            "next. Default: 512 on a CPU, 16384 on a GPU.",
         ),
     ] = _DEFAULT.max_batch_tokens,
     max_batch_items: Annotated[
@@ -292,6 +321,8 @@ def embed(
     model: Model = None,
     revision: Revision = None,
     offline: Offline = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
     device: DeviceFlag = _DEFAULT.device,
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
@@ -307,6 +338,8 @@ def embed(
             model=model,
             revision=revision,
             offline=offline,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
             device=device,
             dtype=dtype,
             attention=attention,
@@ -324,7 +357,7 @@ def embed(
 
 
 async def _embed(config: EngineConfig, texts: list[str], dimensions: int | None) -> None:
-    from staged_pool.runtime.engine import open_engine
+    from staged_pool.runtime.opening import open_engine
 
     async with open_engine(config) as engine:
         for first in range(0, len(texts), config.max_request_items):
