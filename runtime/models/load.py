@@ -58,6 +58,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
         offline=config.offline,
         served_name=config.served_name,
         own_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
     )
     folder = read_folder(
         resolved.folder, task=config.task, score_template=config.score_template, allow_pickle=config.allow_pickle
