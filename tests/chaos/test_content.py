@@ -286,7 +286,7 @@ def test_row_34_any_bytes_in_the_place_of_the_input_are_a_valid_request_or_inval
 # Images
 
 PNG = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAw1AAAMNQ"  # the head of one of 50 000 by 50 000 pixels
-IMAGES = [
+IMAGES: list[dict[str, Any]] = [
     {"input": {"image": PNG}},
     {"input": [{"type": "image_url", "image_url": {"url": PNG}}]},
     {"input": [{"type": "image_url", "image_url": {"url": "data:text/html;base64,!!!"}}]},

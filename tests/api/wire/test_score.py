@@ -261,7 +261,9 @@ def test_a_ranking_is_sorted_complete_and_cut(scores: list[float], top_n: int) -
 @given(SCORES)
 def test_both_routes_print_a_score_alike_and_as_it_is(scores: list[float]) -> None:
     data = json.loads(encode_score(result(*scores), request_id="r", created=1))["data"]
-    np.testing.assert_array_equal(np.array([entry["score"] for entry in data], np.float32), np.array(scores, np.float32))
+    np.testing.assert_array_equal(
+        np.array([entry["score"] for entry in data], np.float32), np.array(scores, np.float32)
+    )
     by_index = {entry["index"]: entry["relevance_score"] for entry in ranking(scores, None, None)["results"]}
     assert by_index == {entry["index"]: entry["score"] for entry in data}
 
