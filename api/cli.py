@@ -17,6 +17,7 @@ from staged_pool.api.flags import (
     BackendFlag,
     DeviceFlag,
     DTypeFlag,
+    ForwardWorkers,
     LogFormatFlag,
     LogLevelFlag,
     Matryoshka,
@@ -78,6 +79,7 @@ def serve(
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
     torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
     preprocess_limit: Annotated[
         int,
         flag(
@@ -193,6 +195,7 @@ def serve(
             dtype=dtype,
             attention=attention,
             torch_threads=torch_threads,
+            forward_workers=forward_workers,
             preprocess_limit=preprocess_limit,
             max_batch_tokens=max_batch_tokens,
             max_batch_items=max_batch_items,

@@ -61,8 +61,17 @@ TorchThreads = Annotated[
     flag(
         "--torch-threads",
         "Device",
-        "Threads of one forward on the CPU. Default: every core. Fewer leave cores to preprocessing; more than there "
-        "are cores slow everything down.",
+        "Threads of all forwards together on the CPU. Default: every core. Fewer leave cores to preprocessing; more "
+        "than there are cores slow everything down.",
+    ),
+]
+ForwardWorkers = Annotated[
+    int | None,
+    flag(
+        "--forward-workers",
+        "Device",
+        "Forwards at once on the CPU, which share the torch threads. Default: several where they get as much done as "
+        "one.",
     ),
 ]
 LogLevelFlag = Annotated[LogLevel, flag("--log-level", "Logs", "The least that is logged. debug includes probes.")]

@@ -15,6 +15,7 @@ from staged_pool.api.flags import (
     BackendFlag,
     DeviceFlag,
     DTypeFlag,
+    ForwardWorkers,
     LogFormat,
     LogFormatFlag,
     LogLevel,
@@ -60,6 +61,7 @@ def embed(
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
     torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
 ) -> None:
@@ -84,6 +86,7 @@ def embed(
         attention=attention,
         matryoshka=matryoshka,
         torch_threads=torch_threads,
+        forward_workers=forward_workers,
     )
 
 
@@ -102,6 +105,7 @@ def score(
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
     torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
 ) -> None:
@@ -128,6 +132,7 @@ def score(
         dtype=dtype,
         attention=attention,
         torch_threads=torch_threads,
+        forward_workers=forward_workers,
     )
 
 
@@ -143,6 +148,7 @@ def classify(
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
     torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
 ) -> None:
@@ -168,6 +174,7 @@ def classify(
         dtype=dtype,
         attention=attention,
         torch_threads=torch_threads,
+        forward_workers=forward_workers,
     )
 
 

@@ -66,8 +66,13 @@ class EngineConfig:
     """Whether vectors may be cut to fewer dimensions. None: where the folder says that the model was trained for it."""
 
     torch_threads: int | None = None
-    """Threads of one forward on the CPU. None: every core that this process may use. Fewer leave
+    """Threads of all forwards together on the CPU. None: every core that this process may use. Fewer leave
     cores for the preprocess threads; more than there are cores make everything slower."""
+
+    forward_workers: int | None = None
+    """Forwards at once on the CPU; they share the torch threads, and one that is alone uses all of them. None: several
+    where they get as much done as one, found out at load: they lose less where something else needs a core now and
+    then. Each batch takes longer by them. A GPU has one."""
 
     preprocess_limit: int = 4
     """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the
@@ -134,6 +139,8 @@ class EngineConfig:
             self._check(name, 1, math.inf)
         if self.torch_threads is not None:
             self._check("torch_threads", 1, 1024)
+        if self.forward_workers is not None:
+            self._check("forward_workers", 1, 64)
         self._check("target_delay_s", 0.001, 86_400)
         self._check("drain_timeout_s", 0, 86_400)
         self._check("preprocess_alarm_s", 0.001, 86_400)

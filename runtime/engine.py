@@ -16,7 +16,7 @@ import structlog
 
 from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThread
+from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.model import Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
@@ -330,7 +330,7 @@ async def run_engine(
     Args:
         config: Its settings; those about loading are not looked at.
         model: See `Model`.
-        device: Runs forwards, one at a time.
+        device: Runs forwards, `model.card.forward_workers` at once.
         preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
         options: How often a stage's workers may crash, and a hook into the seams of the stages.
@@ -354,16 +354,17 @@ async def run_engine(
 async def open_engine(config: EngineConfig | None = None) -> AsyncIterator[Engine]:
     """Load a model and run an engine on it, inside the caller's event loop, asyncio or trio.
 
-    Several engines may run side by side; each has its own device thread, limits and stages. Loading cannot be
+    Several engines may run side by side; each has its own device threads, limits and stages. Loading cannot be
     interrupted: a cancellation during it is raised when it has ended. At the end of the block the engine drains for
-    `config.drain_timeout_s`; if the block raised or was cancelled, it stops at once, after the forward that runs.
+    `config.drain_timeout_s`; if the block raised or was cancelled, it stops at once, after the forwards that run.
 
     Raises:
         ConfigError: The settings, the model folder or the machine do not allow it.
     """
     config = config or EngineConfig()
-    async with DeviceThread("staged-pool device", watchdog_s=config.watchdog_s).running() as device:
+    async with DeviceThreads("staged-pool device", watchdog_s=config.watchdog_s).running() as device:
         model = await device.run(_load, config)
+        device.grow(model.card.forward_workers)
         options = StageOptions(clock=time.perf_counter)
         async with run_engine(config, model, device=device, options=options) as engine:
             yield engine

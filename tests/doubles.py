@@ -30,6 +30,7 @@ CARD = ModelCard(
     device="cpu",
     attention="packed",
     torch_threads=1,
+    forward_workers=1,
     load_s=0.0,
 )
 
@@ -53,6 +54,8 @@ class LetterModel:
     on_forward: Callable[[Sequence[str]], None] = lambda texts: None
     preprocessed: list[list[str]] = field(default_factory=list)
     forwarded: list[list[str]] = field(default_factory=list)
+    at_once: list[int] = field(default_factory=list)
+    """What each forward was told."""
 
     def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[TokenSequence] | InvalidInput]:
         texts = [f"{given.prompt}{_text(given)}" for given in inputs]
@@ -65,9 +68,10 @@ class LetterModel:
             for given, text in zip(inputs, texts, strict=True)
         ]
 
-    def forward(self, payloads: Sequence[TokenSequence]) -> list[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
         texts = ["".join(map(chr, payload.ids)) for payload in payloads]
         self.forwarded.append(texts)
+        self.at_once.append(at_once)
         self.on_forward(texts)
         return [
             ModelFailed("NaN") if "NaN" in text else Row({Output.DENSE: vector(payload.ids)}, payload)

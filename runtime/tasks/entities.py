@@ -1,6 +1,7 @@
 """Make entities of the labels of tokens, as the token classification pipeline of transformers does.
 
-Labels may carry the prefixes B- (an entity begins) and I- (it goes on); a label without one goes on too. O is no entity.
+Labels may carry the prefixes B- (an entity begins) and I- (it goes on); a label without one goes on too. O is no
+entity.
 The difference to transformers is what a word is: here what the tokenizer took for one, there a guess from the tokens'
 spelling, which for tokenizers other than WordPiece takes punctuation for a part of the word before it.
 """

@@ -84,7 +84,7 @@ class TaskModel(LetterModel):
         sequence = TokenSequence([ord(c) for c in text], given.outputs, first_tokens=first_tokens, spans=spans)
         return Prepared(sequence, len(text), batch_key=given.outputs)
 
-    def forward(self, payloads: Sequence[TokenSequence]) -> list[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
         return [
             Row({output: self._values(output, payload) for output in payload.outputs}, payload) for payload in payloads
         ]

@@ -180,8 +180,8 @@ class Watch:
         return ticket is None or ticket.settled or ticket.deadline < self.now() - EPSILON
 
     def device_starts(self) -> None:
-        if self.on_device:
-            self.fail("two batches on the device")
+        if self.on_device >= self.world.slots:
+            self.fail(f"{self.on_device + 1} batches on the device")
         if self.now() > self.cancelled_at + EPSILON:
             self.fail("a forward began after the engine had been stopped")
         if self.ended:
@@ -374,6 +374,8 @@ class Watch:
                 self.fail(f"something is left in front of {channel.name}")
             if statistics.open_send_streams or statistics.open_receive_streams:
                 self.fail(f"the channel in front of {channel.name} is open")
+        if engine._pipeline.batch.running:
+            self.fail(f"{engine._pipeline.batch.running} batches are thought to be on the device")
         for stage in engine._pipeline.stages:
             injected = len(self.crashed_at.get(stage.meter.name, ()))
             if stage.meter.crashes != injected:
