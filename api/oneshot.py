@@ -191,7 +191,7 @@ def _ask(use: Use, *, backend: Backend, log_level: LogLevel, log_format: LogForm
 
 
 async def _with_engine(config: EngineConfig, use: Use) -> None:
-    from staged_pool.runtime.engine import open_engine
+    from staged_pool.runtime.opening import open_engine
 
     async with open_engine(config) as engine:
         await use(engine, config)

@@ -25,7 +25,8 @@ from staged_pool.api.listener import BACKLOG, url
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine, open_engine
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.opening import open_engine
 from staged_pool.stages.errors import DeviceLost
 
 OVERDUE_S: Final = 3.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,7 +15,6 @@ import structlog
 
 from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.model import Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
@@ -66,7 +64,7 @@ class Engine(EngineTasks):
         self._preprocess_offload = preprocess
         pace = Pace()
         self._clock = options.clock
-        self._admission = Admission(config, pace, options.clock)
+        self._admission = Admission(config, pace, options.clock, batch_tokens=config.batch_tokens(model.card.device))
         self._cancelled: Counter[str] = Counter()
         self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Room] = {}
@@ -348,29 +346,3 @@ async def run_engine(
     with _single_errors():
         async with engine._running():
             yield engine
-
-
-@asynccontextmanager
-async def open_engine(config: EngineConfig | None = None) -> AsyncIterator[Engine]:
-    """Load a model and run an engine on it, inside the caller's event loop, asyncio or trio.
-
-    Several engines may run side by side; each has its own device threads, limits and stages. Loading cannot be
-    interrupted: a cancellation during it is raised when it has ended. At the end of the block the engine drains for
-    `config.drain_timeout_s`; if the block raised or was cancelled, it stops at once, after the forwards that run.
-
-    Raises:
-        ConfigError: The settings, the model folder or the machine do not allow it.
-    """
-    config = config or EngineConfig()
-    async with DeviceThreads("staged-pool device", watchdog_s=config.watchdog_s).running() as device:
-        model = await device.run(_load, config)
-        device.grow(model.card.forward_workers)
-        options = StageOptions(clock=time.perf_counter)
-        async with run_engine(config, model, device=device, options=options) as engine:
-            yield engine
-
-
-def _load(config: EngineConfig) -> Model:
-    from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
-
-    return load_model(config)

@@ -90,7 +90,7 @@ class Pipeline:
             device=device,
             builder=BatchBuilder(
                 max_items=config.max_batch_items,
-                max_cost=config.max_batch_tokens,
+                max_cost=config.batch_tokens(model.card.device),
                 pads=model.pads,
                 min_share=MIN_SHARE_TOKENS,
             ),

@@ -124,7 +124,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
         plan=ThreadPlan(threads, alone_tokens=0),
     )
     long = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
-    _warm_up(encoder, long[: config.max_batch_tokens])
+    _warm_up(encoder, long[: config.batch_tokens(device.type)])
     if device.type == "cpu":
         run = partial(_run, encoder)
         encoder = replace(encoder, plan=plan_threads(threads, run, long))

@@ -22,7 +22,8 @@ from staged_pool.api.listener import bind
 from staged_pool.api.server import OpenEngine, Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
-from staged_pool.runtime.engine import Engine, open_engine, run_engine
+from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.opening import open_engine
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import LetterModel, until
 

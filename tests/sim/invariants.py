@@ -165,8 +165,8 @@ class Watch:
                 self.fail(f"item {item.payload.ids} entered a batch, and nobody waits for it")
         costs = [item.cost for item in items]
         cost = max(costs) * len(costs) if self.world.pads else sum(costs)
-        if cost != batch.cost or (cost > config.max_batch_tokens and len(items) > 1):
-            self.fail(f"a batch of {cost} tokens; it says {batch.cost}, and {config.max_batch_tokens} are allowed")
+        if cost != batch.cost or (cost > config.batch_tokens("cpu") and len(items) > 1):
+            self.fail(f"a batch of {cost} tokens; it says {batch.cost}, and {config.batch_tokens('cpu')} are allowed")
         if len(items) > min(config.max_batch_items, self.most_items):
             self.fail(f"a batch of {len(items)} items")
         if len({item.batch_key for item in items}) > 1:
