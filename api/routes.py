@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
+import anyio
+import anyio.to_thread
 import msgspec
 
 from staged_pool import __version__
@@ -16,14 +18,19 @@ from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.wire import classify, openai, pooling, score, tokens
-from staged_pool.api.wire.exchange import Exchange, Read, dump
+from staged_pool.api.wire.exchange import Body, Exchange, Read, dump
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import Unsupported
 from staged_pool.stages.ticket import Timeline
 
+R = TypeVar("R")
+
 PROBES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/metrics", "/stages"})
 """Asked every few seconds by machines; their log lines are of the debug level."""
+
+INLINE_BYTES: Final = 32_768
+"""Of the routes that are no tasks: bodies up to this size are read on the event loop, as parse does it."""
 
 _VERSION: Final = dump({"version": __version__})
 
@@ -76,6 +83,7 @@ class Routes:
         self._lobby = lobby
         self._metrics = metrics
         self._started = int(time.time())
+        self._readers = anyio.CapacityLimiter(1)
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
         """What answers each path, by method."""
@@ -111,7 +119,7 @@ class Routes:
 
     async def _tokenize(self, call: Call) -> Answer:
         engine = self._lobby.enter()
-        source, wanted = tokens.decode_tokenize(await call.json_body())
+        source, wanted = await self._read(tokens.decode_tokenize, await call.json_body())
         engine.check_model(wanted.model)
         found = await engine.tokenize(source, add_special_tokens=bool(wanted.add_special_tokens))
         return Answer(
@@ -120,9 +128,15 @@ class Routes:
 
     async def _detokenize(self, call: Call) -> Answer:
         engine = self._lobby.enter()
-        wanted = tokens.decode_detokenize(await call.json_body())
+        wanted = await self._read(tokens.decode_detokenize, await call.json_body())
         engine.check_model(wanted.model)
         return Answer(tokens.encode_text(await engine.detokenize(wanted.tokens)))
+
+    async def _read(self, decode: Callable[[Body], R], body: Body) -> R:
+        """What a body says; read in a thread if it is large."""
+        if len(body) <= INLINE_BYTES:
+            return decode(body)
+        return await anyio.to_thread.run_sync(decode, body, limiter=self._readers)
 
     async def _models(self, call: Call) -> Answer:
         return Answer(openai.encode_models(self._lobby.enter().card, created=self._started))

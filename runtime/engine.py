@@ -28,6 +28,7 @@ from staged_pool.stages.errors import (
     InvalidInput,
     Overloaded,
     UnknownModel,
+    shortened,
 )
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.pace import Pace
@@ -38,9 +39,6 @@ from staged_pool.stages.work import Plan, Request
 
 A = TypeVar("A")
 R = TypeVar("R")
-
-NAME_SHOWN = 80
-"""Characters of a model's name that a refusal repeats."""
 
 log = structlog.get_logger("staged_pool.engine")
 
@@ -177,8 +175,7 @@ class Engine(EngineTasks):
             UnknownModel: It is another one.
         """
         if name and name != self._model.card.name:
-            shown = name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 1]}…"
-            raise UnknownModel(f"The model `{shown}` does not exist.", param="model")
+            raise UnknownModel(f"The model `{shortened(name)}` does not exist.", param="model")
 
     async def tokenize(self, source: str | Chat, *, add_special_tokens: bool = True) -> Tokens:
         """The token ids of a text or a conversation, and what each stands for. Runs under the preprocess limit.
@@ -198,11 +195,13 @@ class Engine(EngineTasks):
             InvalidInput: An id is not in the model's vocabulary.
             Overloaded, EngineStopped: As for `submit`.
         """
+        return await self._preprocess(self._detokenize, ids, len(ids))
+
+    def _detokenize(self, ids: Sequence[int]) -> str:
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < self._model.card.vocabulary:
                 raise InvalidInput(f"Token id {token} is out of vocabulary", param="tokens")
-        detokenize = partial(self._model.detokenize, skip_special_tokens=False)
-        return await self._preprocess(detokenize, ids, len(ids))
+        return self._model.detokenize(ids, skip_special_tokens=False)
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""

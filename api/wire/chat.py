@@ -10,7 +10,7 @@ import msgspec
 
 from staged_pool.api.wire import jsons
 from staged_pool.runtime.requests import Chat
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import InvalidInput, shortened
 
 _MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
 _MESSAGE_LISTS: Final = msgspec.json.Decoder(list[list[dict[str, Any]]])
@@ -119,7 +119,7 @@ def text_of_part(kind: object, text: object, where: str, index: int | None) -> s
     if not isinstance(kind, str):
         raise wrong(f"{where}.type", "expected a text", index)
     if kind != "text":
-        raise wrong(f"{where}.type", f"`{jsons.shortened(kind)}` is not supported; only `text` is", index)
+        raise wrong(f"{where}.type", f"`{shortened(kind)}` is not supported; only `text` is", index)
     if text is None:
         raise wrong(f"{where}.text", "this field is required", index)
     if not isinstance(text, str):

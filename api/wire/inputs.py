@@ -76,8 +76,8 @@ def _given(fields: InputFields) -> tuple[str, msgspec.Raw]:
     check_max_tokens(fields.truncate_prompt_tokens)
     check_chat_fields(fields)
     messages, given = fields.messages, fields.input
-    if isinstance(messages, msgspec.Raw) and bytes(messages) != b"null":
-        if isinstance(given, msgspec.Raw) and bytes(given) != b"null":
+    if isinstance(messages, msgspec.Raw) and not jsons.is_null(messages):
+        if isinstance(given, msgspec.Raw) and not jsons.is_null(given):
             raise wrong("messages", "give either `input` or `messages`")
         return "messages", messages
     if isinstance(given, msgspec.UnsetType):

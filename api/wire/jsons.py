@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import InvalidInput, shortened
 
 T = TypeVar("T")
 
@@ -16,8 +16,6 @@ _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 _FIRST_INDEX = re.compile(r"[^\[]*\[(?P<index>\d+)\]")
 _SHAPE = re.compile(rb"[ \t\r\n]*((?:\[[ \t\r\n]*){0,2})(.)", re.DOTALL)
 _ECHOED = re.compile(r"(?P<quote>['\"])(?P<value>.*)(?P=quote)", re.DOTALL)
-ECHO_LIMIT = 40
-"""Characters of what the caller wrote that an error may repeat."""
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: msgspec.Raw | bytes | bytearray, *, root: str = "") -> T:
@@ -65,14 +63,13 @@ def _explain(text: str, root: str, expected: Any) -> InvalidInput:
     return InvalidInput(f"{path}: {what}", param=param, index=int(index["index"]) if index else None)
 
 
+def is_null(raw: msgspec.Raw) -> bool:
+    """Whether a value is null."""
+    return shape(raw) == (0, b"n")
+
+
 def _shortened(echoed: re.Match[str]) -> str:
     return f"'{shortened(echoed['value'])}'"
-
-
-def shortened(value: str) -> str:
-    """What an error may repeat of a value that the caller wrote: a few characters, all of them in one line."""
-    cut = value if len(value) <= ECHO_LIMIT else f"{value[: ECHO_LIMIT - 1]}…"
-    return "".join(character if character.isprintable() else " " for character in cut)
 
 
 def _choices(expected: Any, field: str) -> str:

@@ -46,14 +46,15 @@ def decode_tokenize(body: Body) -> tuple[str | Chat, TokenizeBody]:
         InvalidInput: Says which field is wrong and what would be right.
     """
     fields = jsons.decode(_TOKENIZE, body)
-    messages = fields.messages if isinstance(fields.messages, msgspec.Raw) else msgspec.Raw(b"null")
-    is_chat = bytes(messages) != b"null"
-    if is_chat and fields.prompt is not None:
+    messages = None if isinstance(fields.messages, msgspec.UnsetType) else fields.messages
+    if messages is not None and jsons.is_null(messages):
+        messages = None
+    if messages is not None and fields.prompt is not None:
         raise wrong("messages", "give either `prompt` or `messages`")
     if fields.add_special_tokens is None:
-        fields.add_special_tokens = not is_chat
+        fields.add_special_tokens = messages is None
     fields.return_token_strs = bool(fields.return_token_strs)
-    if not is_chat:
+    if messages is None:
         if fields.prompt is None:
             raise wrong("prompt", "this field is required")
         return fields.prompt, fields

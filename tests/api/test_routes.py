@@ -378,6 +378,21 @@ async def test_tokens_become_a_text_again() -> None:
     assert error_of(other, 404)["param"] == "model"
 
 
+async def test_large_bodies_of_tokens_are_read_off_the_event_loop() -> None:
+    text = "ab" * 20_000
+    async with served(LetterModel()) as client:
+        tokens = (await client.post("/tokenize", json={"prompt": text})).json()["tokens"]
+        back = await client.post("/detokenize", json={"tokens": tokens})
+        wrong = await client.post("/detokenize", json={"tokens": [*tokens, -1]})
+    assert back.json() == {"prompt": text}
+    assert error_of(wrong, 400)["message"] == "tokens[40000]: Expected `int` >= 0"
+
+
+async def test_of_the_name_of_an_unknown_model_little_is_repeated_and_in_one_line() -> None:
+    error = error_of(await ask(EMBEDDER, "/v1/embeddings", input="a", model="a\n" + "b" * 500), 404)
+    assert error["message"] == f"The model `a {'b' * 37}…` does not exist."
+
+
 async def test_a_conversation_is_tokenized_with_the_beginning_of_the_answer() -> None:
     async with served(LetterModel()) as client:
         usual = await client.post("/tokenize", json={"messages": CHAT, "return_token_strs": True})

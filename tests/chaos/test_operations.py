@@ -28,8 +28,8 @@ import anyio.abc
 import httpx
 import pytest
 
-from staged_pool.api.cli import EXIT_CONFIG
 from staged_pool.api.listener import bind
+from staged_pool.api.program import EXIT_CONFIG
 from staged_pool.api.server import EXIT_OVERDUE
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import DeadlineExceeded, OutOfMemory, StagedPoolError
