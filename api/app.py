@@ -56,10 +56,11 @@ class Application:
 
         Everything else that can be wrong with it is found on the usual way, which asks admission again.
         """
-        engine = self._lobby.engine
-        if engine is None or scope["path"] not in TASKS or self._lobby.not_ready:
+        engines = self._lobby.engines
+        # With several models, which one is meant stands in the body.
+        if len(engines) != 1 or scope["path"] not in TASKS or self._lobby.not_ready:
             return None
-        error = engine.overload(body_bytes)
+        error = engines[0].overload(body_bytes)
         return None if error is None else status.problem(error)
 
     def refuse(self, problem: Problem) -> App:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +24,7 @@ from staged_pool.api.flags import (
     LogFormatFlag,
     LogLevelFlag,
     Matryoshka,
-    Model,
+    Models,
     Offline,
     Revision,
     ScoreTemplate,
@@ -71,7 +73,7 @@ def serve(
     ] = _SERVER.host,
     port: Annotated[int, flag("--port", "Server", "TCP port. 0: any free one; the log says which.")] = _SERVER.port,
     backend: BackendFlag = "asyncio",
-    model: Model = None,
+    model: Models = None,
     revision: Revision = None,
     offline: Offline = False,
     served_name: Annotated[
@@ -194,11 +196,13 @@ def serve(
             max_connections=max_connections,
             max_http_requests=max_http_requests,
         )
-        engine = EngineConfig(
-            model=model,
+        first = EngineConfig(
             revision=revision,
             offline=offline,
-            served_name=served_name,
+            task=task,
+            score_template=score_template,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
             matryoshka=matryoshka,
             device=device,
             dtype=dtype,
@@ -213,6 +217,7 @@ def serve(
             target_delay_s=target_delay,
             drain_timeout_s=drain_timeout,
         )
+        engines = [replace(first, model=source, served_name=name) for name, source in _named(model, served_name)]
         listener = bind(server.host, server.port)
         prepare_environment(offline=offline)
 
@@ -220,11 +225,28 @@ def serve(
         from staged_pool.api.server import serve as run_server
 
         logs.configure(log_level, log_format)
-        run(backend, lambda: run_server(server, engine, listener))
+        run(backend, lambda: run_server(server, engines, listener))
 
 
 for command in (oneshot.embed, oneshot.score, oneshot.classify):
     main.command()(command)
+
+
+def _named(models: list[str] | None, served_name: str | None) -> list[tuple[str | None, str | None]]:
+    """The served name, where one is given, and the source of each model: `name=source`, or a source alone.
+
+    Raises:
+        ConfigError: `served_name` is given, and it is not clear for which model.
+    """
+    named: list[tuple[str | None, str | None]] = []
+    for model in models or []:
+        name, _, source = model.rpartition("=")
+        named.append((None, model) if not name or Path(model).exists() else (name, source))
+    if served_name is None:
+        return named or [(None, None)]
+    if len(named) > 1 or any(name for name, _ in named):
+        raise ConfigError(f"served_name={served_name!r}: several models, or a named one: write --model name=folder")
+    return [(served_name, named[0][1] if named else None)]
 
 
 def _mebibytes(name: str, value: float) -> int:

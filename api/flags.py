@@ -23,6 +23,15 @@ Model = Annotated[
     str | None,
     flag("--model", "Model", "Folder, or hub id. Default: the installed first-run model, else all-MiniLM-L6-v2."),
 ]
+Models = Annotated[
+    list[str] | None,
+    flag(
+        "--model",
+        "Model",
+        "Folder, or hub id. Default: the installed first-run model, else all-MiniLM-L6-v2. Repeat it, as name=folder "
+        "or name=hub-id, to serve several; requests say which by its name.",
+    ),
+]
 Revision = Annotated[
     str | None, flag("--revision", "Model", "Branch, tag or commit of a hub id. Pin it, or an update changes vectors.")
 ]

@@ -17,8 +17,9 @@ from staged_pool.api.call import Answer, Call, Handler
 from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.metrics import ServerMetrics
-from staged_pool.api.wire import classify, openai, pooling, score, tokens
+from staged_pool.api.wire import classify, inputs, openai, pooling, score, tokens
 from staged_pool.api.wire.exchange import Body, Exchange, Read, dump
+from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import Unsupported
@@ -102,10 +103,9 @@ class Routes:
         }
 
     async def _task(self, task: Task, call: Call) -> Answer:
-        engine = self._lobby.enter()
-        if not task.able(engine.card):
-            raise Unsupported(f"The model does not support {task.name} API")
+        self._lobby.enter()  # before anything else is done
         body = await call.json_body()
+        engine = await self._engine_for(task, body)
         exchange = Exchange(task.read, body, engine.card, call.request_id)
         call.timeline = Timeline()
         answer = await engine.submit(
@@ -117,19 +117,30 @@ class Routes:
         )
         return Answer(answer)
 
+    async def _engine_for(self, task: Task, body: Body) -> Engine:
+        """The engine of the model that a body names; where it names none, the first that can do the task."""
+        engines = self._lobby.engines
+        name = await self._read(inputs.model_of, body) if len(engines) > 1 else None
+        if not name:
+            name = next((engine.card.name for engine in engines if task.able(engine.card)), None)
+        engine = self._lobby.enter(name)
+        if not task.able(engine.card):
+            raise Unsupported(f"The model does not support {task.name} API")
+        return engine
+
     async def _tokenize(self, call: Call) -> Answer:
-        engine = self._lobby.enter()
+        self._lobby.enter()
         source, wanted = await self._read(tokens.decode_tokenize, await call.json_body())
-        engine.check_model(wanted.model)
+        engine = self._lobby.enter(wanted.model)
         found = await engine.tokenize(source, add_special_tokens=bool(wanted.add_special_tokens))
         return Answer(
             tokens.encode_tokens(found, max_tokens=engine.card.max_tokens, with_strings=bool(wanted.return_token_strs))
         )
 
     async def _detokenize(self, call: Call) -> Answer:
-        engine = self._lobby.enter()
+        self._lobby.enter()
         wanted = await self._read(tokens.decode_detokenize, await call.json_body())
-        engine.check_model(wanted.model)
+        engine = self._lobby.enter(wanted.model)
         return Answer(tokens.encode_text(await engine.detokenize(wanted.tokens)))
 
     async def _read(self, decode: Callable[[Body], R], body: Body) -> R:
@@ -139,26 +150,27 @@ class Routes:
         return await anyio.to_thread.run_sync(decode, body, limiter=self._readers)
 
     async def _models(self, call: Call) -> Answer:
-        return Answer(openai.encode_models(self._lobby.enter().card, created=self._started))
+        self._lobby.enter()
+        cards = [engine.card for engine in self._lobby.engines]
+        return Answer(openai.encode_models(cards, created=self._started))
 
     async def _ready(self, call: Call) -> Answer:
-        engine, reason = self._lobby.engine, self._lobby.not_ready
-        if engine is None or reason:
+        if reason := self._lobby.not_ready:
             retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
             return Answer(msgspec.json.encode({"ready": False, "reason": reason}), 503, headers=retry)
-        return Answer(msgspec.json.encode({"ready": True, "model": engine.card}))
+        return Answer(msgspec.json.encode({"ready": True, "models": [engine.card for engine in self._lobby.engines]}))
 
     async def _load(self, call: Call) -> Answer:
-        statistics = self._lobby.statistics()
-        return Answer(dump({"server_load": 0 if statistics is None else statistics.admission.requests}))
+        inside = sum(statistics.admission.requests for statistics in self._lobby.statistics().values())
+        return Answer(dump({"server_load": inside}))
 
     async def _metrics_text(self, call: Call) -> Answer:
         return Answer(self._metrics.text(), content_type=METRICS_TYPE)
 
     async def _stages(self, call: Call) -> Answer:
-        if (statistics := self._lobby.statistics()) is None:
+        if not (statistics := self._lobby.statistics()):
             self._lobby.enter()  # raises, and says why there is nothing to show
-        return Answer(msgspec.json.encode(statistics))
+        return Answer(msgspec.json.encode({"models": statistics}))
 
 
 async def _health(call: Call) -> Answer:

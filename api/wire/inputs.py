@@ -23,6 +23,22 @@ _IDS: Final = msgspec.json.Decoder(list[int])
 _ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
 
 
+class _Model(msgspec.Struct):
+    model: ModelName | None = None
+
+
+_MODEL: Final = msgspec.json.Decoder(_Model)
+
+
+def model_of(body: bytes | bytearray) -> str | None:
+    """The model that a request names; nothing else of it is looked at.
+
+    Raises:
+        InvalidInput: As for `jsons.decode`.
+    """
+    return jsons.decode(_MODEL, body).model
+
+
 class InputFields(ChatFields, kw_only=True):
     """Fields that say what the inputs of a request are. Fields that are not named are ignored."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Final
 
@@ -80,16 +81,19 @@ def encode_embeddings(result: EmbedResult, /, encoding: EncodingFormat, *, reque
     return listing("embd", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
 
 
-def encode_models(card: ModelCard, *, created: int) -> bytes:
-    """Write the list of models: the one that is served. `created` is in seconds since 1970."""
-    model = {
-        "id": card.name,
-        "object": "model",
-        "created": created,
-        "owned_by": "staged-pool",
-        "root": card.name,
-        "parent": None,
-        "max_model_len": card.max_tokens,
-        "staged_pool": msgspec.to_builtins(card),
-    }
-    return dump({"object": "list", "data": [model]})
+def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:
+    """Write the list of the models that are served. `created` is in seconds since 1970."""
+    data = [
+        {
+            "id": card.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "staged-pool",
+            "root": card.name,
+            "parent": None,
+            "max_model_len": card.max_tokens,
+            "staged_pool": msgspec.to_builtins(card),
+        }
+        for card in cards
+    ]
+    return dump({"object": "list", "data": data})

@@ -253,7 +253,7 @@ async def test_ready_shows_the_model() -> None:
         response = await client.get("/ready")
     assert (response.status_code, response.json()) == (
         200,
-        {"ready": True, "model": json.loads(msgspec.json.encode(CARD))},
+        {"ready": True, "models": [json.loads(msgspec.json.encode(CARD))]},
     )
 
 
@@ -290,7 +290,7 @@ async def test_the_snapshot_shows_what_is_inside() -> None:
     async with served(LetterModel(on_preprocess=gate)) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
         await gate.arrived()
-        snapshot = (await client.get("/stages")).json()
+        snapshot = (await client.get("/stages")).json()["models"]["letters"]
         gate.open()
     assert snapshot["admission"]["requests"] == 1
     assert [stage["name"] for stage in snapshot["stages"]] == ["parse", "preprocess", "batch", "postprocess"]
@@ -310,12 +310,12 @@ async def test_metrics_are_prometheus_text_and_add_up(nothing_blocks_the_event_l
         for sample in family.samples
     }
     assert samples["staged_pool_ready",] == 1
-    assert samples["staged_pool_stage_items_total", "batch"] == 2
-    assert samples["staged_pool_stage_wait_seconds_count", "batch"] > 0
-    assert samples["staged_pool_stage_wait_seconds_bucket", "+Inf", "batch"] > 0
-    assert samples["staged_pool_device_tokens_total",] == 3
-    assert samples["staged_pool_batches_total", "demand"] >= 1
-    assert samples["staged_pool_admission_inside", "requests"] == 0
+    assert samples["staged_pool_stage_items_total", "batch", "letters"] == 2
+    assert samples["staged_pool_stage_wait_seconds_count", "batch", "letters"] > 0
+    assert samples["staged_pool_stage_wait_seconds_bucket", "+Inf", "batch", "letters"] > 0
+    assert samples["staged_pool_device_tokens_total", "letters"] == 3
+    assert samples["staged_pool_batches_total", "demand", "letters"] >= 1
+    assert samples["staged_pool_admission_inside", "letters", "requests"] == 0
     assert samples["staged_pool_http_requests_total", "/v1/embeddings", "200"] == 1
     assert samples["staged_pool_http_requests_total", "/v1/embeddings", "400"] == 1
     assert samples["staged_pool_http_requests_total", "404", "other"] == 1

@@ -156,7 +156,7 @@ async def test_row_50_one_input_that_the_device_has_no_memory_for_is_answered_50
 async def overdue(fire: UnderFire) -> float:
     async with fire.served.client() as client:
         text = (await client.get("/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("staged_pool_preprocess_overdue_calls ")]
+    lines = [line for line in text.splitlines() if line.startswith("staged_pool_preprocess_overdue_calls{")]
     return float(lines[0].split()[1])
 
 
@@ -410,7 +410,7 @@ class Child:
         self.wait_until(lambda: self.get("/ready")[0] == status)
 
     def wait_inside(self, requests: int) -> None:
-        self.wait_until(lambda: bool(self.get("/stages")[1]["admission"]["requests"] == requests))
+        self.wait_until(lambda: bool(self.get("/stages")[1]["models"]["letters"]["admission"]["requests"] == requests))
 
     def open_gate(self) -> None:
         self.gate.touch()
@@ -563,7 +563,7 @@ def test_row_55_after_a_stop_the_expired_requests_are_answered_504_and_the_other
     with child("plain", backend, tmp_path) as server:
         server.wait_ready()
         patient, hurried = server.send("hold"), server.send("hold", "x-request-timeout: 0.8")
-        server.wait_until(lambda: bool(server.get("/stages")[1]["admission"]["admitted"] == 2))
+        server.wait_until(lambda: bool(server.get("/stages")[1]["models"]["letters"]["admission"]["admitted"] == 2))
         server.process.send_signal(signal.SIGSTOP)
         time.sleep(0.9)  # what is tested: time that passes while the process stands still
         server.process.send_signal(signal.SIGCONT)

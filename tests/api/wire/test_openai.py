@@ -260,11 +260,11 @@ def test_two_prompts_are_refused(fields: dict[str, str]) -> None:
 
 
 def test_the_list_of_models_holds_the_one_that_is_served() -> None:
-    [model] = json.loads(openai.encode_models(CARD, created=1))["data"]
+    [model] = json.loads(openai.encode_models([CARD], created=1))["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("letters", "model", 512)
 
 
 def test_the_facts_of_the_model_stand_under_one_key() -> None:
-    [model] = json.loads(openai.encode_models(CARD, created=1))["data"]
+    [model] = json.loads(openai.encode_models([CARD], created=1))["data"]
     assert model["staged_pool"]["outputs"] == ["dense"]
     assert set(model["staged_pool"]) == set(CARD.__dataclass_fields__)
