@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -17,10 +17,11 @@ import structlog
 from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThread
-from staged_pool.runtime.model import Model, ModelCard, Row, Tokens
+from staged_pool.runtime.face import EngineTasks
+from staged_pool.runtime.model import Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
-from staged_pool.runtime.results import EmbedResult, embed_result
 from staged_pool.runtime.statistics import EngineStatistics, Phase
+from staged_pool.runtime.tasks.plan import plan as plan_request
 from staged_pool.stages.errors import (
     Abandoned,
     DeadlineExceeded,
@@ -34,14 +35,14 @@ from staged_pool.stages.pace import Pace
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
-from staged_pool.stages.work import EmbedRequest, Request, TextInput
+from staged_pool.stages.work import Plan, Request
 
 R = TypeVar("R")
 
 log = structlog.get_logger("staged_pool.engine")
 
 
-class Engine:
+class Engine(EngineTasks):
     """Takes requests, and answers each exactly once. Made by `open_engine` or `run_engine`.
 
     All methods belong to the event loop that runs the engine.
@@ -106,8 +107,8 @@ class Engine:
 
     async def submit(
         self,
-        decode: Callable[[], EmbedRequest],
-        encode: Callable[[EmbedResult], R],
+        decode: Callable[[], Request],
+        encode: Callable[[Any], R],
         *,
         body_bytes: int = 0,
         timeout_s: float = math.inf,
@@ -121,7 +122,8 @@ class Engine:
 
         Args:
             decode: Makes the request out of what the caller holds; run in parse, off the event loop if large.
-            encode: Makes the answer out of the result; run in postprocess, off the event loop if large.
+            encode: Makes the answer out of the result of the request's task; run in postprocess, off the event loop
+                if large.
             body_bytes: Size of what `decode` reads.
             timeout_s: The answer is of no use after so many seconds.
             timeline: Filled in with the times of each stage.
@@ -134,7 +136,7 @@ class Engine:
         """
         await anyio.lowlevel.checkpoint_if_cancelled()  # a caller who has left is not one whose deadline is too short
         room, now, deadline = self._enter(body_bytes, timeout_s)
-        ticket = Ticket(decode, partial(self._encode, encode), room, deadline=deadline, timeline=timeline)
+        ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline)
         self._tickets[ticket] = room
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
@@ -165,41 +167,6 @@ class Engine:
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
         return self._admission.overload(body_bytes)
 
-    async def embed(
-        self,
-        inputs: str | Sequence[str] | Sequence[Sequence[int]],
-        *,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        max_tokens: int | None = None,
-        timeout_s: float = math.inf,
-    ) -> EmbedResult:
-        """One vector for each input.
-
-        Args:
-            inputs: Texts, or the token ids of texts.
-            dimensions: Keep the first so many values of each vector, normalised again.
-            normalize: False returns vectors as pooled.
-            max_tokens: Cut longer inputs to this many tokens; `MODEL_MAX` cuts at what the model takes. None: an
-                input that is too long is refused.
-            timeout_s: Fail after so many seconds; a deadline of the host's own scopes holds as well.
-
-        Returns:
-            `embeddings`: float32 [inputs, width]; `usage.prompt_tokens`.
-
-        Raises:
-            InvalidInput: Names what is wrong, and the index of the input where it is one.
-            StagedPoolError: As for `submit`.
-        """
-        sources = (inputs,) if isinstance(inputs, str) else inputs
-        request = EmbedRequest(
-            inputs=tuple(_text_input(index, source, max_tokens) for index, source in enumerate(sources)),
-            dimensions=dimensions,
-            normalize=normalize,
-        )
-        body_bytes = sum(len(text.source) for text in request.inputs)  # near enough, and quick
-        return await self.submit(lambda: request, lambda result: result, body_bytes=body_bytes, timeout_s=timeout_s)
-
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
         """The token ids of a text, and what each stands for. Runs under the preprocess limit.
 
@@ -224,22 +191,17 @@ class Engine:
         now = self._clock()
         return self._admission.enter(body_bytes=body_bytes, timeout_s=left_s), now, now + left_s
 
-    def _accept(self, ticket: Ticket, request: Request) -> None:
-        """What parse asks of a decoded request: it fits this model and this server's limits."""
+    def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
+        """What parse asks of a decoded request: how this model does it, within this server's limits."""
         card = self._model.card
         if request.model and request.model != card.name:
             raise UnknownModel(f"The model `{request.model}` does not exist.", param="model")
-        if not request.inputs:
+        plan = plan_request(request, card)
+        if not plan.inputs:
             raise InvalidInput("The request has no inputs; at least one is needed.", param="input")
-        dimensions = request.dimensions if isinstance(request, EmbedRequest) else None
-        if dimensions is not None and not 1 <= dimensions <= card.width:
-            message = f"dimensions={dimensions} is out of range: `{card.name}` gives 1 to {card.width}."
-            raise InvalidInput(message, param="dimensions")
         if (room := self._tickets.get(ticket)) is not None:
-            self._admission.count_items(room, len(request.inputs))
-
-    def _encode(self, encode: Callable[[EmbedResult], R], request: Request, rows: Sequence[object], tokens: int) -> R:
-        return encode(embed_result(cast(EmbedRequest, request), cast(Sequence[Row], rows), tokens, self._model.card))
+            self._admission.count_items(room, len(plan.inputs))
+        return plan
 
     async def drain(self, timeout_s: float) -> None:
         """Close the door at once, and wait until everything inside has its outcome.
@@ -306,15 +268,6 @@ class Engine:
         for ticket, scope in list(self._scopes.items()):
             if ticket.fail(EngineStopped(message)):
                 scope.cancel()  # its caller may still wait for room in front of parse
-
-
-def _text_input(index: int, source: object, max_tokens: int | None) -> TextInput:
-    if isinstance(source, str):
-        return TextInput(source, max_tokens)
-    if isinstance(source, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in source):
-        return TextInput(tuple(source), max_tokens)
-    kind = type(source).__name__
-    raise InvalidInput(f"Input {index} is a {kind}, not a text or a list of token ids.", param="input", index=index)
 
 
 @contextmanager

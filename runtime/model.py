@@ -2,19 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from staged_pool.runtime.requests import Output, Outputs, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
-from staged_pool.stages.work import Prepared, TextInput
+from staged_pool.stages.work import Prepared
 
 TokenIds: TypeAlias = list[int]
-Row: TypeAlias = NDArray[np.float32]
-"""The pooled output of one input: [width], float32, on the host, not yet normalised."""
+Role: TypeAlias = Literal["query", "document"]
+Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "late-interaction"]
+Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
+Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """The entries of a vector as wide as the vocabulary that are not 0."""
+
+    indices: NDArray[np.int32]
+    """[entries], ascending: token ids."""
+    values: NDArray[np.float32]
+    """[entries]: their weights."""
+
+
+Values: TypeAlias = NDArray[np.float32] | SparseVector
+"""One `Output` of one input, on the host: dense [width] (not yet normalised); multi_vector [tokens kept, width]; labels
+[labels]; token_labels [tokens, labels]; or a sparse vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a token stands in its text."""
+
+    start: int
+    """In characters; `start == end` for a token that stands for no text, such as [CLS]."""
+    end: int
+    word: int | None
+    """Which word of the text it belongs to; None for a token that stands for no text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """One input as the device is to read it."""
+
+    ids: TokenIds
+    """At least one."""
+    outputs: Outputs
+    first_tokens: int | None = None
+    """Tokens of the first segment of a pair; the others are of the second. None: there is one segment."""
+    prompt_tokens: int = 0
+    """Leading tokens that pooling leaves out."""
+    unseen_tokens: int = 0
+    """Trailing tokens that no token attends to, themselves included: a query's expansion in late interaction."""
+    kept: tuple[int, ...] | None = None
+    """The places whose vectors are given for multi_vector. None: all."""
+    spans: tuple[Span, ...] | None = None
+    """One a token, where token_labels are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the device made of one sequence."""
+
+    values: Mapping[Output, Values]
+    sequence: TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One input as the model's preprocess gets it: what the caller sent, and what is to be made of it."""
+
+    source: TextInput | PairInput
+    outputs: Outputs
+    prompt: str = ""
+    """Goes before the text."""
+    role: Role | None = None
+    """For models that read queries and documents differently."""
+    may_split: bool = False
+    """An input that is too long is cut into several instead of being refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +96,26 @@ class ModelCard:
     architecture: str
     """Class of the transformer, such as `BertModel`."""
     parameters: int
+    outputs: tuple[Output, ...] = (Output.DENSE,)
+    """What a forward can give."""
+    scoring: Scoring | None = "bi-encoder"
+    """How a query and a document are compared; None where they cannot be."""
+    similarity: Similarity = "cosine"
+    """Of two vectors, where `scoring` compares vectors."""
     width: int
-    """Values of one output vector."""
+    """Values of one dense vector; 0 where there is none."""
+    matryoshka: bool = False
+    """Whether dense vectors may be cut: the model was trained for it."""
+    dimensions: tuple[int, ...] = ()
+    """The widths that it was trained for, where the folder says so; empty: any."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels, in the order of their logits."""
+    activation: Activation = "identity"
+    """What makes scores of logits."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Texts that the model was trained to see before an input, by name."""
+    default_prompt: str = ""
+    """Goes before a text unless the request names another one."""
     max_tokens: int
     """Longest input, special tokens included."""
     vocabulary: int
@@ -35,7 +123,9 @@ class ModelCard:
     pooling: str
     """How token vectors become one vector, such as `mean`, or `cls+max` where several are concatenated."""
     normalize: bool
-    """Whether vectors are brought to length 1."""
+    """Whether dense vectors are brought to length 1."""
+    splits_long_inputs: bool = False
+    """Whether an embedding of a longer input is the mean of its parts'."""
     dtype: str
     device: str
     attention: str
@@ -65,12 +155,15 @@ class Model(Protocol):
         """Whether a batch costs its longest input times its items, rather than the sum of its tokens."""
         ...
 
-    def preprocess(self, inputs: Sequence[TextInput]) -> Sequence[Prepared[TokenIds] | InvalidInput]:
+    def preprocess(
+        self, inputs: Sequence[ModelInput]
+    ) -> Sequence[Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput]:
         """Turn each input into token ids, or say what is wrong with it. Order and number are kept."""
         ...
 
-    def forward(self, payloads: Sequence[TokenIds]) -> Sequence[Row | ModelFailed]:
-        """Run one batch. A row that holds NaN or Inf is returned as `ModelFailed`; the others stand.
+    def forward(self, payloads: Sequence[TokenSequence]) -> Sequence[Row | ModelFailed]:
+        """Run one batch, all of it for the same outputs. A row that holds NaN or Inf is returned as `ModelFailed`; the
+        others stand.
 
         Raises:
             OutOfMemory: The device has no room for this batch.

@@ -8,7 +8,7 @@ import anyio
 import structlog
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Model, Row, TokenIds
+from staged_pool.runtime.model import Model, ModelInput, Row, TokenSequence
 from staged_pool.runtime.statistics import DeviceStatistics
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Channel
@@ -21,7 +21,7 @@ from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import PreprocessStage
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Item, Request, TextInput
+from staged_pool.stages.work import Item, Plan, Request
 
 PARSE_WORKERS = 16
 """Requests that are being cut at once. One that feeds a full pipeline holds its worker, so this is also how many
@@ -52,7 +52,7 @@ class Pipeline:
         config: EngineConfig,
         model: Model,
         *,
-        accept: Callable[[Ticket, Request], None],
+        accept: Callable[[Ticket, Request], Plan[ModelInput]],
         pace: Pace,
         device: Offload,
         preprocess: Offload,
@@ -64,13 +64,13 @@ class Pipeline:
         self._alarm_s = config.preprocess_alarm_s
         size = config.channel_capacity
         requests = Channel[Arrival]("parse", size)
-        inputs = Channel[Sequence[Item[TextInput]]]("preprocess", size)
-        prepared = Channel[Sequence[Item[TokenIds]]]("batch", size)
+        inputs = Channel[Sequence[Item[ModelInput]]]("preprocess", size)
+        prepared = Channel[Sequence[Item[TokenSequence]]]("batch", size)
         rows = Channel[Sequence[Item[Row]]]("postprocess", size)
         self.channels = (requests, inputs, prepared, rows)
         self.door = requests.outlet
         """Closing it ends the pipeline: the end of the stream runs down from stage to stage."""
-        self.parse = ParseStage(
+        self.parse = ParseStage[ModelInput](
             requests.inlet,
             inputs.outlet,
             accept=accept,
@@ -79,7 +79,7 @@ class Pipeline:
             chunk_items=config.chunk_items,
             workers=PARSE_WORKERS,
         )
-        self.batch = BatchStage[TokenIds, Row](
+        self.batch = BatchStage[TokenSequence, Row](
             prepared.inlet,
             rows.outlet,
             forward=model.forward,
@@ -89,7 +89,7 @@ class Pipeline:
             pace=pace,
             waiting_tokens=config.waiting_tokens,
         )
-        self.preprocess = PreprocessStage[TextInput, TokenIds](
+        self.preprocess = PreprocessStage[ModelInput, TokenSequence](
             inputs.inlet,
             prepared.outlet,
             preprocess=model.preprocess,

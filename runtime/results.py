@@ -1,15 +1,13 @@
-"""What a caller gets, and how rows of the device become it."""
+"""What a caller gets: one frozen value a task."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, Row
-from staged_pool.stages.work import EmbedRequest
+from staged_pool.runtime.model import SparseVector
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,27 +18,91 @@ class Usage:
     """Tokens that the model read, special tokens included, after truncation."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedResult:
-    """One vector for each input, in their order."""
+    """Vectors of each input, in the order of the inputs; None for an output that was not asked for."""
 
-    embeddings: NDArray[np.float32]
+    dense: NDArray[np.float32] | None = None
     """[inputs, width or the dimensions asked for]."""
+    sparse: tuple[SparseVector, ...] | None = None
+    multi_vector: tuple[NDArray[np.float32], ...] | None = None
+    """[tokens, width] each."""
     usage: Usage
     model: str
     """The served name."""
 
+    @property
+    def embeddings(self) -> NDArray[np.float32]:
+        """`dense`, where it was asked for: [inputs, width].
 
-def embed_result(request: EmbedRequest, rows: Sequence[Row], tokens: int, card: ModelCard) -> EmbedResult:
-    """Cut and normalise pooled rows as the request asks.
+        Raises:
+            ValueError: It was not.
+        """
+        if self.dense is None:
+            raise ValueError("dense was not among the outputs that were asked for")
+        return self.dense
 
-    A vector that is cut to fewer dimensions is normalised again (if the model normalises at all), because cosine
-    similarity of cut vectors needs it and clients of Matryoshka models expect it.
-    """
-    vectors = rows[0][np.newaxis] if len(rows) == 1 else np.stack(rows)
-    if request.dimensions is not None:
-        vectors = vectors[:, : request.dimensions]
-    if request.normalize and card.normalize:
-        lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, np.newaxis]
-        vectors = vectors / np.maximum(lengths, 1e-12)  # as torch.nn.functional.normalize has it
-    return EmbedResult(np.ascontiguousarray(vectors), Usage(tokens), card.name)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyResult:
+    """How well each label fits each input."""
+
+    scores: NDArray[np.float32]
+    """[inputs, labels]: probabilities, or logits where those were asked for."""
+    labels: tuple[str, ...]
+    usage: Usage
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A stretch of a text that has a label."""
+
+    label: str
+    score: float
+    """Probability of the label; the average over its tokens where there are several."""
+    start: int
+    """In characters of the text."""
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenClassifyResult:
+    """The labels of the tokens of each input, and the entities that they spell."""
+
+    scores: tuple[NDArray[np.float32], ...]
+    """[tokens, labels] each: probabilities, or logits where those were asked for; special tokens included."""
+    entities: tuple[tuple[Entity, ...], ...]
+    """Of each input; empty ones where it was sent as token ids."""
+    labels: tuple[str, ...]
+    usage: Usage
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreResult:
+    """How well each document answers its query."""
+
+    scores: NDArray[np.float32]
+    """[documents]; higher is better."""
+    usage: Usage
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One document of a ranking."""
+
+    index: int
+    """Of the documents as they were sent."""
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankResult:
+    """Documents, the best first; equal ones in the order in which they were sent."""
+
+    ranking: tuple[Ranked, ...]
+    usage: Usage
+    model: str

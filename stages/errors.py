@@ -32,6 +32,10 @@ class UnknownModel(InvalidInput):
     """The request names a model that is not served here."""
 
 
+class Unsupported(StagedPoolError):
+    """The served model cannot do what the request asks for, whatever its inputs."""
+
+
 class Overloaded(StagedPoolError):
     """Admission refused the request before any work was done on it; nothing of it was kept.
 

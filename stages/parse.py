@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -14,7 +15,9 @@ from staged_pool.stages.offload import Offload
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Decode, Ticket
-from staged_pool.stages.work import Item, Request, TextInput
+from staged_pool.stages.work import Item, Plan, Request
+
+S = TypeVar("S")
 
 log = structlog.get_logger("staged_pool.stages")
 
@@ -28,7 +31,7 @@ class Arrival:
     sent_at: float
 
 
-class ParseStage(Stage):
+class ParseStage(Stage, Generic[S]):
     """Decodes requests, one a worker.
 
     Its workers are many and cheap: one that waits because the next channel is full holds nothing but its own request,
@@ -37,7 +40,7 @@ class ParseStage(Stage):
     Args:
         inlet: Requests that were admitted. Closing its outlet ends the stage.
         outlet: Lists of items of one request each; closed when the stage ends.
-        accept: Checks a decoded request against the model and the limits; raises what is wrong with it.
+        accept: Checks a decoded request against the model and the limits, and plans it; raises what is wrong with it.
         offload: For bodies whose decoding would hold up the event loop.
         inline_bytes: Bodies up to this size are decoded on the event loop: shorter than a thread hop takes.
         chunk_items: Items of a list at most.
@@ -47,9 +50,9 @@ class ParseStage(Stage):
     def __init__(
         self,
         inlet: Inlet[Arrival],
-        outlet: Outlet[Sequence[Item[TextInput]]],
+        outlet: Outlet[Sequence[Item[S]]],
         *,
-        accept: Callable[[Ticket, Request], None],
+        accept: Callable[[Ticket, Request], Plan[S]],
         offload: Offload,
         options: StageOptions,
         inline_bytes: int = 32_768,
@@ -88,7 +91,7 @@ class ParseStage(Stage):
         meter.wait.observe(now - arrival.sent_at)
         try:
             request = await self._decode(ticket.take_decode(), arrival.body_bytes)
-            self._accept(ticket, request)
+            plan = self._accept(ticket, request)
         except StagedPoolError as error:
             self._fail(ticket, error)
             return
@@ -96,19 +99,19 @@ class ParseStage(Stage):
             log.error("request.decode_failed", exc_info=error)
             self._fail(ticket, StageFailed("the request could not be decoded: a bug of the server", stage="parse"))
             return
-        ticket.expect(request)
+        ticket.expect(plan)
         done = self._clock()
         meter.service.observe(done - now)
         meter.done += 1
         ticket.timeline.parse_s = done - arrival.sent_at
-        for start in range(0, len(request.inputs), self._chunk_items):
+        for start in range(0, len(plan.inputs), self._chunk_items):
             if ticket.settled:
                 return
             sent_at = self._clock()
             await self._outlet.send(
                 [
-                    Item(ticket, index, source, sent_at)
-                    for index, source in enumerate(request.inputs[start : start + self._chunk_items], start)
+                    Item(ticket, index, given, sent_at)
+                    for index, given in enumerate(plan.inputs[start : start + self._chunk_items], start)
                 ]
             )
 

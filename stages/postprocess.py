@@ -63,7 +63,7 @@ class PostprocessStage(Stage, Generic[R]):
         complete = [
             (item.ticket, item.sent_at)
             for item in wanted(items, self.meter, now=self._clock())
-            if item.ticket.deliver(item.index, item.payload, item.cost)
+            if item.ticket.deliver(item)
         ]
         complete.sort(key=lambda pair: pair[0].timeline.items)
         return complete

@@ -17,8 +17,9 @@ from staged_pool.stages.work import Item, Prepared
 S = TypeVar("S")
 P = TypeVar("P")
 
-Preprocess = Callable[[Sequence[S]], Sequence[Prepared[P] | StagedPoolError]]
-"""Turns inputs into payloads, one result for each. Runs in a thread, several at once."""
+Preprocess = Callable[[Sequence[S]], Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]]
+"""Turns inputs into payloads, one result for each: several payloads for one that it cuts into parts. Runs in a thread,
+several at once."""
 
 
 class PreprocessStage(Stage, Generic[S, P]):
@@ -98,14 +99,21 @@ class PreprocessStage(Stage, Generic[S, P]):
                 self.meter.dropped["failed"] += 1
                 item.ticket.fail(result)
             else:
-                item.ticket.load.prepared(result.cost)
-                timeline = item.ticket.timeline
+                ticket = item.ticket
+                timeline = ticket.timeline
                 timeline.preprocess_s = max(timeline.preprocess_s, ended - item.sent_at)
-                ready.append(Item(item.ticket, item.index, result.payload, ended, result.cost, result.batch_key))
+                parts = result if isinstance(result, tuple) else (result,)
+                if len(parts) > 1:
+                    ticket.split(item.index, len(parts))
+                ticket.load.prepared(sum(part.cost for part in parts))
+                ready += [
+                    Item(ticket, item.index, part.payload, ended, part.cost, part.batch_key, place)
+                    for place, part in enumerate(parts)
+                ]
         self.meter.done += len(ready)
         return ready
 
-    async def _call(self, payloads: Sequence[S]) -> Sequence[Prepared[P] | StagedPoolError]:
+    async def _call(self, payloads: Sequence[S]) -> Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]:
         call = object()
         self._called_at[call] = self._clock()
         try:

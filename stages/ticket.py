@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import anyio
 
 from staged_pool.stages.errors import StagedPoolError
-from staged_pool.stages.work import Request
+from staged_pool.stages.work import Item, Parts, Plan, Request
 
 Decode: TypeAlias = Callable[[], Request]
 """Makes the request out of what the caller sent. Runs once, in parse; may run in a thread."""
 
-Encode: TypeAlias = Callable[[Request, Sequence[object], int], object]
-"""Makes the answer out of the request, one row for each input, and the tokens read. Runs once, in postprocess; may
-run in a thread."""
+Encode: TypeAlias = Callable[[object], object]
+"""Makes the answer out of the result. Runs once, in postprocess; may run in a thread."""
 
 
 @dataclass(slots=True)
@@ -73,7 +72,7 @@ class Ticket:
         "_error",
         "_event",
         "_left",
-        "_request",
+        "_plan",
         "_rows",
         "_value",
         "deadline",
@@ -100,7 +99,7 @@ class Ticket:
         self.settled = False
         self._decode: Decode | None = decode
         self._encode: Encode | None = encode
-        self._request: Request | None = None
+        self._plan: Plan[object] | None = None
         self._rows: list[object] = []
         self._left = 0
         self._event = anyio.Event()
@@ -119,30 +118,39 @@ class Ticket:
             raise RuntimeError("a ticket is decoded once")
         return decode
 
-    def expect(self, request: Request) -> None:
-        """Say what the request is; a row must be delivered for each of its inputs."""
+    def expect(self, plan: Plan[object]) -> None:
+        """Say how the request is done; a row must be delivered for each of its inputs."""
         if self.settled:
             return
-        self._request = request
-        self._left = len(request.inputs)
+        self._plan = plan
+        self._left = len(plan.inputs)
         self._rows = [None] * self._left
         self.timeline.items = self._left
 
-    def deliver(self, index: int, row: object, tokens: int) -> bool:
-        """Keep the row of one item. True for the last one: `answer()` can be made now."""
+    def split(self, index: int, parts: int) -> None:
+        """One of its inputs goes on as so many items; a row must be delivered for each."""
+        if not self.settled:
+            self._rows[index] = Parts([None] * parts)
+            self._left += parts - 1
+
+    def deliver(self, item: Item[object]) -> bool:
+        """Keep the row that an item carries. True for the last one: `answer()` can be made now."""
         if self.settled:
             return False
-        self._rows[index] = row
+        if isinstance(parts := self._rows[item.index], Parts):
+            parts[item.part] = item.payload
+        else:
+            self._rows[item.index] = item.payload
         self._left -= 1
-        self.timeline.tokens += tokens
+        self.timeline.tokens += item.cost
         return self._left == 0
 
     def answer(self) -> Callable[[], object]:
         """A function that makes the answer of all rows. It may run in a thread, and holds what it needs."""
-        encode, request, rows, tokens = self._encode, self._request, self._rows, self.timeline.tokens
-        if encode is None or request is None or self._left:
+        encode, plan, rows, tokens = self._encode, self._plan, self._rows, self.timeline.tokens
+        if encode is None or plan is None or self._left:
             raise RuntimeError("an answer is made once, of all rows")
-        return lambda: encode(request, rows, tokens)
+        return lambda: encode(plan.finish(rows, tokens))
 
     def resolve(self, value: object) -> bool:
         """Settle with the answer. False if it was settled already; the value is then dropped."""
@@ -162,7 +170,7 @@ class Ticket:
 
     def _settle(self) -> None:
         # A settled request holds no memory, however long its items still wait in channels.
-        self._decode = self._encode = self._request = None
+        self._decode = self._encode = self._plan = None
         self._rows = []
         self.settled = True
         self._event.set()

@@ -1,11 +1,11 @@
-"""The values that travel: what a caller wants, what an item carries, what a batch is. All frozen."""
+"""The values that travel: what a caller wants, how it is done, what an item carries, what a batch is. All frozen."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from staged_pool.stages.ticket import Ticket
@@ -14,47 +14,28 @@ P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 Q = TypeVar("Q")
 
-MODEL_MAX = -1
-"""For `TextInput.max_tokens`: cut at the longest input that the model takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextInput:
-    """One text, or the token ids of one text, as the caller sent it."""
-
-    source: str | tuple[int, ...]
-    """A text, which is tokenized here; or token ids, which are taken as they are (no special tokens added)."""
-
-    max_tokens: int | None = None
-    """Cut to this many tokens, special tokens included. `MODEL_MAX`: as many as the model takes.
-    None: never cut; an input longer than the model takes is refused."""
-
-    truncate_side: Literal["left", "right"] = "right"
-    """Which end is cut off when `max_tokens` cuts."""
-
-    add_special_tokens: bool = True
-    """Whether the tokenizer adds the tokens that the model was trained with (such as [CLS] and [SEP])."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a caller wants: one output for each input, in their order."""
-
-    inputs: tuple[TextInput, ...]
+    """What a caller wants. The stages do not look into it: what is to be done is in the `Plan` that is made of it."""
 
     model: str | None = None
-    """The served name that the caller asked for; None and "" mean the one that is served."""
+    """The served name that the caller asked for; None and "" mean whichever is served."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedRequest(Request):
-    """One vector for each input."""
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[P_co]):
+    """How a request is done: its parts for the device, and how their rows become its result."""
 
-    dimensions: int | None = None
-    """Keep the first so many values of each vector, and normalise it again. None: all of them."""
+    inputs: Sequence[P_co]
+    """At least one; each becomes an item."""
+    finish: Callable[[Sequence[object], int], object]
+    """Makes the result of one row for each input (`Parts` for one that was cut) and of the tokens read. Runs once, in
+    postprocess; may run in a thread."""
 
-    normalize: bool = True
-    """False returns vectors as pooled, also where the model normalises them."""
+
+class Parts(list[object]):
+    """The rows of an input that preprocess cut into several items, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +61,12 @@ class Item(Generic[P_co]):
     """When it was handed to the channel that it waits in, on the clock of the stages, in seconds."""
     cost: int = 0
     batch_key: Hashable = None
+    part: int = 0
+    """Which of the pieces that preprocess cut its input into."""
 
     def carrying(self, payload: Q, *, sent_at: float) -> Item[Q]:
         """The same unit of work with what the next stage is to work on."""
-        return Item(self.ticket, self.index, payload, sent_at, self.cost, self.batch_key)
+        return Item(self.ticket, self.index, payload, sent_at, self.cost, self.batch_key, self.part)
 
 
 class BatchTrigger(enum.StrEnum):

@@ -8,8 +8,28 @@ from importlib.metadata import version
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine, open_engine
-from staged_pool.runtime.model import ModelCard, Tokens
-from staged_pool.runtime.results import EmbedResult, Usage
+from staged_pool.runtime.model import ModelCard, SparseVector, Tokens
+from staged_pool.runtime.requests import (
+    MODEL_MAX,
+    Chat,
+    ClassifyRequest,
+    EmbedRequest,
+    Output,
+    PairInput,
+    ScoreRequest,
+    TextInput,
+    TokenClassifyRequest,
+)
+from staged_pool.runtime.results import (
+    ClassifyResult,
+    EmbedResult,
+    Entity,
+    Ranked,
+    RerankResult,
+    ScoreResult,
+    TokenClassifyResult,
+    Usage,
+)
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.stages.errors import (
     Abandoned,
@@ -25,14 +45,17 @@ from staged_pool.stages.errors import (
     StageFailed,
     TooLarge,
     UnknownModel,
+    Unsupported,
 )
-from staged_pool.stages.work import MODEL_MAX, EmbedRequest, TextInput
 
 __version__ = version("staged-pool")
 
 __all__ = [
     "MODEL_MAX",
     "Abandoned",
+    "Chat",
+    "ClassifyRequest",
+    "ClassifyResult",
     "ConfigError",
     "DeadlineExceeded",
     "DeviceLost",
@@ -42,18 +65,29 @@ __all__ = [
     "EngineConfig",
     "EngineStatistics",
     "EngineStopped",
+    "Entity",
     "InvalidInput",
     "ModelCard",
     "ModelFailed",
     "OutOfMemory",
+    "Output",
     "Overloaded",
+    "PairInput",
     "Phase",
+    "Ranked",
+    "RerankResult",
+    "ScoreRequest",
+    "ScoreResult",
+    "SparseVector",
     "StageFailed",
     "StagedPoolError",
     "TextInput",
+    "TokenClassifyRequest",
+    "TokenClassifyResult",
     "Tokens",
     "TooLarge",
     "UnknownModel",
+    "Unsupported",
     "Usage",
     "__version__",
     "open_engine",

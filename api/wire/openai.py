@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from staged_pool.api.wire import jsons
 from staged_pool.runtime.model import ModelCard, Tokens
+from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.stages.errors import InvalidInput
-from staged_pool.stages.work import EmbedRequest, TextInput
 
 EncodingFormat: TypeAlias = Literal["float", "base64"]
 Source: TypeAlias = str | tuple[int, ...]

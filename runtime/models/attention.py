@@ -8,7 +8,7 @@ texts beside it only by rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,16 @@ from transformers import AttentionInterface
 PACKED: Final = "staged_packed"
 """The name of this attention in transformers."""
 
-Groups: TypeAlias = Sequence[tuple[int, int]]
-"""(sequences, tokens of each) of neighbours with equal length, in the order of the batch."""
+
+class Group(NamedTuple):
+    """Neighbours of equal length in a batch, which share a call of the kernel."""
+
+    sequences: int
+    tokens: int
+    """Of each."""
+    seen: int
+    """Leading tokens of each that its tokens attend to: all, unless it ends in a query's expansion."""
+
 
 _UNSUPPORTED: Final = ("position_bias", "softcap", "s_aux")
 """Arguments that some architectures pass and that change what attention is."""
@@ -32,7 +40,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_groups: Groups,
+    packed_groups: Sequence[Group],
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
@@ -65,13 +73,16 @@ def packed_attention(
     heads, tokens = query.shape[1:3]
     out = query.new_empty(tokens, heads, value.shape[-1])
     start = 0
-    for sequences, length in packed_groups:
+    for sequences, length, seen in packed_groups:
         end = start + sequences * length
         # [1, heads, tokens, width] -> [sequences, heads, length, width], without a copy
         q, k, v = (
             x[0, :, start:end].reshape(x.shape[1], sequences, length, -1).transpose(0, 1) for x in (query, key, value)
         )
         mask = _window_mask(length, sliding_window, causal=causal, device=query.device)
+        if seen < length:
+            k, v = k[:, :, :seen], v[:, :, :seen]
+            mask = _seen_mask(mask, length, seen, causal=causal, device=query.device)
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scaling, is_causal=causal and mask is None, enable_gqa=heads != k.shape[1]
         )
@@ -87,6 +98,13 @@ def _window_mask(length: int, window: int | None, *, causal: bool, device: torch
     places = torch.arange(length, device=device)
     distance = places.unsqueeze(1) - places
     return (distance >= 0) & (distance < window) if causal else distance.abs() < window
+
+
+def _seen_mask(mask: Tensor | None, length: int, seen: int, *, causal: bool, device: torch.device) -> Tensor | None:
+    """What is left of a mask where only the first `seen` tokens are attended to: [length, seen]."""
+    if mask is not None:
+        return mask[:, :seen]
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()[:, :seen] if causal else None
 
 
 AttentionInterface.register(PACKED, packed_attention)

@@ -8,9 +8,7 @@ claim so and do not. So before packed is used, both layouts run on a probe and m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import chain, groupby
+from collections.abc import Callable
 from typing import Final, Literal
 
 import numpy as np
@@ -19,9 +17,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.config import Attention
-from staged_pool.runtime.model import TokenIds
-from staged_pool.runtime.models.attention import PACKED, Groups
+from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models.attention import PACKED, Group
 from staged_pool.runtime.models.linear import prepack_linears
+from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 
 Layout = Literal["packed", "padded"]
@@ -32,53 +32,6 @@ ten times below; a sequence that sees another one's tokens, or a wrong position,
 
 _LONGEST_PROBE: Final = 1024
 """Tokens. Where a window is longer, finding it out would take longer than loading the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedBatch:
-    """The token ids of several sequences, one after the other, and behind them a few tokens that mean nothing."""
-
-    ids: Tensor
-    """[rounded tokens], int64; 0 behind the sequences."""
-    positions: Tensor
-    """[rounded tokens], int64: each token's place in its sequence, from 0."""
-    lengths: Tensor
-    """[sequences], int64."""
-    groups: Groups
-    """Of the sequences, without what is behind them."""
-    tokens: int
-    """Of the sequences."""
-
-    @classmethod
-    def of(cls, payloads: Sequence[TokenIds], device: torch.device) -> PackedBatch:
-        """Lay the sequences out, and bring them to the device in one copy."""
-        lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
-        tokens = int(lengths.sum())
-        rounded = _round_up(tokens)
-        packed = np.zeros(2 * rounded + len(lengths), np.int64)
-        packed[:tokens] = np.fromiter(chain.from_iterable(payloads), np.int64, tokens)
-        starts = lengths.cumsum() - lengths
-        packed[rounded : rounded + tokens] = np.arange(tokens) - starts.repeat(lengths)
-        packed[2 * rounded :] = lengths
-        on_device = torch.from_numpy(packed).to(device)
-        groups = [(len(list(same)), length) for length, same in groupby(lengths.tolist())]
-        return cls(
-            ids=on_device[:rounded],
-            positions=on_device[rounded : 2 * rounded],
-            lengths=on_device[2 * rounded :],
-            groups=groups,
-            tokens=tokens,
-        )
-
-
-def _round_up(tokens: int) -> int:
-    """To one of eight sizes in each octave: at most an eighth more.
-
-    oneDNN makes and keeps a kernel, and its scratch memory, for every size of a matrix that it meets: about 1.4 MB for
-    each number of tokens in MiniLM. There are fifty sizes up to 2048 tokens this way, instead of as many as tokens.
-    """
-    step = max(4, 1 << max(0, (tokens - 1).bit_length() - 4))
-    return -(-tokens // step) * step
 
 
 class Body:
@@ -102,7 +55,9 @@ class Body:
         self._padded_attention: str = model.config._attn_implementation
         self._first_position, self.position_limit = _position_table(model)
         self._padding: int = getattr(model.config, "pad_token_id", None) or 0
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        arguments = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in arguments
+        self._takes_types = "token_type_ids" in arguments and getattr(model.config, "type_vocab_size", 0) > 1
 
     @property
     def vocabulary(self) -> int:
@@ -188,23 +143,34 @@ class Body:
 
     def _packed(self, batch: PackedBatch) -> Tensor:
         rest = len(batch.ids) - batch.tokens  # sequences of one token each, whose vectors nobody looks at
+        types = {}
+        if batch.types is not None and self._takes_types:
+            types["token_type_ids"] = batch.types.unsqueeze(0)
         hidden: Tensor = self.model(
             input_ids=batch.ids.unsqueeze(0),
             position_ids=(batch.positions + self._first_position).unsqueeze(0),
-            packed_groups=[*batch.groups, (rest, 1)] if rest else batch.groups,
+            packed_groups=[*batch.groups, Group(rest, 1, 1)] if rest else batch.groups,
+            **types,
         )[0]
         return hidden[0, : batch.tokens]
 
     def _padded(self, batch: PackedBatch) -> Tensor:
-        longest = max(length for _, length in batch.groups)
+        longest = max(group.tokens for group in batch.groups)
         places = torch.arange(longest, device=batch.ids.device)
         real = places < batch.lengths.unsqueeze(1)
         ids = batch.ids.new_full(real.shape, self._padding)
         ids[real] = batch.ids[: batch.tokens]
-        positions = {}
+        more = {}
         if self._takes_positions:
-            positions["position_ids"] = (places + self._first_position).expand_as(ids)
-        hidden: Tensor = self.model(input_ids=ids, attention_mask=real.long(), **positions)[0]
+            more["position_ids"] = (places + self._first_position).expand_as(ids)
+        if batch.types is not None and self._takes_types:
+            more["token_type_ids"] = torch.zeros_like(ids)
+            more["token_type_ids"][real] = batch.types[: batch.tokens]
+        seen = real
+        if any(group.seen < group.tokens for group in batch.groups):
+            unseen = torch.tensor([s.unseen_tokens for s in batch.sequences], device=ids.device)
+            seen = places < (batch.lengths - unseen).unsqueeze(1)
+        hidden: Tensor = self.model(input_ids=ids, attention_mask=seen.long(), **more)[0]
         return hidden[real]
 
     def _probe(self, max_tokens: int) -> PackedBatch:
@@ -214,7 +180,8 @@ class Body:
         lengths = [min(length, max_tokens) for length in (5, 5, 1, longest, 9)]
         random = np.random.default_rng(0)
         return PackedBatch.of(
-            [random.integers(self.vocabulary, size=length).tolist() for length in lengths], self.model.device
+            [TokenSequence(random.integers(self.vocabulary, size=length).tolist(), DENSE_ONLY) for length in lengths],
+            self.model.device,
         )
 
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from staged_pool.runtime.models.folder import ModelFolder
+from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
 _SANE_TOKENS = 10**9

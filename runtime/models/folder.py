@@ -7,14 +7,21 @@ understood is refused by name, because a module that is left out gives vectors t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, cast, get_args
 
+from staged_pool.runtime.model import Similarity
 from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.specs import (
+    Dense,
+    DenseSpec,
+    HeadModule,
+    LayerNorm,
+    ModelFolder,
+    Normalize,
+    PoolingMode,
+)
 from staged_pool.stages.errors import ConfigError
-
-PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 _POOLING_MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
 
@@ -39,79 +46,6 @@ _WEIGHT_FILES: Final = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dense:
-    """A linear layer with an activation, after the pooling."""
-
-    folder: Path
-    in_features: int
-    out_features: int
-    bias: bool
-    activation: str
-    """Name of a class of `torch.nn`, such as `Tanh`."""
-    residual: bool
-    """Whether the input is added to the result (through a second matrix where the widths differ)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorm:
-    """A layer normalisation, after the pooling."""
-
-    folder: Path
-    dimension: int
-
-
-@dataclass(frozen=True, slots=True)
-class Normalize:
-    """Vectors are brought to length 1 here, and more modules follow."""
-
-
-HeadModule: TypeAlias = Dense | LayerNorm | Normalize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFolder:
-    """What a model folder says about itself."""
-
-    path: Path
-
-    body: Path
-    """Where `config.json`, the weights and the tokenizer of the transformer lie: `path` or a folder in it."""
-
-    config: Mapping[str, Any]
-    """The transformer's own `config.json`."""
-
-    pooling: tuple[PoolingMode, ...]
-    """Several are concatenated in this order."""
-
-    head: tuple[HeadModule, ...]
-    """What follows the pooling, without the normalisation at the very end."""
-
-    normalize: bool
-    """Whether the chain ends by bringing vectors to length 1."""
-
-    max_seq_length: int | None
-    """Longest input that the folder's author wants, special tokens included. None: not said."""
-
-    lower_case: bool
-    """Whether text is lowercased before the tokenizer sees it."""
-
-    prompts: Mapping[str, str]
-    """Texts that the model was trained to see before an input, by name, such as `query`."""
-
-    prompt: str
-    """The prompt that the folder puts before every text; empty for most models."""
-
-    similarity: str | None
-    """How vectors are to be compared, such as `cosine`. None: not said."""
-
-    truncate_dim: int | None
-    """Keep the first so many values of each vector. None: all."""
-
-    notes: tuple[str, ...]
-    """What the reader had to assume, for the log."""
 
 
 def read_folder(path: Path) -> ModelFolder:
@@ -147,24 +81,27 @@ def read_folder(path: Path) -> ModelFolder:
             f"{' -> '.join(name for name, _ in chain)}"
         )
     pooling_file = _required(chain[1][1] / "config.json", root=path)
-    head, normalize = _head(chain[2:], root=path)
+    modules, normalize = _head(chain[2:], root=path)
     prompts, prompt = _prompts(settings)
-    if prompt and not pooling_file.get("include_prompt", bool, True):
-        raise ConfigError(f"{pooling_file.name}: include_prompt=false with a default prompt is not supported")
     return ModelFolder(
         path=path,
         body=body,
         config=config,
-        pooling=_pooling_modes(pooling_file),
-        head=head,
-        normalize=normalize,
+        heads=(
+            DenseSpec(
+                pooling=_pooling_modes(pooling_file),
+                modules=modules,
+                normalize=normalize,
+                pools_prompt=pooling_file.get("include_prompt", bool, True),
+                truncate_dim=settings.positive("truncate_dim"),
+            ),
+        ),
+        similarity=_similarity(settings),
+        **_matryoshka(config, settings),
         max_seq_length=transformer.positive("max_seq_length"),
         lower_case=transformer.get("do_lower_case", bool, False),
         prompts=prompts,
-        prompt=prompt,
-        similarity=settings.get("similarity_fn_name", str, None),
-        truncate_dim=settings.positive("truncate_dim"),
-        notes=(),
+        default_prompt=prompt,
     )
 
 
@@ -179,17 +116,38 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
         path=path,
         body=path,
         config=config,
-        pooling=(mode,),
-        head=(),
-        normalize=False,
-        max_seq_length=None,
-        lower_case=False,
+        heads=(
+            DenseSpec(pooling=(mode,), modules=(), normalize=False, truncate_dim=settings.positive("truncate_dim")),
+        ),
+        similarity=_similarity(settings),
+        **_matryoshka(config, settings),
         prompts=prompts,
-        prompt=prompt,
-        similarity=settings.get("similarity_fn_name", str, None),
-        truncate_dim=settings.positive("truncate_dim"),
+        default_prompt=prompt,
         notes=(f"no modules.json: {mode} pooling without normalisation is assumed",),
     )
+
+
+def _similarity(settings: JsonFile) -> Similarity | None:
+    name = settings.get("similarity_fn_name", str, None)
+    if name is not None and name not in get_args(Similarity):
+        known = ", ".join(get_args(Similarity))
+        raise ConfigError(f"{settings.name}: similarity_fn_name={name!r} is not known, only {known}")
+    return cast("Similarity | None", name)
+
+
+def _matryoshka(config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
+    """Whether vectors may be cut, and to which widths, as far as the folder says so.
+
+    Folders say it as `is_matryoshka` and `matryoshka_dimensions` in `config.json`; one that cuts vectors by itself was
+    trained for it too.
+    """
+    file = JsonFile("config.json", config)
+    dimensions = file.get("matryoshka_dimensions", list, [])
+    if not all(isinstance(width, int) and width > 0 for width in dimensions):
+        raise ConfigError(f"config.json: matryoshka_dimensions={dimensions!r} must be whole numbers above 0")
+    cuts = settings.positive("truncate_dim") is not None
+    said = file.get("is_matryoshka", bool, False) or bool(dimensions) or cuts
+    return {"matryoshka": said, "dimensions": tuple(sorted(dimensions))}
 
 
 def _chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:

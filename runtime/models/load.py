@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import structlog
 import torch
@@ -13,15 +14,18 @@ import torch
 from staged_pool.runtime.config import Device as DeviceName
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelCard, TokenIds
+from staged_pool.runtime.model import ModelCard, TokenIds, TokenSequence
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.checkpoint import load_tokenizer, load_transformer
-from staged_pool.runtime.models.folder import ModelFolder, read_folder
-from staged_pool.runtime.models.head import build_head
+from staged_pool.runtime.models.folder import read_folder
+from staged_pool.runtime.models.heads.dense import DenseHead
+from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.resolver import resolve
+from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads
 from staged_pool.runtime.models.tokenizing import TextTokenizer
+from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 
 log = structlog.get_logger("staged_pool.models")
@@ -50,18 +54,19 @@ def load_model(config: EngineConfig) -> TextEncoder:
 
     source, declared_tokens = load_tokenizer(folder)
     body = Body(load_transformer(folder, dtype=dtype, device=device))
-    head, width = build_head(folder.head, body.width * len(folder.pooling))
+    heads = _heads(folder, body, device)
+    dense = heads.get(Output.DENSE)
+    dense_spec: DenseSpec | None = next((spec for spec in folder.heads), None)
     max_tokens = _max_tokens(folder, declared_tokens, body)
     tokenizer = TextTokenizer(
         source,
         max_tokens=max_tokens,
         vocabulary=body.vocabulary,
-        prompt=folder.prompt,
         lower_case=folder.lower_case,
     )
     if why := body.choose_layout(config.attention, max_tokens):
         log.info("model.padded", model=resolved.name, reason=why)
-    parameters = sum(p.numel() for part in (body.model, head) for p in part.parameters())
+    parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
     if device.type == "cpu" and (why := body.prepack(max_tokens)):
         log.info("model.not_prepacked", model=resolved.name, reason=why)
 
@@ -70,11 +75,20 @@ def load_model(config: EngineConfig) -> TextEncoder:
             name=resolved.name,
             architecture=type(body.model).__name__,
             parameters=parameters,
-            width=min(width, folder.truncate_dim or width),
+            outputs=tuple(heads),
+            scoring=folder.scoring,
+            similarity=folder.similarity or "cosine",
+            width=dense.width if isinstance(dense, DenseHead) else 0,
+            matryoshka=folder.matryoshka,
+            dimensions=folder.dimensions,
+            labels=folder.labels,
+            activation=folder.activation,
+            prompts=folder.prompts,
+            default_prompt=folder.default_prompt,
             max_tokens=max_tokens,
             vocabulary=body.vocabulary,
-            pooling="+".join(folder.pooling),
-            normalize=folder.normalize,
+            pooling="+".join(dense_spec.pooling) if dense_spec else "",
+            normalize=bool(dense_spec and dense_spec.normalize),
             dtype=str(dtype).removeprefix("torch."),
             device=str(device),
             attention=body.layout,
@@ -83,16 +97,23 @@ def load_model(config: EngineConfig) -> TextEncoder:
         ),
         tokenizer=tokenizer,
         body=body,
-        pooling=folder.pooling,
-        head=head.to(device),
+        heads=heads,
         plan=ThreadPlan(threads, alone_tokens=0),
     )
     long = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
     _warm_up(encoder, long[: config.max_batch_tokens])
     if device.type == "cpu":
-        encoder = replace(encoder, plan=plan_threads(threads, encoder.compute, long))
+        encoder = replace(encoder, plan=plan_threads(threads, partial(_run, encoder), long))
         log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens)
     return replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
+
+
+def _heads(folder: ModelFolder, body: Body, device: torch.device) -> dict[Output, Head]:
+    """What the folder says is on top of its transformer, by what it gives."""
+    heads: dict[Output, Head] = {}
+    for spec in folder.heads:
+        heads[Output.DENSE] = DenseHead(spec, body.width, device)
+    return heads
 
 
 def _device(wanted: DeviceName) -> torch.device:
@@ -147,9 +168,15 @@ def _warm_up(encoder: TextEncoder, long: TokenIds) -> None:
     """
     for batch in ([long[:1], long[:2]], [long]):
         try:
-            rows = encoder.forward(batch)
+            rows = _run(encoder, batch)
         except (RuntimeError, LookupError, ValueError, StagedPoolError) as error:
             raise ConfigError(f"the model fails on an input of {len(batch[-1])} tokens: {error}") from error
         for row in rows:
             if isinstance(row, ModelFailed):
                 raise ConfigError(f"the weights cannot be used: {row}")
+
+
+def _run(encoder: TextEncoder, batch: Sequence[TokenIds]) -> Sequence[object]:
+    """Run a batch of token ids for everything that the model gives."""
+    outputs: Outputs = frozenset(encoder.card.outputs)
+    return encoder.compute([TokenSequence(list(ids), outputs) for ids in batch])

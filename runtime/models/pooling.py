@@ -13,23 +13,36 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
-from staged_pool.runtime.models.folder import PoolingMode
+from staged_pool.runtime.models.specs import PoolingMode
 
 
-def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode]) -> Tensor:
+def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip: Tensor | None = None) -> Tensor:
     """Make one vector of each sequence of a packed batch; several modes are concatenated.
 
     Args:
         hidden: [tokens, width], any dtype; sequences one after the other.
         lengths: [sequences], int64, on the device of `hidden`; each at least 1, sums to `tokens`.
         modes: At least one.
+        skip: [sequences], int64: leading tokens of each that only `cls` and `lasttoken` look at; not for
+            `weightedmean`.
 
     Returns:
         [sequences, width * modes], float32, on the device of `hidden`.
     """
     tokens = hidden.float()
-    pooled = [_POOLINGS[mode](tokens, lengths) for mode in modes]
+    counted, counts = (tokens, lengths) if skip is None else _without_leading(tokens, lengths, skip)
+    pooled = [
+        _POOLINGS[mode](tokens, lengths) if mode in _BY_PLACE else _POOLINGS[mode](counted, counts) for mode in modes
+    ]
     return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+
+
+def _without_leading(hidden: Tensor, lengths: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """The token vectors behind the first `skip` of each sequence, and how many that leaves: at least the last one."""
+    skip = skip.minimum(lengths - 1)
+    starts = lengths.cumsum(0) - lengths
+    places = torch.arange(len(hidden), device=hidden.device) - starts.repeat_interleave(lengths)
+    return hidden[places >= skip.repeat_interleave(lengths)], lengths - skip
 
 
 def mean_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
@@ -64,6 +77,9 @@ def last_token_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
     """The last token's vector, [sequences, width]."""
     return hidden[lengths.cumsum(0) - 1]
 
+
+_BY_PLACE: Final = frozenset({"cls", "lasttoken"})
+"""Modes that pick one token by its place in the whole sequence."""
 
 _Pooling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 

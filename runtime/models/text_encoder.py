@@ -1,24 +1,24 @@
-"""A model that turns each text into one vector."""
+"""A model of texts: a transformer, and the heads on its token vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
-from torch import nn
 
-from staged_pool.runtime.model import ModelCard, Row, TokenIds, Tokens
-from staged_pool.runtime.models.body import Body, PackedBatch
-from staged_pool.runtime.models.folder import PoolingMode
-from staged_pool.runtime.models.pooling import pool
+from staged_pool.runtime.model import ModelCard, ModelInput, Row, SparseVector, Tokens, TokenSequence, Values
+from staged_pool.runtime.models.body import Body
+from staged_pool.runtime.models.heads.head import Head
+from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing import TextTokenizer
+from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
-from staged_pool.stages.work import Prepared, TextInput
+from staged_pool.stages.work import Prepared
 
 _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 """How a `RuntimeError` of torch says that an allocation failed."""
@@ -26,7 +26,7 @@ _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextEncoder:
-    """A transformer, its pooling and what follows, behind `runtime.model.Model`.
+    """A transformer and its heads, behind `runtime.model.Model`.
 
     `preprocess` and `tokenize` may run in several threads at once. `forward` belongs to one thread: the one that
     loaded the model, because the number of torch's threads is set for that one.
@@ -35,49 +35,58 @@ class TextEncoder:
     card: ModelCard
     tokenizer: TextTokenizer
     body: Body
-    pooling: tuple[PoolingMode, ...]
-    head: nn.Module
-    """[n, pooled width] -> [n, at least `card.width`], float32."""
+    heads: Mapping[Output, Head]
     plan: ThreadPlan
 
     @property
     def pads(self) -> bool:
         return self.body.layout == "padded"
 
-    def preprocess(self, inputs: Sequence[TextInput]) -> Sequence[Prepared[TokenIds] | InvalidInput]:
+    def preprocess(
+        self, inputs: Sequence[ModelInput]
+    ) -> Sequence[Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput]:
         return self.tokenizer.preprocess(inputs)
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
         return self.tokenizer.tokenize(text, add_special_tokens=add_special_tokens)
 
-    def forward(self, payloads: Sequence[TokenIds]) -> Sequence[Row | ModelFailed]:
-        """Run one batch: one copy to the device, one copy of all rows back.
+    def forward(self, payloads: Sequence[TokenSequence]) -> Sequence[Row | ModelFailed]:
+        """Run one batch: one copy to the device, one copy of each output back.
 
         Args:
-            payloads: At least one, each of at least one token.
+            payloads: At least one, all for the same outputs.
 
         Returns:
-            For each payload its row, [`card.width`], float32, a view of the batch's [n, width], before the
-            normalisation that the card announces; or `ModelFailed` for a row that is not finite.
+            For each payload its row, or `ModelFailed` for a row that is not finite.
 
         Raises:
             OutOfMemory: The device has no room for this batch.
             DeviceLost: The device can no longer be trusted.
         """
-        self.plan.use(sum(map(len, payloads)))
+        self.plan.use(sum(len(payload.ids) for payload in payloads))
         return self.compute(payloads)
 
-    def compute(self, payloads: Sequence[TokenIds]) -> Sequence[Row | ModelFailed]:
+    def compute(self, payloads: Sequence[TokenSequence]) -> Sequence[Row | ModelFailed]:
         """As `forward`, on as many threads as are set."""
+        outputs = payloads[0].outputs
         with _device_errors(), torch.inference_mode():
             batch = PackedBatch.of(payloads, self.body.model.device)
-            pooled = self.head(pool(self.body.hidden(batch), batch.lengths, self.pooling))
-            rows = np.ascontiguousarray(pooled[:, : self.card.width].cpu().numpy())
-        finite = np.isfinite(rows).all(axis=1)
-        return [
-            row if usable else ModelFailed("The model gave NaN or Inf for this input.")
-            for row, usable in zip(rows, finite, strict=True)
+            hidden = self.body.hidden(batch)
+            columns = {output: self.heads[output](hidden, batch) for output in outputs}
+        rows = [
+            Row({output: values[place] for output, values in columns.items()}, payload)
+            for place, payload in enumerate(payloads)
         ]
+        return [
+            row
+            if all(map(_is_finite, row.values.values()))
+            else ModelFailed("The model gave NaN or Inf for this input.")
+            for row in rows
+        ]
+
+
+def _is_finite(values: Values) -> bool:
+    return bool(np.isfinite(values.values if isinstance(values, SparseVector) else values).all())
 
 
 @contextmanager

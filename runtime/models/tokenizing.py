@@ -16,9 +16,10 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
-from staged_pool.runtime.model import TokenIds, Tokens
+from staged_pool.runtime.model import ModelInput, TokenIds, Tokens, TokenSequence
+from staged_pool.runtime.requests import MODEL_MAX, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
-from staged_pool.stages.work import MODEL_MAX, Prepared, TextInput
+from staged_pool.stages.work import Prepared
 
 _PROBES: Final = ("x", "a b c", "Two sentences. Of words?")
 
@@ -30,7 +31,6 @@ class TextTokenizer:
         source: A tokenizer as its model's author set it up; it is copied.
         max_tokens: Longest input that the model takes, special tokens included.
         vocabulary: Token ids run from 0 to one less.
-        prompt: What goes before each text (not before token ids).
         lower_case: Whether text is lowercased before anything else is done to it.
 
     Raises:
@@ -43,30 +43,30 @@ class TextTokenizer:
         *,
         max_tokens: int,
         vocabulary: int,
-        prompt: str = "",
         lower_case: bool = False,
     ) -> None:
         self._tokenizer = _private_copy(source, lower_case=lower_case)
         self._prefix, self._suffix = _special_tokens(self._tokenizer)
         self._max_tokens = max_tokens
         self._vocabulary = vocabulary
-        self._prompt = prompt
         if len(self._prefix) + len(self._suffix) >= max_tokens:
             raise ConfigError(f"the model takes {max_tokens} tokens, which its special tokens alone fill")
 
-    def preprocess(self, inputs: Sequence[TextInput]) -> list[Prepared[TokenIds] | InvalidInput]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[TokenSequence] | InvalidInput]:
         """Turn each input into token ids, or say what is wrong with it. Order and number are kept.
 
         An error carries no index: only the caller knows where in its request these inputs stand.
         """
-        prepared: list[Prepared[TokenIds] | InvalidInput] = []
-        for given, bare in zip(inputs, self._bare_ids(inputs), strict=True):
+        prepared: list[Prepared[TokenSequence] | InvalidInput] = []
+        texts = [_text(given) for given in inputs]
+        for given, text, bare in zip(inputs, texts, self._bare_ids(inputs, texts), strict=True):
             try:
-                ids = self._finish(given, bare)
+                ids = self._finish(text, bare)
             except InvalidInput as error:
                 prepared.append(error)
             else:
-                prepared.append(Prepared(ids, cost=len(ids)))
+                sequence = TokenSequence(ids, given.outputs)
+                prepared.append(Prepared(sequence, cost=len(ids), batch_key=given.outputs))
         return prepared
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
@@ -80,12 +80,12 @@ class TextTokenizer:
         encoding = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return Tokens(encoding.ids, encoding.tokens)
 
-    def _bare_ids(self, inputs: Sequence[TextInput]) -> list[TokenIds | None]:
+    def _bare_ids(self, inputs: Sequence[ModelInput], texts: Sequence[TextInput]) -> list[TokenIds | None]:
         """The ids of each input, uncut and without special tokens; None for a text that is not valid Unicode."""
-        ids = [None if isinstance(given.source, str) else list(given.source) for given in inputs]
-        places = [place for place, given in enumerate(inputs) if _is_valid_text(given.source)]
-        texts = [f"{self._prompt}{inputs[place].source}" for place in places]
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ids = [list(text.source) if isinstance(text.source, tuple) else None for text in texts]
+        places = [place for place, text in enumerate(texts) if _is_valid_text(text.source)]
+        prompted = [f"{inputs[place].prompt}{texts[place].source}" for place in places]
+        encodings = self._tokenizer.encode_batch_fast(prompted, add_special_tokens=False)
         for place, encoding in zip(places, encodings, strict=True):
             ids[place] = encoding.ids
         return ids
@@ -167,7 +167,13 @@ def _special_tokens(tokenizer: Tokenizer) -> tuple[TokenIds, TokenIds]:
     raise ConfigError("the tokenizer does more with special tokens than to put them around the text")
 
 
-def _is_valid_text(source: str | tuple[int, ...]) -> bool:
+def _text(given: ModelInput) -> TextInput:
+    if not isinstance(given.source, TextInput):
+        raise TypeError("a pair of texts")
+    return given.source
+
+
+def _is_valid_text(source: object) -> bool:
     """Whether this is a text that UTF-8 can express; a lone half of a surrogate pair is not."""
     if not isinstance(source, str):
         return False

@@ -1,4 +1,4 @@
-"""What follows the pooling: the Dense, LayerNorm and Normalize modules of a folder, in its order, in float32."""
+"""What follows a pooling: the Dense, LayerNorm and Normalize modules of a folder, in its order, in float32."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from staged_pool.runtime.models.folder import Dense, HeadModule, LayerNorm
+from staged_pool.runtime.models.specs import Dense, HeadModule, LayerNorm
 from staged_pool.stages.errors import ConfigError
 
 
-def build_head(modules: Sequence[HeadModule], width: int) -> tuple[nn.Sequential, int]:
+def build_modules(modules: Sequence[HeadModule], width: int) -> tuple[nn.Sequential, int]:
     """Load the modules that turn a pooled vector into the final one.
 
     Args:

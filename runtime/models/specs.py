@@ -1,0 +1,117 @@
+"""What was understood of a model folder: its transformer, and the heads on top of it. Frozen values, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from staged_pool.runtime.model import Activation, Scoring, Similarity
+
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+Architecture: TypeAlias = Literal[
+    "encoder", "sequence classifier", "token classifier", "masked language model", "causal language model"
+]
+"""What stands on top of the transformer in the checkpoint, as the Auto classes of transformers tell them apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A linear layer with an activation, after the pooling."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    """Name of a class of `torch.nn`, such as `Tanh`."""
+    residual: bool
+    """Whether the input is added to the result (through a second matrix where the widths differ)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """A layer normalisation, after the pooling."""
+
+    folder: Path
+    dimension: int
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """Vectors are brought to length 1 here, and more modules follow."""
+
+
+HeadModule: TypeAlias = Dense | LayerNorm | Normalize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSpec:
+    """One vector for each input."""
+
+    pooling: tuple[PoolingMode, ...]
+    """Several are concatenated in this order."""
+    modules: tuple[HeadModule, ...]
+    """What follows the pooling, without the normalisation at the very end."""
+    normalize: bool
+    """Whether the chain ends by bringing vectors to length 1."""
+    pools_prompt: bool = True
+    """Whether the tokens of a prompt count in the pooling."""
+    truncate_dim: int | None = None
+    """Keep the first so many values of each vector. None: all."""
+
+
+HeadSpec: TypeAlias = DenseSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """What a model folder says about itself."""
+
+    path: Path
+
+    body: Path
+    """Where `config.json`, the weights and the tokenizer of the transformer lie: `path` or a folder in it."""
+
+    config: Mapping[str, Any]
+    """The transformer's own `config.json`."""
+
+    architecture: Architecture = "encoder"
+
+    heads: tuple[HeadSpec, ...]
+    """What is made of the token vectors; at least one."""
+
+    scoring: Scoring | None = "bi-encoder"
+    """How a query and a document are compared."""
+
+    similarity: Similarity | None = None
+    """How vectors are to be compared. None: not said."""
+
+    labels: tuple[str, ...] = ()
+    """Names of the labels, in the order of their logits."""
+
+    activation: Activation = "identity"
+    """What makes scores of logits."""
+
+    matryoshka: bool = False
+    """Whether vectors may be cut: the model was trained for it."""
+
+    dimensions: tuple[int, ...] = ()
+    """The widths that it was trained for; empty: not said."""
+
+    max_seq_length: int | None = None
+    """Longest input that the folder's author wants, special tokens included. None: not said."""
+
+    lower_case: bool = False
+    """Whether text is lowercased before the tokenizer sees it."""
+
+    prompts: Mapping[str, str]
+    """Texts that the model was trained to see before an input, by name, such as `query`."""
+
+    default_prompt: str = ""
+    """The prompt that the folder puts before every text; empty for most models."""
+
+    notes: tuple[str, ...] = ()
+    """What the reader had to assume, for the log."""

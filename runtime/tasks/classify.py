@@ -1,0 +1,49 @@
+"""Classify: how well each label fits each input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staged_pool.runtime.model import Activation, ModelCard, ModelInput
+from staged_pool.runtime.requests import ClassifyRequest, Output, Outputs
+from staged_pool.runtime.results import ClassifyResult, Usage
+from staged_pool.runtime.tasks.embed import array
+from staged_pool.stages.errors import Unsupported
+from staged_pool.stages.work import Plan
+
+LABELS_ONLY: Final[Outputs] = frozenset({Output.LABELS})
+
+
+def plan(request: ClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
+    """One input of the model for each input of the request.
+
+    Raises:
+        Unsupported: The model has no labels.
+    """
+    if Output.LABELS not in card.outputs:
+        raise Unsupported(f"The model `{card.name}` has no labels to classify texts by.")
+    inputs = [ModelInput(source, LABELS_ONLY, card.default_prompt) for source in request.inputs]
+    return Plan(inputs, partial(_finish, request, card))
+
+
+def _finish(request: ClassifyRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ClassifyResult:
+    logits = np.stack([array(row, Output.LABELS) for row in rows])
+    scores = activated(logits, card.activation) if request.activate else logits
+    return ClassifyResult(scores=scores, labels=card.labels, usage=Usage(tokens), model=card.name)
+
+
+def activated(logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
+    """What an activation makes of [..., labels] logits. Sigmoid: 1 / (1 + exp(-x)). Softmax: exp(x) / sum(exp(x))."""
+    if activation == "identity":
+        return logits
+    if activation == "sigmoid":
+        scores = np.exp(-np.logaddexp(0.0, -logits, dtype=np.float32))  # exp(-x) itself would overflow
+    else:
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        scores = powers / powers.sum(axis=-1, keepdims=True)
+    return np.asarray(scores, np.float32)

@@ -1,0 +1,127 @@
+"""Embed: vectors of each input, of one kind or of several from one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, SparseVector
+from staged_pool.runtime.requests import DENSE_ONLY, EmbedRequest, Output, Outputs
+from staged_pool.runtime.results import EmbedResult, Usage
+from staged_pool.stages.errors import InvalidInput, Unsupported
+from staged_pool.stages.work import Parts, Plan
+
+_VECTORS: Final[Outputs] = frozenset({Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR})
+
+_ROLES: Final[Mapping[str, Role]] = {"query": "query", "document": "document", "passage": "document"}
+"""Names of prompts that say what a text is."""
+
+
+def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
+    """One input of the model for each input of the request.
+
+    Raises:
+        Unsupported: The model does not have an output that is asked for.
+        InvalidInput: `dimensions`, `prompt_name` or `outputs` do not fit the model.
+    """
+    _check_outputs(request.outputs, card)
+    _check_dimensions(request.dimensions, card)
+    prompt = _prompt(request, card)
+    role = _ROLES.get(request.prompt_name or "")
+    may_split = card.splits_long_inputs and request.outputs == DENSE_ONLY
+    inputs = [ModelInput(text, request.outputs, prompt, role, may_split) for text in request.inputs]
+    return Plan(inputs, partial(_finish, request, card))
+
+
+def _check_outputs(outputs: Outputs, card: ModelCard) -> None:
+    if not outputs or not outputs <= _VECTORS:
+        raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(_VECTORS))}.", param="outputs")
+    if missing := outputs.difference(card.outputs):
+        has = ", ".join(card.outputs)
+        raise Unsupported(f"The model `{card.name}` gives no {', '.join(sorted(missing))} output, only: {has}.")
+
+
+def _check_dimensions(dimensions: int | None, card: ModelCard) -> None:
+    if dimensions is None or dimensions == card.width:
+        return
+    if not card.matryoshka:
+        message = f"The model `{card.name}` was not trained for shorter vectors: its dimensions are {card.width}."
+        raise InvalidInput(message, param="dimensions")
+    if card.dimensions and dimensions not in card.dimensions:
+        allowed = ", ".join(map(str, card.dimensions))
+        message = f"dimensions={dimensions} is not one that `{card.name}` was trained for: {allowed}."
+        raise InvalidInput(message, param="dimensions")
+    if not 1 <= dimensions <= card.width:
+        message = f"dimensions={dimensions} is out of range: `{card.name}` gives 1 to {card.width}."
+        raise InvalidInput(message, param="dimensions")
+
+
+def _prompt(request: EmbedRequest, card: ModelCard) -> str:
+    if request.prompt is not None:
+        return request.prompt
+    if request.prompt_name is None:
+        return card.default_prompt
+    if (prompt := card.prompts.get(request.prompt_name)) is not None:
+        return prompt
+    if request.prompt_name in _ROLES and Output.MULTI_VECTOR in request.outputs:
+        return ""  # the model marks queries and documents in a way of its own
+    known = ", ".join(map(repr, card.prompts)) or "none"
+    raise InvalidInput(f"prompt_name is not one of the model's prompts: {known}.", param="prompt_name")
+
+
+def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> EmbedResult:
+    whole = cast("Sequence[Row]", rows)
+    return EmbedResult(
+        dense=_dense(request, card, rows) if Output.DENSE in request.outputs else None,
+        sparse=tuple(cast(SparseVector, row.values[Output.SPARSE]) for row in whole)
+        if Output.SPARSE in request.outputs
+        else None,
+        multi_vector=tuple(
+            normalized(array(row, Output.MULTI_VECTOR)) if request.normalize else array(row, Output.MULTI_VECTOR)
+            for row in whole
+        )
+        if Output.MULTI_VECTOR in request.outputs
+        else None,
+        usage=Usage(tokens),
+        model=card.name,
+    )
+
+
+def _dense(request: EmbedRequest, card: ModelCard, rows: Sequence[object]) -> NDArray[np.float32]:
+    """Cut and normalise pooled rows as the request asks.
+
+    A vector that is cut to fewer dimensions is normalised again (if the model normalises at all), because cosine
+    similarity of cut vectors needs it and clients of Matryoshka models expect it.
+    """
+    normalize = request.normalize and card.normalize
+    vectors = [_mean(row, normalize=normalize) if isinstance(row, Parts) else array(row, Output.DENSE) for row in rows]
+    stacked = vectors[0][np.newaxis] if len(vectors) == 1 else np.stack(vectors)
+    if request.dimensions is not None:
+        stacked = stacked[:, : request.dimensions]
+    return np.ascontiguousarray(normalized(stacked) if normalize else stacked)
+
+
+def _mean(parts: Parts, *, normalize: bool) -> NDArray[np.float32]:
+    """The mean of the vectors of an input's parts, each weighted by its tokens: sum(n_i * v_i) / sum(n_i)."""
+    vectors = np.stack([array(part, Output.DENSE) for part in parts])
+    if normalize:
+        vectors = normalized(vectors)
+    weights = np.array([len(cast(Row, part).sequence.ids) for part in parts], np.float32)
+    mean: NDArray[np.float32] = weights @ vectors / weights.sum()
+    return mean
+
+
+def array(row: object, output: Output) -> NDArray[np.float32]:
+    """One output of a row that is an array."""
+    return cast("NDArray[np.float32]", cast(Row, row).values[output])
+
+
+def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[n, width], each brought to length 1 as torch.nn.functional.normalize does: v / max(|v|, 1e-12)."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, np.newaxis]
+    scaled: NDArray[np.float32] = vectors / np.maximum(lengths, 1e-12)
+    return scaled

@@ -1,0 +1,26 @@
+"""Which task a request is."""
+
+from __future__ import annotations
+
+from staged_pool.runtime.model import ModelCard, ModelInput
+from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ScoreRequest
+from staged_pool.runtime.tasks import classify, embed, score
+from staged_pool.stages.work import Plan, Request
+
+
+def plan(request: Request, card: ModelCard) -> Plan[ModelInput]:
+    """How this model does this request.
+
+    Raises:
+        InvalidInput: The request does not fit the model; says which field does not.
+        Unsupported: The model cannot do the task.
+    """
+    match request:
+        case EmbedRequest():
+            return embed.plan(request, card)
+        case ScoreRequest():
+            return score.plan(request, card)
+        case ClassifyRequest():
+            return classify.plan(request, card)
+        case _:
+            raise TypeError(f"{type(request).__name__} is not a request of any task")

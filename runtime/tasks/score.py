@@ -1,0 +1,142 @@
+"""Score: how well a document answers a query, in whichever way the model compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staged_pool.runtime.model import ModelCard, ModelInput, Role, Similarity
+from staged_pool.runtime.requests import DENSE_ONLY, Output, Outputs, PairInput, ScoreRequest, TextInput
+from staged_pool.runtime.results import Ranked, RerankResult, ScoreResult, Usage
+from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated
+from staged_pool.runtime.tasks.embed import array, normalized
+from staged_pool.stages.errors import InvalidInput, Unsupported
+from staged_pool.stages.work import Plan
+
+_MULTI_VECTOR_ONLY: Final[Outputs] = frozenset({Output.MULTI_VECTOR})
+
+
+def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
+    """One input a pair for a cross-encoder; for the others one a text, and no query twice.
+
+    Raises:
+        Unsupported: The model cannot compare texts.
+        InvalidInput: The queries and documents do not match in number, or a limit does not fit the model.
+    """
+    if card.scoring is None:
+        raise Unsupported(f"The model `{card.name}` cannot score pairs of texts.")
+    _check(request, card)
+    if card.scoring == "cross-encoder":
+        return Plan(_pairs(request), partial(_finish_pairs, request, card))
+    if request.instruction is not None:
+        raise InvalidInput(f"The model `{card.name}` takes no instruction.", param="instruction")
+    queries = [_text(text, "query", request, card) for text in request.queries]
+    documents = [_text(text, "document", request, card) for text in request.documents]
+    return Plan(queries + documents, partial(_finish_texts, request, card))
+
+
+def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
+    """Order documents by their scores, the best first.
+
+    Args:
+        result: Scores of documents.
+        top_n: Keep so many. None and 0: all of them.
+
+    Raises:
+        InvalidInput: `top_n` is negative.
+    """
+    if top_n is not None and top_n < 0:
+        raise InvalidInput("top_n must be at least 0.", param="top_n")
+    order = np.argsort(-result.scores, kind="stable")[: top_n or None]
+    ranking = tuple(Ranked(int(index), float(result.scores[index])) for index in order)
+    return RerankResult(ranking=ranking, usage=result.usage, model=result.model)
+
+
+def _check(request: ScoreRequest, card: ModelCard) -> None:
+    if not request.queries:
+        raise InvalidInput("The request has no query; one is needed.", param="queries")
+    if not request.documents:
+        raise InvalidInput("The request has no documents; at least one is needed.", param="documents")
+    if len(request.queries) not in (1, len(request.documents)):
+        raise InvalidInput(
+            f"There are {len(request.queries)} queries and {len(request.documents)} documents: "
+            "give one query, or as many as documents.",
+            param="queries",
+        )
+    for name in ("max_query_tokens", "max_document_tokens"):
+        value: int | None = getattr(request, name)
+        if value is not None and not 1 <= value < card.max_tokens:
+            message = f"{name}={value} is out of range: `{card.name}` allows 1 to {card.max_tokens - 1}."
+            raise InvalidInput(message, param=name)
+
+
+def _pairs(request: ScoreRequest) -> list[ModelInput]:
+    queries = request.queries if len(request.queries) > 1 else request.queries * len(request.documents)
+    return [
+        ModelInput(
+            PairInput(
+                first=query,
+                second=document,
+                max_tokens=request.max_tokens,
+                max_first_tokens=request.max_query_tokens,
+                max_second_tokens=request.max_document_tokens,
+                instruction=request.instruction,
+            ),
+            LABELS_ONLY,
+        )
+        for query, document in zip(queries, request.documents, strict=True)
+    ]
+
+
+def _text(text: str, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
+    """One text by itself, with the prompt of its role where the model has one."""
+    names = ("query",) if role == "query" else ("document", "passage")
+    prompt = next((card.prompts[name] for name in names if name in card.prompts), card.default_prompt)
+    own = request.max_query_tokens if role == "query" else request.max_document_tokens
+    outputs = DENSE_ONLY if card.scoring == "bi-encoder" else _MULTI_VECTOR_ONLY
+    return ModelInput(TextInput(text, request.max_tokens, max_own_tokens=own), outputs, prompt, role)
+
+
+def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
+    logits = np.stack([array(row, Output.LABELS) for row in rows])
+    scores = activated(logits, card.activation) if request.activate else logits
+    return ScoreResult(scores=scores[:, 0], usage=Usage(tokens), model=card.name)
+
+
+def _finish_texts(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
+    queries, documents = rows[: len(request.queries)], rows[len(request.queries) :]
+    scores = (
+        _similarities(queries, documents, card.similarity)
+        if card.scoring == "bi-encoder"
+        else _late_interaction(queries, documents)
+    )
+    return ScoreResult(scores=scores, usage=Usage(tokens), model=card.name)
+
+
+def _similarities(
+    queries: Sequence[object], documents: Sequence[object], similarity: Similarity
+) -> NDArray[np.float32]:
+    """Of each document's vector with its query's, in float32; distances are negated, so that higher is better."""
+    q = np.stack([array(row, Output.DENSE) for row in queries])
+    d = np.stack([array(row, Output.DENSE) for row in documents])
+    if similarity == "cosine":
+        q, d = normalized(q), normalized(d)
+    if similarity in ("cosine", "dot"):
+        products = d @ q[0] if len(q) == 1 else np.einsum("ij,ij->i", q, d)
+        return np.asarray(products, np.float32)
+    distances = np.linalg.norm(q - d, ord=2 if similarity == "euclidean" else 1, axis=1)
+    return np.asarray(-distances, np.float32)
+
+
+def _late_interaction(queries: Sequence[object], documents: Sequence[object]) -> NDArray[np.float32]:
+    """MaxSim of each document with its query: the sum over the query's tokens of the largest cosine with any of the
+    document's (Khattab and Zaharia, 2020, ColBERT, equation 3)."""
+    qs = [normalized(array(row, Output.MULTI_VECTOR)) for row in queries]
+    ds = [normalized(array(row, Output.MULTI_VECTOR)) for row in documents]
+    if len(qs) == 1:
+        qs *= len(ds)
+    return np.array([(q @ d.T).max(axis=1).sum() if len(d) else 0.0 for q, d in zip(qs, ds, strict=True)], np.float32)
