@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_TEXT_ENCODING_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
@@ -21,7 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from staged_pool.runtime.models.specs import ModelFolder
+from staged_pool.runtime.models.specs import Architecture, ModelFolder
 from staged_pool.stages.errors import ConfigError
 
 _SANE_TOKENS = 10**9
@@ -29,7 +30,7 @@ _SANE_TOKENS = 10**9
 
 
 def load_transformer(folder: ModelFolder, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The folder's transformer without a head, in eval mode.
+    """The folder's transformer in eval mode, with the checkpoint's own head where `ModelFolder.architecture` names one.
 
     Raises:
         ConfigError: The architecture is not one of transformers, or the weights are not all there or do not fit.
@@ -42,7 +43,7 @@ def load_transformer(folder: ModelFolder, *, dtype: torch.dtype, device: torch.d
         config = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=False)
         if hasattr(config, "use_cache"):
             config.use_cache = False
-        model_class = _model_class(config)
+        model_class = _model_class(config, folder.architecture)
         if not hasattr(config, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights.
@@ -82,8 +83,13 @@ def load_tokenizer(folder: ModelFolder) -> tuple[Tokenizer, int | None]:
     return tokenizer.backend_tokenizer, declared if 0 < declared < _SANE_TOKENS else None
 
 
-def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[PreTrainedModel]:
     """The class that reads this config; only the encoder where there is a decoder beside it."""
+    if architecture == "masked language model":
+        masked: type[PreTrainedModel] | None = MODEL_FOR_MASKED_LM_MAPPING.get(type(config), None)
+        if masked is None:
+            raise ConfigError(f"config.json: model_type={config.model_type!r} has no masked language model")
+        return masked
     found = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
     if found is None and not config.is_encoder_decoder:
         found = MODEL_MAPPING.get(type(config), None)

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
-from staged_pool.runtime.model import Similarity
+from staged_pool.runtime.models.folder_bge_m3 import with_bge_m3_heads
+from staged_pool.runtime.models.folder_multi_vector import is_multi_vector, read_multi_vector_folder
+from staged_pool.runtime.models.folder_parts import (
+    expect_level,
+    read_body_config,
+    read_chain,
+    read_dense,
+    read_prompts,
+    read_similarity,
+    read_transformer_settings,
+    required,
+)
+from staged_pool.runtime.models.folder_sparse import read_sparse_folder
 from staged_pool.runtime.models.json_file import JsonFile
 from staged_pool.runtime.models.specs import (
-    Dense,
     DenseSpec,
     HeadModule,
     LayerNorm,
@@ -35,21 +46,9 @@ _POOLING_FLAGS: Final[Mapping[str, PoolingMode]] = {
 }
 """How older folders name the modes, in the order in which several are concatenated."""
 
-_TRANSFORMER_FILES: Final = tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-
-_WEIGHT_FILES: Final = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
-
 
 def read_folder(path: Path) -> ModelFolder:
-    """Read the folder of an embedding model.
+    """Read a model folder, of whichever kind it is.
 
     Raises:
         ConfigError: A file is missing or malformed (named with its field), a module is not known, or the
@@ -58,19 +57,25 @@ def read_folder(path: Path) -> ModelFolder:
     modules_file = JsonFile.read(path / "modules.json", root=path, kind=list)
     settings = JsonFile.read(path / "config_sentence_transformers.json", root=path) or JsonFile.empty()
     kind = settings.get("model_type", str, "SentenceTransformer")
+    if is_multi_vector(path, modules_file, settings):
+        return read_multi_vector_folder(path, modules_file, settings)
+    if kind == "SparseEncoder":
+        return read_sparse_folder(path, modules_file, settings)
     if kind != "SentenceTransformer":
         raise ConfigError(f"{path}: this is a {kind}, not a model that gives one vector for each text")
+    folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
+    return with_bge_m3_heads(folder)
 
-    if modules_file is None:
-        return _plain_folder(path, settings)
 
-    chain = _chain(modules_file, path)
+def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) -> ModelFolder:
+    """A chain that ends in one vector for each text."""
+    chain = read_chain(modules_file, path)
     if not chain or chain[0][0] != "Transformer":
         first = chain[0][0] if chain else "nothing"
         raise ConfigError(f"modules.json: must begin with a Transformer, begins with {first}")
     body = chain[0][1]
-    config = _body_config(body, root=path)
-    transformer = _transformer_settings(body, root=path)
+    config = read_body_config(body, root=path)
+    transformer = read_transformer_settings(body, root=path)
     if transformer.get("transformer_task", str, "feature-extraction") != "feature-extraction":
         raise ConfigError(f"{transformer.name}: transformer_task must be feature-extraction for embeddings")
     if transformer.get("processing_kwargs", dict, {}):
@@ -80,9 +85,9 @@ def read_folder(path: Path) -> ModelFolder:
             f"modules.json: the Transformer must be followed by a Pooling, the chain is "
             f"{' -> '.join(name for name, _ in chain)}"
         )
-    pooling_file = _required(chain[1][1] / "config.json", root=path)
+    pooling_file = required(chain[1][1] / "config.json", root=path)
     modules, normalize = _head(chain[2:], root=path)
-    prompts, prompt = _prompts(settings)
+    prompts, prompt = read_prompts(settings)
     return ModelFolder(
         path=path,
         body=body,
@@ -96,7 +101,7 @@ def read_folder(path: Path) -> ModelFolder:
                 truncate_dim=settings.positive("truncate_dim"),
             ),
         ),
-        similarity=_similarity(settings),
+        similarity=read_similarity(settings),
         **_matryoshka(config, settings),
         max_seq_length=transformer.positive("max_seq_length"),
         lower_case=transformer.get("do_lower_case", bool, False),
@@ -107,11 +112,11 @@ def read_folder(path: Path) -> ModelFolder:
 
 def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
     """A transformer without `modules.json`: read as sentence-transformers reads it (mean, not normalised)."""
-    config = _body_config(path, root=path)
+    config = read_body_config(path, root=path)
     architectures = config.get("architectures") or [""]
     causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
     mode: PoolingMode = "lasttoken" if causal else "mean"
-    prompts, prompt = _prompts(settings)
+    prompts, prompt = read_prompts(settings)
     return ModelFolder(
         path=path,
         body=path,
@@ -119,20 +124,12 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
         heads=(
             DenseSpec(pooling=(mode,), modules=(), normalize=False, truncate_dim=settings.positive("truncate_dim")),
         ),
-        similarity=_similarity(settings),
+        similarity=read_similarity(settings),
         **_matryoshka(config, settings),
         prompts=prompts,
         default_prompt=prompt,
         notes=(f"no modules.json: {mode} pooling without normalisation is assumed",),
     )
-
-
-def _similarity(settings: JsonFile) -> Similarity | None:
-    name = settings.get("similarity_fn_name", str, None)
-    if name is not None and name not in get_args(Similarity):
-        known = ", ".join(get_args(Similarity))
-        raise ConfigError(f"{settings.name}: similarity_fn_name={name!r} is not known, only {known}")
-    return cast("Similarity | None", name)
 
 
 def _matryoshka(config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
@@ -150,38 +147,18 @@ def _matryoshka(config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]
     return {"matryoshka": said, "dimensions": tuple(sorted(dimensions))}
 
 
-def _chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:
-    """The modules in order: the last part of each one's type, and its folder. Dropout does nothing here."""
-    chain = []
-    for place, entry in enumerate(modules.content):
-        module = JsonFile(f"{modules.name}[{place}]", entry)
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{module.name}: must be an object")
-        kind, folder = module.get("type", str, None), module.get("path", str, "")
-        if kind is None:
-            raise ConfigError(f"{module.name}: type is missing")
-        if not (path / folder).resolve().is_relative_to(path.resolve()):
-            raise ConfigError(f"{module.name}: path={folder!r} leads out of the model folder")
-        name = kind.rpartition(".")[2]
-        if not kind.startswith(("sentence_transformers.", "pylate.")):
-            raise ConfigError(f"{module.name}: module {kind} is the folder's own code, which is never run")
-        if name != "Dropout":
-            chain.append((name, path / folder))
-    return chain
-
-
 def _head(chain: list[tuple[str, Path]], *, root: Path) -> tuple[tuple[HeadModule, ...], bool]:
     """What follows the pooling, and whether the chain ends by normalising (left to postprocess)."""
     head: list[HeadModule] = []
     for name, folder in chain:
         if name == "Normalize":
             settings = JsonFile.read(folder / "config.json", root=root) or JsonFile.empty()
-            _refuse_token_level(settings)
+            expect_level(settings, "sentence_embedding")
             head.append(Normalize())
         elif name == "Dense":
-            head.append(_dense(folder, root=root))
+            head.append(read_dense(folder, root=root))
         elif name == "LayerNorm":
-            file = _required(folder / "config.json", root=root)
+            file = required(folder / "config.json", root=root)
             head.append(LayerNorm(folder=folder, dimension=file.size("dimension")))
         else:
             raise ConfigError(f"modules.json: module {name} is not supported after the pooling")
@@ -190,29 +167,6 @@ def _head(chain: list[tuple[str, Path]], *, root: Path) -> tuple[tuple[HeadModul
         head.pop()
         normalize = True
     return tuple(head), normalize
-
-
-def _dense(folder: Path, *, root: Path) -> Dense:
-    file = _required(folder / "config.json", root=root)
-    _refuse_token_level(file)
-    activation = file.get("activation_function", str, "torch.nn.modules.activation.Tanh")
-    if not activation.startswith("torch.nn.modules."):
-        raise ConfigError(f"{file.name}: activation_function={activation!r} is not one of torch.nn")
-    return Dense(
-        folder=folder,
-        in_features=file.size("in_features"),
-        out_features=file.size("out_features"),
-        bias=file.get("bias", bool, True),
-        activation=activation.rpartition(".")[2],
-        residual=file.get("use_residual", bool, False),
-    )
-
-
-def _refuse_token_level(file: JsonFile) -> None:
-    for field in ("module_input_name", "module_output_name"):
-        value = file.get(field, str, None) or "sentence_embedding"
-        if value != "sentence_embedding":
-            raise ConfigError(f"{file.name}: {field}={value!r} is not supported, only sentence_embedding")
 
 
 def _pooling_modes(file: JsonFile) -> tuple[PoolingMode, ...]:
@@ -229,38 +183,3 @@ def _pooling_modes(file: JsonFile) -> tuple[PoolingMode, ...]:
             raise ConfigError(f"{file.name}: pooling_mode={name!r} is not known, only {', '.join(_POOLING_MODES)}")
         modes.append(name)
     return tuple(modes)
-
-
-def _prompts(settings: JsonFile) -> tuple[Mapping[str, str], str]:
-    """All prompts by name, and the one that goes before every text."""
-    prompts = settings.get("prompts", dict, {})
-    for name, text in prompts.items():
-        if text is not None and not isinstance(text, str):
-            raise ConfigError(f"{settings.name}: prompts[{name!r}] must be a text")
-    prompts = {name: text or "" for name, text in prompts.items()}
-    default = settings.get("default_prompt_name", str, None)
-    if default is not None and default not in prompts:
-        raise ConfigError(f"{settings.name}: default_prompt_name={default!r} is not among the prompts")
-    return prompts, prompts[default] if default is not None else ""
-
-
-def _body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
-    """The transformer's config. That its weights are there is checked here too, before anything is built."""
-    config = _required(body / "config.json", root=root)
-    if not any((body / name).is_file() for name in _WEIGHT_FILES):
-        raise ConfigError(f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index)")
-    content: Mapping[str, Any] = config.content
-    return content
-
-
-def _transformer_settings(body: Path, *, root: Path) -> JsonFile:
-    for name in _TRANSFORMER_FILES:
-        if (file := JsonFile.read(body / name, root=root)) is not None:
-            return file
-    return JsonFile.empty()
-
-
-def _required(path: Path, *, root: Path) -> JsonFile:
-    if (file := JsonFile.read(path, root=root)) is None:
-        raise ConfigError(f"{root}: no {path.relative_to(root)}, so this is not a complete model folder")
-    return file

@@ -10,6 +10,8 @@ from functools import partial
 
 import structlog
 import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
 
 from staged_pool.runtime.config import Device as DeviceName
 from staged_pool.runtime.config import DType as DTypeName
@@ -20,8 +22,11 @@ from staged_pool.runtime.models.checkpoint import load_tokenizer, load_transform
 from staged_pool.runtime.models.folder import read_folder
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
+from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
+from staged_pool.runtime.models.heads.sparse import TokenWeightsHead, build_splade
 from staged_pool.runtime.models.resolver import resolve
-from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
+from staged_pool.runtime.models.roles import resolve_roles
+from staged_pool.runtime.models.specs import DenseSpec, ModelFolder, MultiVectorSpec, SpladeSpec, TokenWeightsSpec
 from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads
 from staged_pool.runtime.models.tokenizing import TextTokenizer
@@ -53,16 +58,18 @@ def load_model(config: EngineConfig) -> TextEncoder:
         log.info("model.assumed", model=resolved.name, note=note)
 
     source, declared_tokens = load_tokenizer(folder)
-    body = Body(load_transformer(folder, dtype=dtype, device=device))
-    heads = _heads(folder, body, device)
-    dense = heads.get(Output.DENSE)
-    dense_spec: DenseSpec | None = next((spec for spec in folder.heads), None)
+    whole = load_transformer(folder, dtype=dtype, device=device)
+    body = Body(whole.base_model)
     max_tokens = _max_tokens(folder, declared_tokens, body)
+    heads = _heads(folder, whole, body, source, max_tokens=max_tokens)
+    dense = heads.get(Output.DENSE)
+    dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
     tokenizer = TextTokenizer(
         source,
         max_tokens=max_tokens,
         vocabulary=body.vocabulary,
         lower_case=folder.lower_case,
+        roles=resolve_roles(folder.roles, source, vocabulary=body.vocabulary, max_tokens=max_tokens),
     )
     if why := body.choose_layout(config.attention, max_tokens):
         log.info("model.padded", model=resolved.name, reason=why)
@@ -108,11 +115,24 @@ def load_model(config: EngineConfig) -> TextEncoder:
     return replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
 
 
-def _heads(folder: ModelFolder, body: Body, device: torch.device) -> dict[Output, Head]:
+def _heads(
+    folder: ModelFolder, whole: PreTrainedModel, body: Body, tokenizer: Tokenizer, *, max_tokens: int
+) -> dict[Output, Head]:
     """What the folder says is on top of its transformer, by what it gives."""
+    device = whole.device
     heads: dict[Output, Head] = {}
     for spec in folder.heads:
-        heads[Output.DENSE] = DenseHead(spec, body.width, device)
+        match spec:
+            case DenseSpec():
+                heads[Output.DENSE] = DenseHead(spec, body.width, device)
+            case MultiVectorSpec():
+                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device)
+            case SpladeSpec():
+                heads[Output.SPARSE] = build_splade(spec, whole, max_tokens=max_tokens)
+            case TokenWeightsSpec():
+                heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
+    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads:
+        heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
     return heads
 
 

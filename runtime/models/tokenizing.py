@@ -9,14 +9,15 @@ The batch call is used even for one text: it releases the GIL, the single call d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
-from staged_pool.runtime.model import ModelInput, TokenIds, Tokens, TokenSequence
+from staged_pool.runtime.model import ModelInput, Role, TokenIds, Tokens, TokenSequence
+from staged_pool.runtime.models.roles import PLAIN, RoleSpec
 from staged_pool.runtime.requests import MODEL_MAX, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
@@ -32,6 +33,7 @@ class TextTokenizer:
         max_tokens: Longest input that the model takes, special tokens included.
         vocabulary: Token ids run from 0 to one less.
         lower_case: Whether text is lowercased before anything else is done to it.
+        roles: How queries and documents are read, where that differs; an input without a role is a document.
 
     Raises:
         ConfigError: The special tokens are not a fixed beginning and end, or leave the text no room.
@@ -44,11 +46,13 @@ class TextTokenizer:
         max_tokens: int,
         vocabulary: int,
         lower_case: bool = False,
+        roles: Mapping[Role, RoleSpec] | None = None,
     ) -> None:
         self._tokenizer = _private_copy(source, lower_case=lower_case)
         self._prefix, self._suffix = _special_tokens(self._tokenizer)
         self._max_tokens = max_tokens
         self._vocabulary = vocabulary
+        self._roles = roles or {}
         if len(self._prefix) + len(self._suffix) >= max_tokens:
             raise ConfigError(f"the model takes {max_tokens} tokens, which its special tokens alone fill")
 
@@ -61,12 +65,11 @@ class TextTokenizer:
         texts = [_text(given) for given in inputs]
         for given, text, bare in zip(inputs, texts, self._bare_ids(inputs, texts), strict=True):
             try:
-                ids = self._finish(text, bare)
+                sequence = self._finish(given, text, bare)
             except InvalidInput as error:
                 prepared.append(error)
             else:
-                sequence = TokenSequence(ids, given.outputs)
-                prepared.append(Prepared(sequence, cost=len(ids), batch_key=given.outputs))
+                prepared.append(Prepared(sequence, cost=len(sequence.ids), batch_key=given.outputs))
         return prepared
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
@@ -90,22 +93,23 @@ class TextTokenizer:
             ids[place] = encoding.ids
         return ids
 
-    def _finish(self, given: TextInput, bare: TokenIds | None) -> TokenIds:
-        """Cut, add special tokens and check: the ids that the model is to see."""
-        limit = token_limit(given.max_tokens, self._max_tokens)
+    def _finish(self, wanted: ModelInput, given: TextInput, bare: TokenIds | None) -> TokenSequence:
+        """Cut, add special tokens and check: what the model is to see."""
+        role = self._roles.get(wanted.role or "document", PLAIN)
+        limit, longest = role.limit(token_limit(given.max_tokens, self._max_tokens), self._max_tokens)
         if bare is None:
             raise _not_unicode()
         adds = isinstance(given.source, str) and given.add_special_tokens
-        prefix, suffix = (self._prefix, self._suffix) if adds else ([], [])
+        prefix, suffix = ([*self._prefix, *role.marker], self._suffix) if adds else ([], [])
         tokens = len(prefix) + len(bare) + len(suffix)
         if limit is not None and tokens > limit:
             room = max(limit - len(prefix) - len(suffix), 0)
             bare = bare[:room] if given.truncate_side == "right" else bare[len(bare) - room :]
             # A limit below the special tokens leaves no text at all, and not even all of them.
             ids = [*prefix, *bare, *suffix][:limit]
-        elif tokens > self._max_tokens:
+        elif tokens > longest:
             raise InvalidInput(
-                f"This model's maximum context length is {self._max_tokens} tokens. However, your input "
+                f"This model's maximum context length is {longest} tokens. However, your input "
                 f"contains {tokens} tokens. Please reduce the length of the input prompt, "
                 "or set truncate_prompt_tokens.",
                 param="input",
@@ -118,7 +122,7 @@ class TextTokenizer:
         if (lowest := min(ids)) < 0 or max(ids) >= self._vocabulary:
             wrong = lowest if lowest < 0 else max(ids)
             raise InvalidInput(f"Token id {wrong} is out of vocabulary", param="input")
-        return ids
+        return role.sequence(ids, wanted.outputs, expand=adds)
 
 
 def token_limit(max_tokens: int | None, model_max_tokens: int) -> int | None:
