@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from staged_pool.runtime.models.folder_bge_m3 import with_bge_m3_heads
-from staged_pool.runtime.models.folder_multi_vector import is_multi_vector, read_multi_vector_folder
+from staged_pool.runtime.models.bge_m3_folder import with_bge_m3_heads
 from staged_pool.runtime.models.folder_parts import (
     expect_level,
     read_body_config,
@@ -22,8 +21,9 @@ from staged_pool.runtime.models.folder_parts import (
     read_transformer_settings,
     required,
 )
-from staged_pool.runtime.models.folder_sparse import read_sparse_folder
 from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.multi_vector_folder import is_multi_vector, read_multi_vector_folder
+from staged_pool.runtime.models.sparse_folder import read_sparse_folder
 from staged_pool.runtime.models.specs import (
     DenseSpec,
     HeadModule,
