@@ -25,12 +25,19 @@ from staged_pool.runtime.models.specs import (
 _WITHOUT_WEIGHT: Final = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 """Tokens that the sparse head gives no weight, and how XLM-RoBERTa spells them."""
 
+_NAMES: Final = ("sparse_linear", "colbert_linear")
+
 _ROLES: Final[tuple[Role, ...]] = ("query", "document")
+
+
+def has_bge_m3_heads(body: Path) -> bool:
+    """Whether a transformer's folder holds the weights of at least one of them."""
+    return any(_projection(body, name) is not None for name in _NAMES)
 
 
 def with_bge_m3_heads(folder: ModelFolder) -> ModelFolder:
     """The folder with the heads whose weights lie in it; as it was where there are none."""
-    sparse, colbert = (_projection(folder.body, f"{name}_linear") for name in ("sparse", "colbert"))
+    sparse, colbert = (_projection(folder.body, name) for name in _NAMES)
     if sparse is None and colbert is None:
         return folder
     heads: list[HeadSpec] = list(folder.heads)

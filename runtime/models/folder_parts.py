@@ -19,12 +19,9 @@ _TRANSFORMER_FILES: Final = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
-_WEIGHT_FILES: Final = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+SAFE_WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
+
+_WEIGHT_FILES: Final = (*SAFE_WEIGHT_FILES, "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def read_similarity(settings: JsonFile) -> Similarity | None:

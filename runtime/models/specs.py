@@ -106,7 +106,29 @@ class MultiVectorSpec:
     """What every token vector goes through, without the normalisation at the very end."""
 
 
-HeadSpec: TypeAlias = DenseSpec | SpladeSpec | TokenWeightsSpec | MultiVectorSpec
+@dataclass(frozen=True, slots=True)
+class LabelsSpec:
+    """One logit for each label, made of the whole input by the checkpoint's own head."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLabelsSpec:
+    """One logit for each label and token, made by the checkpoint's own head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitScoreSpec:
+    """One logit, of a language model: how much likelier one answer to the input is than another."""
+
+    true_token: int | str
+    """The token of the vocabulary that says yes, or its id."""
+    false_token: int | str | None
+    """The one that says no, whose logit is subtracted. None: nothing is subtracted."""
+
+
+HeadSpec: TypeAlias = (
+    DenseSpec | SpladeSpec | TokenWeightsSpec | MultiVectorSpec | LabelsSpec | TokenLabelsSpec | LogitScoreSpec
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +151,24 @@ class RoleSettings:
     """Tokens whose vectors are left out."""
     skip_first: bool = False
     """Whether the first token's vector is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairTemplate:
+    """How a query, a document and an instruction become the one text that a language model reads as a reranker."""
+
+    text: str | None = None
+    """Has the fields `{query}` and `{document}`, and `{instruction}` where there is a place for one. None: the chat
+    template of the folder's tokenizer, which is given a message of each of the roles `query` and `document`, and one of
+    `system` before them where there is an instruction, as sentence-transformers does it."""
+    instruction: str | None = None
+    """What the model is to look for unless the request says it. None: what the chat template says by itself."""
+    structured: bool = False
+    """For a chat template: the content of a message is a list of `{"type": "text", "text": ...}`, and not a text."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What a chat template is given beside the messages, such as `add_generation_prompt`."""
+    add_special_tokens: bool = False
+    """Whether the tokenizer adds special tokens around the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +199,9 @@ class ModelFolder:
 
     activation: Activation = "identity"
     """What makes scores of logits."""
+
+    pair_template: PairTemplate | None = None
+    """What makes one text of a pair. None: the tokenizer's special tokens do."""
 
     matryoshka: bool = False
     """Whether vectors may be cut: the model was trained for it."""

@@ -116,6 +116,7 @@ def test_entities_depend_on_the_aggregation(kind: str, tiny_folder: TinyFolder) 
     }
     assert all(found.values())
     assert len({str(each) for each in found.values()}) == 5
+    assert {each["entity_group"] for each in found["simple"]} == {"PER", "LOC"}
 
 
 @pytest.mark.parametrize("kind", tiny.PROMPTED)

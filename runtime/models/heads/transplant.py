@@ -35,12 +35,14 @@ _PROBE_LENGTHS: Final = (7, 1, 12, 5)
 
 
 class TransplantedHead:
-    """The head of a model without its transformer. Runs in the dtype and on the device of its weights.
+    """The head of a model without its transformer, on the device of its weights.
 
     Keeps the head's weights, and of the transformer only what the head reads: BERT's pooler.
 
     Args:
         whole: A model such as `BertForSequenceClassification`, in eval mode. It stays as it is.
+        dtype: Copy the head's weights into this dtype. None: share those of `whole`, which may be tied to its
+            embeddings.
         entries: Keep only these rows of the output embeddings: those of a language model of which only a few entries
             of the vocabulary are wanted. None: all.
 
@@ -48,7 +50,9 @@ class TransplantedHead:
         ConfigError: The transformer is not a part of the model that can be replaced.
     """
 
-    def __init__(self, whole: PreTrainedModel, *, entries: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, whole: PreTrainedModel, *, dtype: torch.dtype | None = None, entries: Sequence[int] | None = None
+    ) -> None:
         base, prefix = whole.base_model, whole.base_model_prefix
         if base is whole or whole._modules.get(prefix) is not base:
             raise ConfigError(f"{type(whole).__name__} does not keep its head apart from its transformer")
@@ -56,8 +60,13 @@ class TransplantedHead:
         self._model = _shallow_copy(whole)
         self._model._modules[prefix] = self._states
         if entries is not None:
-            _narrow(self._model, entries)
-        self._inherited = {id(parameter) for parameter in base.parameters()}
+            _narrow(self._model, whole.get_output_embeddings(), entries)
+        inherited = {id(parameter) for parameter in base.parameters()}
+        self._parameters: int = sum(p.numel() for p in self._model.parameters() if id(p) not in inherited)
+        self._dtype = dtype or whole.dtype
+        if dtype is not None:
+            self._model = copy.deepcopy(self._model).to(dtype)
+            self._states = self._model._modules[prefix]
 
     @property
     def name(self) -> str:
@@ -66,20 +75,19 @@ class TransplantedHead:
 
     def parameters(self) -> int:
         """How many there are, without those of the transformer (or tied to it)."""
-        return sum(p.numel() for p in self._model.parameters() if id(p) not in self._inherited)
+        return self._parameters
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """The head's logits.
 
         Args:
-            hidden: [sequences, tokens, width], in the dtype of the weights: what the transformer would give, of
-                sequences without padding.
+            hidden: [sequences, tokens, width]: what the transformer would give, of sequences without padding.
 
         Returns:
             What the whole model calls its logits: [sequences, labels], or [sequences, tokens, labels] where it has
             them for every token.
         """
-        self._states.hidden = hidden
+        self._states.hidden = hidden.to(self._dtype)
         try:
             ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
             logits: Tensor = self._model(input_ids=ids).logits
@@ -113,9 +121,8 @@ def _shallow_copy(whole: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _narrow(model: PreTrainedModel, entries: Sequence[int]) -> None:
-    """Cut the output embeddings to a few rows."""
-    outputs = model.get_output_embeddings()
+def _narrow(model: PreTrainedModel, outputs: nn.Module | None, entries: Sequence[int]) -> None:
+    """Put a few rows of the output embeddings in their place."""
     name = next((name for name, part in model._modules.items() if part is outputs), None)
     if name is None or not isinstance(outputs, nn.Linear):
         raise ConfigError(f"{type(model).__name__} has no output embeddings that can be read by rows")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,16 +177,19 @@ def _tokcls_distilbert(folder: Path) -> None:
 
 
 def _balance(model: hf.PreTrainedModel, tokenizer: hf.PreTrainedTokenizerFast) -> None:
-    """Widen, and let every label be the likeliest for some tokens."""
+    """Widen, and let every label be the likeliest for some tokens of a text."""
     bodies.widen(model)
     tokens = torch.tensor([tokenizer.encode(CORPUS[0])[: bodies.POSITIONS]])
     with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "attention.output.dense" in name or "attention.out_lin" in name:
+                parameter.mul_(0.3)  # or else the tokens of a text are much alike
         logits = model.eval()(tokens).logits[0]
         scale = 4 / logits.std(dim=0)
         model.classifier.weight *= scale[:, None]
         model.classifier.bias -= logits.mean(dim=0)
         model.classifier.bias *= scale
-        model.classifier.bias[0] -= 2  # most tokens are in no entity otherwise
+        model.classifier.bias[0] -= 1  # most tokens are in no entity otherwise
 
 
 def without_types(folder: Path) -> None:
@@ -194,9 +197,7 @@ def without_types(folder: Path) -> None:
     edit_json(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
 
 
-_Kinds = Mapping[str, Callable[[Path], None]]
-
-CROSS_ENCODERS: _Kinds = {
+CROSS_ENCODERS: Mapping[str, Body] = {
     "ce-bert-1label": _ce_bert(SIGMOID),
     "ce-bert-identity": _ce_bert(IDENTITY),
     "ce-bert-old": _ce_bert_old,
@@ -209,7 +210,7 @@ CROSS_ENCODERS: _Kinds = {
 }
 """Each kind that scores two texts together, by name."""
 
-CLASSIFIERS: _Kinds = {
+CLASSIFIERS: Mapping[str, Body] = {
     "seqcls-multiclass": _bert_labels("anger", "joy", "fear", "love"),
     "seqcls-multilabel": _bert_labels("toxic", "obscene", "insult", problem_type="multi_label_classification"),
     "seqcls-regression": _bert_labels("quality", problem_type="regression"),
@@ -219,7 +220,7 @@ CLASSIFIERS: _Kinds = {
 }
 """Each kind that labels a text, by name."""
 
-TOKEN_CLASSIFIERS: _Kinds = {
+TOKEN_CLASSIFIERS: Mapping[str, Body] = {
     "tokcls-ner": _tokcls_bert,
     "tokcls-distilbert": _tokcls_distilbert,
 }
