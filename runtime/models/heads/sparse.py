@@ -171,8 +171,8 @@ class TokenWeightsHead:
     def _row(self, ids: TokenIds, weights: NDArray[np.float32]) -> SparseVector:
         indices, places = np.unique(np.array(ids, np.int64), return_inverse=True)
         largest = np.zeros(len(indices), np.float32)
-        np.maximum.at(largest, places, weights)
-        # Written so that NaN stays and is found: it is neither above 0 nor not.
+        with np.errstate(invalid="ignore"):  # NaN stays, and is found
+            np.maximum.at(largest, places, weights)
         kept = ~(largest <= 0) & ~np.isin(indices, self._left_out)
         return SparseVector(indices[kept].astype(np.int32), largest[kept])
 
