@@ -43,7 +43,7 @@ main = typer.Typer(
 
 def _flag(name: str, panel: str, text: str) -> Any:
     """An option that can also be set in the environment, as `STAGED_POOL_` and its name."""
-    variable = "STAGED_POOL_" + name.removeprefix("--").replace("-", "_").upper()
+    variable = "STAGED_POOL_" + name.split("/", maxsplit=1)[0].removeprefix("--").replace("-", "_").upper()
     return typer.Option(name, envvar=variable, rich_help_panel=panel, help=text)
 
 
@@ -73,6 +73,15 @@ AttentionFlag = Annotated[
     Attention,
     _flag(
         "--attention", "Device", "packed computes no padding; padded suits any model. auto: packed where it is right."
+    ),
+]
+Matryoshka = Annotated[
+    bool | None,
+    _flag(
+        "--matryoshka/--no-matryoshka",
+        "Model",
+        "Whether vectors may be cut to fewer dimensions. Default: where the folder says that the model was trained for "
+        "it.",
     ),
 ]
 TorchThreads = Annotated[
@@ -127,6 +136,7 @@ def serve(
     device: DeviceFlag = _DEFAULT.device,
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
+    matryoshka: Matryoshka = None,
     torch_threads: TorchThreads = None,
     preprocess_limit: Annotated[
         int,
@@ -234,6 +244,7 @@ def serve(
             revision=revision,
             offline=offline,
             served_name=served_name,
+            matryoshka=matryoshka,
             device=device,
             dtype=dtype,
             attention=attention,
@@ -273,6 +284,7 @@ def embed(
     device: DeviceFlag = _DEFAULT.device,
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
+    matryoshka: Matryoshka = None,
     torch_threads: TorchThreads = None,
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
@@ -286,6 +298,7 @@ def embed(
             device=device,
             dtype=dtype,
             attention=attention,
+            matryoshka=matryoshka,
             torch_threads=torch_threads,
         )
         _prepare_environment(offline=offline)

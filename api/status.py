@@ -32,6 +32,7 @@ TABLE: Final[dict[type[BaseException], Row]] = {
     errors.ConfigError: Row(500, "InternalServerError", "misconfigured"),
     errors.StageFailed: Row(500, "InternalServerError", "stage_failed"),
     errors.StagedPoolError: Row(500, "InternalServerError", "failed"),
+    errors.Unsupported: Row(501, "NotImplementedError", "unsupported"),
     errors.DeviceLost: Row(503, "ServiceUnavailableError", "device_lost"),
     errors.EngineStopped: Row(503, "ServiceUnavailableError", "unavailable"),
     errors.OutOfMemory: Row(503, "ServiceUnavailableError", "out_of_memory"),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perf import coldstart, liveness, memory, overhead, overload, soak, throughput
+from perf import coldstart, fanout, liveness, memory, overhead, overload, soak, throughput
 from perf.servers import Backend, Options
 from perf.texts import Shape
 from staged_pool.runtime.config import DType
@@ -107,6 +107,22 @@ def throughput_command(
     """Texts per second for 1, 4, 16 and 64 clients and three kinds of requests."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     throughput.run(options, seconds=seconds)
+
+
+@main.command("fanout")
+def fanout_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Of single texts alone, and beside rankings, in turns.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Of one round.")] = 6.0,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="That send single texts.")] = 8,
+) -> None:
+    """What a client that has 1,000 documents ranked does to others with single texts."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    fanout.run(options, rounds=rounds, seconds=seconds, clients=clients)
 
 
 @main.command("overload")

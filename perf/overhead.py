@@ -87,14 +87,15 @@ class BareForward:
     """The same model without anything around it: `forward` on ids, in the thread that loaded it."""
 
     def __init__(self, options: Options, text: str, pause_s: float) -> None:
+        from staged_pool.runtime.model import ModelInput
         from staged_pool.runtime.models.load import load_model
-        from staged_pool.stages.errors import InvalidInput
-        from staged_pool.stages.work import TextInput
+        from staged_pool.runtime.requests import DENSE_ONLY, TextInput
+        from staged_pool.stages.work import Prepared
 
         self._model = load_model(options.engine_config())
-        prepared = self._model.preprocess([TextInput(text)])[0]
-        if isinstance(prepared, InvalidInput):
-            raise prepared
+        prepared = self._model.preprocess([ModelInput(TextInput(text), DENSE_ONLY)])[0]
+        if not isinstance(prepared, Prepared):
+            raise TypeError("the text of the measurement cannot be read at once")
         self._ids = prepared.payload
         self._pause_s = pause_s
 

@@ -1,9 +1,12 @@
 """How much may be inside the engine. Decided at the door for a whole request, before any work is done on it.
 
 Limits on requests, items, tokens and bytes bound the memory. What bounds the wait is delay: a request is refused when
-the engine would not get to it within the target. The delay is predicted from the tokens inside and the measured pace of
-the device, and corrected by how far recent predictions were from what happened, so that a bottleneck elsewhere (an
-event loop with too much to do) counts too.
+the engine would not get to it within the target. The delay is predicted from the tokens that go before it and the
+measured pace of the device, and corrected by how far recent predictions were from what happened, so that a bottleneck
+elsewhere (an event loop with too much to do) counts too.
+
+Requests share the device fairly, so that none of those inside gets more of it than a new one does until that is done: a
+small request has little before it, whatever large ones are inside.
 """
 
 from __future__ import annotations
@@ -117,7 +120,7 @@ class Admission:
         if body_bytes > self._config.max_bytes:
             raise TooLarge(f"The request has {body_bytes} bytes; at most {self._config.max_bytes} are accepted.")
         tokens = body_bytes / self._bytes_per_token
-        expected_s = self._pace.drain_s(self._tokens + tokens, self._config.max_batch_tokens)
+        expected_s = self._delay_s(tokens)
         if self._requests and expected_s + self._lag_s > timeout_s:
             self._refused["deadline"] += 1
             message = f"The request would take about {expected_s + self._lag_s:.3g} s: longer than its deadline allows."
@@ -145,10 +148,15 @@ class Admission:
         ):
             if wanted > allowed:
                 return self._refuse(limit, f"The server is at its limit of {allowed} {limit} in flight.")
-        delay_s = self._pace.drain_s(self._tokens + tokens, config.max_batch_tokens) + self._lag_s
+        delay_s = self._delay_s(tokens) + self._lag_s
         if delay_s > _MARGIN * config.target_delay_s:
             return self._refuse("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.")
         return None
+
+    def _delay_s(self, tokens: float) -> float:
+        """How long a request of so many tokens would take: with what goes before it, and itself."""
+        ahead = min(self._tokens, self._requests * tokens)
+        return self._pace.drain_s(ahead + tokens, self._config.max_batch_tokens)
 
     def _refuse(self, limit: str, message: str) -> Overloaded:
         self._refused[limit] += 1

@@ -62,6 +62,9 @@ class EngineConfig:
     """`packed`: no padding is computed; refused for a model whose attention cannot be replaced.
     `padded`: every batch is padded to its longest input. `auto`: packed where it is right."""
 
+    matryoshka: bool | None = None
+    """Whether vectors may be cut to fewer dimensions. None: where the folder says that the model was trained for it."""
+
     torch_threads: int | None = None
     """Threads of one forward on the CPU. None: every core that this process may use. Fewer leave
     cores for the preprocess threads; more than there are cores make everything slower."""
@@ -84,9 +87,13 @@ class EngineConfig:
     channel_capacity: int = 2
     """Lists that wait in the channel between two stages. More add latency, not throughput."""
 
-    waiting_tokens: int = 16384
-    """Tokens that wait ready for the device before preprocess is held back. More give the batcher more to
-    choose from; fewer keep later work abandonable."""
+    waiting_tokens: int = 131_072
+    """Tokens that wait ready for the device, over all requests, before preprocess is held back. As long as it is not
+    reached, a small request overtakes large ones; each token takes a few dozen bytes."""
+
+    request_waiting_tokens: int = 8192
+    """Tokens of one request that wait ready for the device before the rest of it is held back. A few batches keep
+    the device busy; more let a few large requests fill the waiting room that small ones need."""
 
     max_requests: int = 1024
     """Requests inside the engine; one more is refused at the door."""
@@ -120,7 +127,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         positive = (
             "preprocess_limit", "max_batch_tokens", "max_batch_items", "chunk_items", "channel_capacity",
-            "waiting_tokens", "max_requests", "max_items", "max_tokens", "max_request_items", "max_bytes",
+            "waiting_tokens", "request_waiting_tokens", "max_requests", "max_items", "max_tokens",
+            "max_request_items", "max_bytes",
         )  # fmt: skip
         for name in positive:
             self._check(name, 1, math.inf)

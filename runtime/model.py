@@ -145,7 +145,7 @@ class Tokens:
 
 
 class Model(Protocol):
-    """A loaded model. `preprocess` and `tokenize` may run in several threads at once, `forward` only in one."""
+    """A loaded model. `forward` runs in one thread only, the other methods may run in several at once."""
 
     @property
     def card(self) -> ModelCard: ...
@@ -172,3 +172,11 @@ class Model(Protocol):
         ...
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens: ...
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text that tokens spell.
+
+        Raises:
+            InvalidInput: An id is out of vocabulary.
+        """
+        ...

@@ -23,9 +23,9 @@ from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item, Plan, Request
 
-PARSE_WORKERS = 16
-"""Requests that are being cut at once. One that feeds a full pipeline holds its worker, so this is also how many
-large requests share the pipeline before a small one has to wait for one of them to be fed."""
+PARSE_WORKERS = 64
+"""Requests that are being cut at once. One that waits for its own items to be done holds its worker, so this is also
+how many large requests share the pipeline before a small one has to wait for one of them to be fed."""
 
 POSTPROCESS_WORKERS = 4
 
@@ -78,6 +78,7 @@ class Pipeline:
             options=options,
             chunk_items=config.chunk_items,
             workers=PARSE_WORKERS,
+            request_waiting_tokens=config.request_waiting_tokens,
         )
         self.batch = BatchStage[TokenSequence, Row](
             prepared.inlet,

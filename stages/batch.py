@@ -18,6 +18,7 @@ from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import Pace
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
+from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Batch, Item
 
 P = TypeVar("P")
@@ -79,9 +80,9 @@ class BatchStage(Stage, Generic[P, R]):
         """Items in the waiting room."""
         return len(self._builder)
 
-    def ahead_s(self) -> float:
-        """How long the device needs for what is in the waiting room."""
-        return self._pace.drain_s(self._builder.cost, self._builder.max_cost)
+    def ahead_s(self, ticket: Ticket) -> float:
+        """How long the device needs for what goes before this request's next item."""
+        return self._pace.drain_s(self._builder.ahead(ticket), self._builder.max_cost)
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the forward that runs."""
@@ -102,6 +103,7 @@ class BatchStage(Stage, Generic[P, R]):
                     await self._room_freed.wait()
                 for item in items:
                     item.ticket.stage = "batch"
+                    item.ticket.waits(item.cost)
                 self._builder.add(items)
                 held.handed_on()
                 self._work_waits.set()
@@ -131,6 +133,8 @@ class BatchStage(Stage, Generic[P, R]):
         now = self._clock()
         batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now))
         self._room_freed.set()
+        for item in batch.items if batch is not None else ():
+            item.ticket.waits(-item.cost)
         return batch
 
     async def _compute(self, batch: Batch[P]) -> list[Item[R]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded
@@ -41,11 +41,14 @@ def cause(ticket: Ticket) -> Drop:
             return "failed"
 
 
-def wanted(items: Sequence[Item[P]], meter: StageMeter, *, now: float, needs_s: float = 0.0) -> list[Item[P]]:
+def wanted(
+    items: Sequence[Item[P]], meter: StageMeter, *, now: float, needs_s: Callable[[Ticket], float] | None = None
+) -> list[Item[P]]:
     """The items to work on, in their order; notes how long each has waited. See `is_wanted`."""
     kept = []
     for item in items:
-        if is_wanted(item.ticket, meter, now=now, needs_s=needs_s):
+        ticket = item.ticket
+        if is_wanted(ticket, meter, now=now, needs_s=needs_s(ticket) if needs_s is not None else 0.0):
             meter.wait.observe(now - item.sent_at)
             kept.append(item)
     return kept

@@ -4,22 +4,37 @@ The rules:
 
 1. Nothing is frozen early: a batch is cut when the device asks for one, out of everything that waits then.
 2. Nothing is waited for: whatever waits is a batch, however small.
-3. The oldest item is in the next batch of all, so that nothing starves.
-4. The rest of that batch has the oldest item's batch key and keeps within the item limit and the token budget. The
-   oldest item alone may exceed the budget: it would never go otherwise.
-5. Without padding, items follow in order of arrival. With padding a batch costs its longest item times its items, so
-   those that are nearest in length to the oldest go with it.
+3. Requests share the device fairly, by tokens: one of a thousand documents and one of a single text get on equally
+   quickly. Each item has a turn, as in start-time fair queueing (Goyal, Vin and Cheng, 1996): the virtual time at which
+   it came, or that at which its request's items before it would be done, whichever is later. Virtual time passes by the
+   tokens of a batch, divided by the requests that wait.
+4. The item whose turn is first is in the next batch of all, so that nothing starves.
+5. The rest of that batch has its batch key and keeps within the item limit and the token budget. An item alone may
+   exceed the budget: it would never go otherwise.
+6. Without padding, items follow by their turns. With padding a batch costs its longest item times its items, so those
+   that are nearest in length to the first go with it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Generic, NamedTuple, TypeVar
 
+from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Batch, BatchTrigger, Item
 
 P = TypeVar("P")
+
+
+class _Waiting(NamedTuple, Generic[P]):
+    """One item in the waiting room; compares by its turn, and by its arrival where turns are equal."""
+
+    turn: float
+    arrival: int
+    item: Item[P]
 
 
 class BatchBuilder(Generic[P]):
@@ -35,9 +50,15 @@ class BatchBuilder(Generic[P]):
         self.max_items = max_items
         self.max_cost = max_cost
         self._pads = pads
-        self._waiting: dict[Hashable, deque[Item[P]]] = {}
+        self._waiting: dict[Hashable, list[_Waiting[P]]] = {}
+        """By batch key; each a heap."""
+        self._requests: Counter[Ticket] = Counter()
+        """Items that wait, by request."""
         self._cost = 0
         self._items = 0
+        self._now = 0.0
+        """Virtual time, in tokens of one request's share."""
+        self._arrivals = count()
 
     def __len__(self) -> int:
         """Items that wait."""
@@ -48,9 +69,17 @@ class BatchBuilder(Generic[P]):
         """Tokens that wait, padding not counted."""
         return self._cost
 
+    def ahead(self, ticket: Ticket) -> float:
+        """Tokens that go before the next item of a request: about what the others get until it has its turn."""
+        return min(self._cost, max(0.0, ticket.turn - self._now) * len(self._requests))
+
     def add(self, items: Iterable[Item[P]]) -> None:
         for item in items:
-            self._waiting.setdefault(item.batch_key, deque()).append(item)
+            ticket = item.ticket
+            turn = max(self._now, ticket.turn)
+            ticket.turn = turn + item.cost
+            heappush(self._waiting.setdefault(item.batch_key, []), _Waiting(turn, next(self._arrivals), item))
+            self._requests[ticket] += 1
             self._items += 1
             self._cost += item.cost
 
@@ -63,33 +92,38 @@ class BatchBuilder(Generic[P]):
         self._drop_unwanted_heads(still_wanted)
         if not self._waiting:
             return None
-        key = min(self._waiting, key=lambda k: self._waiting[k][0].sent_at)
+        key = min(self._waiting, key=lambda k: self._waiting[k][0][:2])
         waiting = self._waiting[key]
-        chosen, trigger = (self._nearest if self._pads else self._in_order)(waiting, still_wanted)
+        requests = len(self._requests)
+        chosen, trigger = (self._nearest if self._pads else self._in_turn)(waiting, still_wanted)
         if not waiting:
             del self._waiting[key]
         chosen.sort(key=lambda item: item.cost)  # neighbours of equal length can share a call of the kernel
         costs = [item.cost for item in chosen]
+        self._now += sum(costs) / requests
         return Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
 
     def _drop_unwanted_heads(self, still_wanted: Callable[[Item[P]], bool]) -> None:
         for key, waiting in list(self._waiting.items()):
-            while waiting and not still_wanted(waiting[0]):
-                self._let_go(waiting.popleft())
+            while waiting and not still_wanted(waiting[0].item):
+                self._let_go(heappop(waiting).item)
             if not waiting:
                 del self._waiting[key]
 
     def _let_go(self, item: Item[P]) -> None:
         self._items -= 1
         self._cost -= item.cost
+        self._requests[item.ticket] -= 1
+        if not self._requests[item.ticket]:
+            del self._requests[item.ticket]
 
-    def _in_order(
-        self, waiting: deque[Item[P]], still_wanted: Callable[[Item[P]], bool]
+    def _in_turn(
+        self, waiting: list[_Waiting[P]], still_wanted: Callable[[Item[P]], bool]
     ) -> tuple[list[Item[P]], BatchTrigger]:
         chosen: list[Item[P]] = []
         cost = 0
         while waiting:
-            item = waiting[0]
+            item = waiting[0].item
             if still_wanted(item):
                 if len(chosen) == self.max_items:
                     return chosen, BatchTrigger.SIZE
@@ -97,29 +131,28 @@ class BatchBuilder(Generic[P]):
                     return chosen, BatchTrigger.COST
                 chosen.append(item)
                 cost += item.cost
-            waiting.popleft()
+            heappop(waiting)
             self._let_go(item)
         return chosen, BatchTrigger.DEMAND
 
     def _nearest(
-        self, waiting: deque[Item[P]], still_wanted: Callable[[Item[P]], bool]
+        self, waiting: list[_Waiting[P]], still_wanted: Callable[[Item[P]], bool]
     ) -> tuple[list[Item[P]], BatchTrigger]:
-        oldest = waiting[0]
-        by_cost = sorted((item for item in waiting if still_wanted(item)), key=lambda item: item.cost)
-        first, end, trigger = self._run_around(by_cost, by_cost.index(oldest))
+        first_in_turn = waiting[0].item
+        by_cost = sorted((w.item for w in waiting if still_wanted(w.item)), key=lambda item: item.cost)
+        first, end, trigger = self._run_around(by_cost, by_cost.index(first_in_turn))
         chosen = by_cost[first:end]
         kept = {id(item) for item in by_cost[:first] + by_cost[end:]}
-        for item in waiting:
-            if id(item) not in kept:
-                self._let_go(item)
-        left = [item for item in waiting if id(item) in kept]
-        waiting.clear()
-        waiting.extend(left)
+        for waits in waiting:
+            if id(waits.item) not in kept:
+                self._let_go(waits.item)
+        waiting[:] = [waits for waits in waiting if id(waits.item) in kept]
+        heapify(waiting)
         return chosen, trigger
 
-    def _run_around(self, by_cost: list[Item[P]], oldest: int) -> tuple[int, int, BatchTrigger]:
-        """Grow a run of neighbours in length around the oldest item, always on the side that pads less."""
-        first, end = oldest, oldest + 1
+    def _run_around(self, by_cost: list[Item[P]], start: int) -> tuple[int, int, BatchTrigger]:
+        """Grow a run of neighbours in length around an item, always on the side that pads less."""
+        first, end = start, start + 1
         while end - first < len(by_cost):
             count = end - first
             if count == self.max_items:

@@ -45,6 +45,8 @@ class ParseStage(Stage, Generic[S]):
         inline_bytes: Bodies up to this size are decoded on the event loop: shorter than a thread hop takes.
         chunk_items: Items of a list at most.
         workers: Requests in hand at once.
+        request_waiting_tokens: A request is fed no further while so many of its tokens wait for the device: the
+            channels behind it are first come, first served, and a large request would fill them all.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ParseStage(Stage, Generic[S]):
         inline_bytes: int = 32_768,
         chunk_items: int,
         workers: int,
+        request_waiting_tokens: int,
     ) -> None:
         super().__init__("parse", workers=workers, options=options)
         self._inlet = inlet
@@ -66,6 +69,7 @@ class ParseStage(Stage, Generic[S]):
         self._offload = offload
         self._inline_bytes = inline_bytes
         self._chunk_items = chunk_items
+        self._request_waiting_tokens = request_waiting_tokens
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it settles what is in hand."""
@@ -105,6 +109,7 @@ class ParseStage(Stage, Generic[S]):
         meter.done += 1
         ticket.timeline.parse_s = done - arrival.sent_at
         for start in range(0, len(plan.inputs), self._chunk_items):
+            await ticket.wait_for_room(self._request_waiting_tokens)
             if ticket.settled:
                 return
             sent_at = self._clock()

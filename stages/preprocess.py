@@ -12,6 +12,7 @@ from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
+from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item, Prepared
 
 S = TypeVar("S")
@@ -33,8 +34,8 @@ class PreprocessStage(Stage, Generic[S, P]):
         outlet: Lists of prepared items, possibly of several requests; closed when the stage ends.
         preprocess: See `Preprocess`.
         offload: Runs it; its limit is the stage's limit.
-        ahead_s: How long what this stage makes will wait for the device; an item that could not be in time is not
-            begun.
+        ahead_s: How long what this stage makes of a request will wait for the device; an item that could not be in
+            time is not begun.
         chunk_items: A worker that holds this many takes no more.
         workers: Calls at once.
     """
@@ -46,7 +47,7 @@ class PreprocessStage(Stage, Generic[S, P]):
         *,
         preprocess: Preprocess[S, P],
         offload: Offload,
-        ahead_s: Callable[[], float] = lambda: 0.0,
+        ahead_s: Callable[[Ticket], float] | None = None,
         options: StageOptions,
         chunk_items: int,
         workers: int,
@@ -85,7 +86,7 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     async def _prepare(self, items: Sequence[Item[S]]) -> list[Item[P]]:
         started = self._clock()
-        items = wanted(items, self.meter, now=started, needs_s=self._ahead_s())
+        items = wanted(items, self.meter, now=started, needs_s=self._ahead_s)
         if not items:
             return []
         results = await run_isolated(self._call, [item.payload for item in items], stage="preprocess")

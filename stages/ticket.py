@@ -73,6 +73,7 @@ class Ticket:
         "_event",
         "_left",
         "_plan",
+        "_room",
         "_rows",
         "_value",
         "deadline",
@@ -80,6 +81,8 @@ class Ticket:
         "settled",
         "stage",
         "timeline",
+        "turn",
+        "waiting_tokens",
     )
 
     def __init__(
@@ -97,12 +100,17 @@ class Ticket:
         self.stage = "door"
         """Where the request was last seen: names the stage in a deadline's message and in metrics."""
         self.settled = False
+        self.turn = 0.0
+        """When the next of its items has its turn on the device, in the batcher's virtual time."""
+        self.waiting_tokens = 0
+        """Of its items that wait for the device."""
         self._decode: Decode | None = decode
         self._encode: Encode | None = encode
         self._plan: Plan[object] | None = None
         self._rows: list[object] = []
         self._left = 0
         self._event = anyio.Event()
+        self._room: anyio.Event | None = None
         self._value: object = None
         self._error: StagedPoolError | None = None
 
@@ -145,6 +153,18 @@ class Ticket:
         self.timeline.tokens += item.cost
         return self._left == 0
 
+    def waits(self, tokens: int) -> None:
+        """So many tokens more of it wait for the device; fewer, where negative."""
+        self.waiting_tokens += tokens
+        if tokens < 0 and self._room is not None:
+            self._room.set()
+
+    async def wait_for_room(self, tokens: int) -> None:
+        """Wait until fewer than so many tokens of it wait for the device, or until it is settled."""
+        while self.waiting_tokens >= tokens and not self.settled:
+            self._room = anyio.Event()
+            await self._room.wait()
+
     def answer(self) -> Callable[[], object]:
         """A function that makes the answer of all rows. It may run in a thread, and holds what it needs."""
         encode, plan, rows, tokens = self._encode, self._plan, self._rows, self.timeline.tokens
@@ -174,6 +194,8 @@ class Ticket:
         self._rows = []
         self.settled = True
         self._event.set()
+        if self._room is not None:
+            self._room.set()
 
     async def wait(self) -> object:
         """The answer; the error that the request was settled with is raised.

@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.lowlevel
 import numpy as np
+from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, Row, TokenIds, Tokens
+from staged_pool.runtime.model import ModelCard, ModelInput, Row, Tokens, TokenSequence
+from staged_pool.runtime.requests import Output, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
-from staged_pool.stages.work import Prepared, TextInput
+from staged_pool.stages.work import Plan, Prepared
 
 CARD = ModelCard(
     name="letters",
     architecture="LetterCounter",
     parameters=0,
     width=4,
+    matryoshka=True,
     max_tokens=512,
     vocabulary=0x110000,
     pooling="mean",
@@ -31,12 +34,12 @@ CARD = ModelCard(
 )
 
 
-def vector(ids: Sequence[int]) -> Row:
+def vector(ids: Sequence[int]) -> NDArray[np.float32]:
     """What `LetterModel` answers: length, sum, first and last id. Differs for nearly all texts."""
     return np.array([len(ids), sum(ids), ids[0], ids[-1]], dtype=np.float32)
 
 
-def expected(text: str) -> Row:
+def expected(text: str) -> NDArray[np.float32]:
     return vector([ord(c) for c in text])
 
 
@@ -51,23 +54,43 @@ class LetterModel:
     preprocessed: list[list[str]] = field(default_factory=list)
     forwarded: list[list[str]] = field(default_factory=list)
 
-    def preprocess(self, inputs: Sequence[TextInput]) -> list[Prepared[TokenIds] | InvalidInput]:
-        texts = [i.source if isinstance(i.source, str) else "".join(map(chr, i.source)) for i in inputs]
+    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[TokenSequence] | InvalidInput]:
+        texts = [f"{given.prompt}{_text(given)}" for given in inputs]
         self.preprocessed.append(texts)
         self.on_preprocess(texts)
         return [
-            Prepared([ord(c) for c in text], len(text)) if text else InvalidInput("The input has no tokens.")
-            for text in texts
+            Prepared(TokenSequence([ord(c) for c in text], given.outputs), len(text))
+            if text
+            else InvalidInput("The input has no tokens.")
+            for given, text in zip(inputs, texts, strict=True)
         ]
 
-    def forward(self, payloads: Sequence[TokenIds]) -> list[Row | ModelFailed]:
-        texts = ["".join(map(chr, ids)) for ids in payloads]
+    def forward(self, payloads: Sequence[TokenSequence]) -> list[Row | ModelFailed]:
+        texts = ["".join(map(chr, payload.ids)) for payload in payloads]
         self.forwarded.append(texts)
         self.on_forward(texts)
-        return [ModelFailed("NaN") if "NaN" in text else vector(ids) for text, ids in zip(texts, payloads, strict=True)]
+        return [
+            ModelFailed("NaN") if "NaN" in text else Row({Output.DENSE: vector(payload.ids)}, payload)
+            for text, payload in zip(texts, payloads, strict=True)
+        ]
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
         return Tokens([ord(c) for c in text], list(text))
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
+
+
+def _text(given: ModelInput) -> str:
+    assert isinstance(given.source, TextInput)
+    source = given.source.source
+    assert isinstance(source, str | tuple)
+    return source if isinstance(source, str) else "".join(map(chr, source))
+
+
+def a_plan(inputs: int) -> Plan[object]:
+    """For a request of so many inputs whose result is the list of its rows."""
+    return Plan(range(inputs), lambda rows, tokens: list(rows))
 
 
 class NoLoad:

@@ -7,6 +7,7 @@ import inspect
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -117,8 +118,23 @@ def load_transformer(
     return Loaded(whole, whole if bare else whole.base_model)
 
 
-def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> tuple[Tokenizer, int | None]:
-    """The folder's tokenizer, and the longest input that it declares (None: none).
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """What a folder says about turning text into tokens."""
+
+    backend: Tokenizer
+    max_tokens: int | None
+    """The longest input that it declares. None: it declares none."""
+    gives_types: bool
+    """Whether the model is given token types."""
+    chat_template: str | None
+    """Jinja that makes one text of a conversation."""
+    special_tokens: Mapping[str, object]
+    """The text of each special token by its name, such as `bos_token`."""
+
+
+def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedTokenizer:
+    """The folder's tokenizer.
 
     Raises:
         ConfigError: There is none that can be used, or only one in Python.
@@ -128,8 +144,14 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> tuple[Toke
     if not tokenizer.is_fast:
         name = type(tokenizer).__name__
         raise ConfigError(f"{folder.body}: {name} is written in Python; a tokenizer.json is needed")
-    declared = tokenizer.model_max_length
-    return tokenizer.backend_tokenizer, declared if 0 < declared < _SANE_TOKENS else None
+    declared, templates = tokenizer.model_max_length, tokenizer.chat_template
+    return LoadedTokenizer(
+        backend=tokenizer.backend_tokenizer,
+        max_tokens=declared if 0 < declared < _SANE_TOKENS else None,
+        gives_types="token_type_ids" in tokenizer.model_input_names,
+        chat_template=templates.get("default") if isinstance(templates, dict) else templates,
+        special_tokens=tokenizer.special_tokens_map,
+    )
 
 
 def _own_code(folder: ModelFolder) -> bool:

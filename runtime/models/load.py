@@ -74,21 +74,28 @@ def load_model(config: EngineConfig) -> TextEncoder:
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
 
-    source, declared_tokens = load_tokenizer(folder, own_code=config.trust_remote_code)
+    source = load_tokenizer(folder, own_code=config.trust_remote_code)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=config.trust_remote_code)
     body = Body(loaded.base)
-    max_tokens = _max_tokens(folder, declared_tokens, body)
-    heads = _heads(folder, loaded, body, source, max_tokens=max_tokens)
+    max_tokens = _max_tokens(folder, source.max_tokens, body)
+    heads = _heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
     del loaded  # what a head does not need of its own is given back
     dense = heads.get(Output.DENSE)
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
     tokenizer = TextTokenizer(
-        source,
+        source.backend,
         max_tokens=max_tokens,
         vocabulary=body.vocabulary,
         lower_case=folder.lower_case,
-        roles=resolve_roles(folder.roles, source, vocabulary=body.vocabulary, max_tokens=max_tokens),
+        pools_prompt=_pools_prompt(dense_spec),
+        gives_types=source.gives_types,
+        chat_template=source.chat_template,
+        special_tokens=source.special_tokens,
+        pair_template=folder.pair_template,
+        roles=resolve_roles(folder.roles, source.backend, vocabulary=body.vocabulary, max_tokens=max_tokens),
     )
+    if folder.scoring == "cross-encoder":
+        tokenizer.require_pairs()
     if why := body.choose_layout(config.attention, max_tokens):
         log.info("model.padded", model=resolved.name, reason=why)
     parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
@@ -104,7 +111,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
             scoring=folder.scoring,
             similarity=folder.similarity or "cosine",
             width=dense.width if isinstance(dense, DenseHead) else 0,
-            matryoshka=folder.matryoshka,
+            matryoshka=folder.matryoshka if config.matryoshka is None else config.matryoshka,
             dimensions=folder.dimensions,
             labels=folder.labels,
             activation=folder.activation,
@@ -213,6 +220,20 @@ def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) ->
             f"{folder.path}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
         )
     return wanted if body.position_limit is None else min(wanted, body.position_limit)
+
+
+def _pools_prompt(spec: DenseSpec | None) -> bool:
+    """Whether pooling counts the tokens of a prompt.
+
+    Raises:
+        ConfigError: It does not, and weights tokens by their place: what the first one behind a prompt weighs is not
+            said then.
+    """
+    if spec is None or spec.pools_prompt:
+        return True
+    if "weightedmean" in spec.pooling:
+        raise ConfigError("include_prompt=False is not supported for weightedmean pooling")
+    return False
 
 
 def _warm_up(encoder: TextEncoder, long: TokenIds) -> None:

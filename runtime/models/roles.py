@@ -13,7 +13,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.model import Role, TokenIds, TokenSequence
+from staged_pool.runtime.model import Role, Span, TokenIds, TokenSequence
 from staged_pool.runtime.models.specs import RoleSettings
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError
@@ -55,23 +55,36 @@ class RoleSpec:
             return longest if self.always_cut else None, longest
         return min(asked, longest), longest
 
-    def sequence(self, ids: TokenIds, outputs: Outputs, *, expand: bool) -> TokenSequence:
+    def sequence(
+        self,
+        ids: TokenIds,
+        outputs: Outputs,
+        *,
+        expand: bool,
+        prompt_tokens: int = 0,
+        spans: tuple[Span, ...] | None = None,
+    ) -> TokenSequence:
         """What the device is to read of an input that is cut and marked already.
 
         Args:
             ids: The input's tokens. Not changed.
             outputs: What is wanted of it.
             expand: Whether it is filled up; not where the caller decides which tokens there are.
+            prompt_tokens: As in `TokenSequence`.
+            spans: As in `TokenSequence`.
         """
         added = max(self.expand_to - len(ids), 0) if expand else 0
-        ids = [*ids, *[self.expansion] * added]
+        if added:
+            ids = [*ids, *[self.expansion] * added]
         kept = None
         if Output.MULTI_VECTOR in outputs and (self.skipped or self.skip_first):
             first = int(self.skip_first)
             kept = tuple(place for place in range(first, len(ids)) if ids[place] not in self.skipped)
         unseen = 0 if self.attend_to_expansion else added
-        return TokenSequence(ids, outputs, unseen_tokens=unseen, kept=kept)
+        return TokenSequence(ids, outputs, prompt_tokens=prompt_tokens, unseen_tokens=unseen, kept=kept, spans=spans)
 
+
+ROLES: Final[tuple[Role, ...]] = ("query", "document")
 
 PLAIN: Final = RoleSpec()
 """For models that read queries as they read documents."""

@@ -155,7 +155,7 @@ class RoleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairTemplate:
-    """How a query, a document and an instruction become the one text that a language model reads as a reranker."""
+    """What makes one text of a query, a document and an instruction, for rerankers that are language models."""
 
     text: str | None = None
     """Has the fields `{query}` and `{document}`, and `{instruction}` where there is a place for one. None: the chat

@@ -28,7 +28,7 @@ _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memor
 class TextEncoder:
     """A transformer and its heads, behind `runtime.model.Model`.
 
-    `preprocess` and `tokenize` may run in several threads at once. `forward` belongs to one thread: the one that
+    The tokenizer's methods may run in several threads at once. `forward` belongs to one thread: the one that
     loaded the model, because the number of torch's threads is set for that one.
     """
 
@@ -49,6 +49,9 @@ class TextEncoder:
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
         return self.tokenizer.tokenize(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return self.tokenizer.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     def forward(self, payloads: Sequence[TokenSequence]) -> Sequence[Row | ModelFailed]:
         """Run one batch: one copy to the device, one copy of each output back.

@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import Any
 
 import anyio
 import httpx
+import msgspec
 import pytest
 from blockbuster import BlockBuster
 from prometheus_client.parser import text_string_to_metric_families
@@ -250,7 +250,10 @@ async def test_a_wrong_method_is_answered_with_the_right_ones(method: str, path:
 async def test_ready_shows_the_model() -> None:
     async with served() as client:
         response = await client.get("/ready")
-    assert (response.status_code, response.json()) == (200, {"ready": True, "model": asdict(CARD)})
+    assert (response.status_code, response.json()) == (
+        200,
+        {"ready": True, "model": json.loads(msgspec.json.encode(CARD))},
+    )
 
 
 async def test_before_the_engine_is_there_probes_answer_and_requests_are_put_off(

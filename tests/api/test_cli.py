@@ -185,7 +185,9 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(wrong: str, tiny_fo
 def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> None:
     texts = ["a query", "another"]
     arguments, stdin = ([], "\n".join(texts) + "\n") if from_stdin else (texts, "")
-    done = run("embed", "--model", str(tiny_folder), "--offline", "--dimensions", "3", *arguments, stdin=stdin)
+    done = run(
+        "embed", "--model", str(tiny_folder), "--offline", "--matryoshka", "--dimensions", "3", *arguments, stdin=stdin
+    )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
     assert [(row["index"], row["text"], len(row["embedding"])) for row in rows] == [

@@ -25,7 +25,8 @@ from staged_pool.api import logs, server, traffic
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.model import Row, TokenIds
+from staged_pool.runtime.model import Row, TokenSequence
+from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import DeviceLost, ModelFailed, StagedPoolError
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
@@ -69,8 +70,8 @@ class Deeds:
 class WideModel(LetterModel):
     """Its vectors are far too long."""
 
-    def forward(self, payloads: Sequence[TokenIds]) -> list[Row | ModelFailed]:
-        return [np.zeros(WIDE, dtype=np.float32) for _ in payloads]
+    def forward(self, payloads: Sequence[TokenSequence]) -> list[Row | ModelFailed]:
+        return [Row({Output.DENSE: np.zeros(WIDE, dtype=np.float32)}, payload) for payload in payloads]
 
 
 async def crash(point: str) -> None:

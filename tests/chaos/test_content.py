@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from staged_pool.api.wire import openai
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.stages.errors import InvalidInput
-from staged_pool.stages.work import EmbedRequest
 from tests.api.serving import EMBED, Http2, post, read_answer, serving, statuses
 from tests.chaos.harness import UnderFire, eventually
 from tests.conftest import BACKENDS
@@ -232,7 +232,9 @@ def assert_decided(body: bytes) -> None:
         assert isinstance(request, EmbedRequest)
         assert request.inputs
         assert all(
-            isinstance(given.source, str) or (given.source and min(given.source) >= 0) for given in request.inputs
+            isinstance(given.source, str)
+            or (isinstance(given.source, tuple) and given.source and min(given.source) >= 0)
+            for given in request.inputs
         )
         assert request.dimensions is None or request.dimensions >= 1
         assert encoding in ("float", "base64")

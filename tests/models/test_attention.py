@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from staged_pool.runtime.models.attention import packed_attention
+from staged_pool.runtime.models.attention import Group, packed_attention
 
 HEADS, WIDTH = 4, 8
 GROUPS = [(2, 5), (1, 1), (3, 2), (1, 11)]
@@ -43,7 +43,14 @@ def test_a_sequence_attends_to_itself_only(key_heads: int, window: int | None, c
     torch.manual_seed(1)
     query, key, value = random(HEADS), random(key_heads), random(key_heads)
     out, weights = packed_attention(
-        nn.Module(), query, key, value, None, packed_groups=GROUPS, sliding_window=window, is_causal=causal
+        nn.Module(),
+        query,
+        key,
+        value,
+        None,
+        packed_groups=[Group(count, length, length) for count, length in GROUPS],
+        sliding_window=window,
+        is_causal=causal,
     )
     assert weights is None
     assert torch.allclose(out, masked_attention(query, key, value, window=window, causal=causal), atol=1e-6)
@@ -53,7 +60,9 @@ def test_a_layer_says_itself_whether_it_is_causal() -> None:
     layer = nn.Module()
     layer.is_causal = True  # type: ignore[assignment]
     query, key, value = random(HEADS), random(HEADS), random(HEADS)
-    out, _ = packed_attention(layer, query, key, value, None, packed_groups=GROUPS)
+    out, _ = packed_attention(
+        layer, query, key, value, None, packed_groups=[Group(count, length, length) for count, length in GROUPS]
+    )
     assert torch.allclose(out, masked_attention(query, key, value, window=None, causal=True), atol=1e-6)
 
 
@@ -61,4 +70,12 @@ def test_a_layer_says_itself_whether_it_is_causal() -> None:
 def test_what_is_not_done_is_refused(argument: str) -> None:
     query, others = random(HEADS), dict[str, Any]({argument: 1.0})
     with pytest.raises(NotImplementedError, match=argument):
-        packed_attention(nn.Module(), query, query, query, None, packed_groups=GROUPS, **others)
+        packed_attention(
+            nn.Module(),
+            query,
+            query,
+            query,
+            None,
+            packed_groups=[Group(count, length, length) for count, length in GROUPS],
+            **others,
+        )

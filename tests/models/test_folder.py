@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from staged_pool.runtime.models.folder import Dense, LayerNorm, ModelFolder, Normalize, read_folder
+from staged_pool.runtime.models.folder import read_folder
+from staged_pool.runtime.models.specs import Dense, DenseSpec, LayerNorm, ModelFolder, Normalize
 from staged_pool.stages.errors import ConfigError
 from tests.models.tiny import write_json, write_modules
 
@@ -29,6 +30,11 @@ def refusal(folder: Path) -> str:
     return str(refused.value)
 
 
+def dense(read: ModelFolder) -> DenseSpec:
+    (spec,) = read.heads
+    return spec
+
+
 def with_modules(folder: Path, *modules: tuple[str, dict[str, Any]]) -> ModelFolder:
     write_modules(folder, *modules)
     return read_folder(folder)
@@ -36,7 +42,7 @@ def with_modules(folder: Path, *modules: tuple[str, dict[str, Any]]) -> ModelFol
 
 def test_a_folder_without_modules_is_read_as_a_plain_transformer(folder: Path) -> None:
     read = read_folder(folder)
-    assert (read.pooling, read.normalize, read.head) == (("mean",), False, ())
+    assert (dense(read).pooling, dense(read).normalize, dense(read).modules) == (("mean",), False, ())
     assert read.notes == ("no modules.json: mean pooling without normalisation is assumed",)
 
 
@@ -52,7 +58,7 @@ def test_a_plain_causal_transformer_is_pooled_at_its_last_token(
     folder: Path, config: dict[str, Any], mode: str
 ) -> None:
     write_json(folder / "config.json", config)
-    assert read_folder(folder).pooling == (mode,)
+    assert dense(read_folder(folder)).pooling == (mode,)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +73,7 @@ def test_a_plain_causal_transformer_is_pooled_at_its_last_token(
     ],
 )
 def test_pooling_is_read_in_every_spelling(folder: Path, settings: dict[str, Any], modes: tuple[str, ...]) -> None:
-    assert with_modules(folder, ("Pooling", settings)).pooling == modes
+    assert dense(with_modules(folder, ("Pooling", settings))).pooling == modes
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ def test_pooling_is_read_in_every_spelling(folder: Path, settings: dict[str, Any
     ],
 )
 def test_a_module_is_known_by_the_last_part_of_its_type(folder: Path, kind: str) -> None:
-    assert with_modules(folder, (kind, {"pooling_mode": "cls"})).pooling == ("cls",)
+    assert dense(with_modules(folder, (kind, {"pooling_mode": "cls"}))).pooling == ("cls",)
 
 
 def test_modules_after_the_pooling_keep_their_order(folder: Path) -> None:
@@ -94,17 +100,17 @@ def test_modules_after_the_pooling_keep_their_order(folder: Path) -> None:
         ("Normalize", {}),
         ("Dropout", {"dropout": 0.1}),
     )
-    dense = Dense(
+    linear = Dense(
         folder=folder / "3_Dense", in_features=4, out_features=2, bias=True, activation="Identity", residual=False
     )
-    assert read.head == (Normalize(), dense, LayerNorm(folder=folder / "5_LayerNorm", dimension=2))
-    assert read.normalize
+    assert dense(read).modules == (Normalize(), linear, LayerNorm(folder=folder / "5_LayerNorm", dimension=2))
+    assert dense(read).normalize
 
 
 def test_a_dense_without_an_activation_has_that_of_sentence_transformers(folder: Path) -> None:
-    dense = with_modules(folder, POOLING, ("Dense", DENSE)).head[0]
-    assert isinstance(dense, Dense)
-    assert dense.activation == "Tanh"
+    module = dense(with_modules(folder, POOLING, ("Dense", DENSE))).modules[0]
+    assert isinstance(module, Dense)
+    assert module.activation == "Tanh"
 
 
 @pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
@@ -126,7 +132,7 @@ def test_prompts_and_dimensions_are_read(folder: Path) -> None:
     )
     read = with_modules(folder, POOLING)
     assert read.prompts == {"query": "q: ", "document": ""}
-    assert (read.prompt, read.truncate_dim, read.similarity) == ("q: ", 3, "dot")
+    assert (read.default_prompt, dense(read).truncate_dim, read.similarity) == ("q: ", 3, "dot")
 
 
 def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
@@ -221,10 +227,16 @@ def test_a_module_that_is_not_understood_is_named(
     assert refusal(folder) == message
 
 
-def test_a_prompt_that_is_left_out_of_the_pooling_is_refused(folder: Path) -> None:
-    write_modules(folder, ("Pooling", {"pooling_mode": "mean", "include_prompt": False}))
-    assert read_folder(folder).prompt == ""  # without a prompt there is nothing to leave out
-    write_json(
-        folder / "config_sentence_transformers.json", {"prompts": {"query": "q: "}, "default_prompt_name": "query"}
-    )
-    assert refusal(folder) == "1_Pooling/config.json: include_prompt=false with a default prompt is not supported"
+def test_a_prompt_may_be_left_out_of_the_pooling(folder: Path) -> None:
+    assert not dense(with_modules(folder, ("Pooling", {"pooling_mode": "mean", "include_prompt": False}))).pools_prompt
+    assert dense(with_modules(folder, POOLING)).pools_prompt
+
+
+def test_whether_vectors_may_be_cut_is_read(folder: Path) -> None:
+    assert not with_modules(folder, POOLING).matryoshka
+    write_json(folder / "config.json", {"model_type": "bert", "matryoshka_dimensions": [64, 32]})
+    read = with_modules(folder, POOLING)
+    assert (read.matryoshka, read.dimensions) == (True, (32, 64))
+    write_json(folder / "config.json", {"model_type": "bert", "is_matryoshka": True})
+    read = with_modules(folder, POOLING)
+    assert (read.matryoshka, read.dimensions) == (True, ())

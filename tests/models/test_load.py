@@ -13,8 +13,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.models.body import Body, PackedBatch
+from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models.attention import Group
+from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.tiny import build, write_json
@@ -177,18 +181,21 @@ def test_an_architecture_that_takes_no_positions_is_not_packed(
 
 
 def test_packed_layout_holds_every_token_once(load_tiny: LoadTiny) -> None:
-    batch = PackedBatch.of([[5, 6], [7, 8], [9]], torch.device("cpu"))
+    batch = PackedBatch.of([TokenSequence(ids, DENSE_ONLY) for ids in ([5, 6], [7, 8], [9])], torch.device("cpu"))
     assert batch.ids.tolist() == [5, 6, 7, 8, 9, 0, 0, 0]
     assert batch.positions.tolist() == [0, 1, 0, 1, 0, 0, 0, 0]
     assert batch.tokens == 5
     assert batch.lengths.tolist() == [2, 2, 1]
-    assert batch.groups == [(2, 2), (1, 1)]
+    assert batch.groups == [Group(2, 2, 2), Group(1, 1, 1)]
     body: Body = load_tiny("bert-mean").body
     assert body.hidden(batch).shape == (5, 32)
 
 
 def test_the_sizes_of_a_batch_are_few_and_near() -> None:
-    sizes = {tokens: len(PackedBatch.of([[1] * tokens], torch.device("cpu")).ids) for tokens in range(1, 2049)}
+    sizes = {
+        tokens: len(PackedBatch.of([TokenSequence([1] * tokens, DENSE_ONLY)], torch.device("cpu")).ids)
+        for tokens in range(1, 2049)
+    }
     assert all(tokens <= size for tokens, size in sizes.items())
     assert all(size <= tokens * 9 / 8 for tokens, size in sizes.items() if tokens > 32)
     assert len(set(sizes.values())) <= 60

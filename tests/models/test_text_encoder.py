@@ -7,11 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Model
+from staged_pool.runtime.model import Model, Row, TokenSequence
 from staged_pool.runtime.models.text_encoder import TextEncoder
+from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, StagedPoolError
 from tests.models.conftest import LoadTiny
+
+
+def sequences(*ids: list[int]) -> list[TokenSequence]:
+    return [TokenSequence(each, DENSE_ONLY) for each in ids]
+
+
+def dense(row: Row | ModelFailed) -> NDArray[np.float32]:
+    assert isinstance(row, Row)
+    values = row.values[Output.DENSE]
+    assert isinstance(values, np.ndarray)
+    return values
 
 
 def failing(encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -28,10 +41,9 @@ def test_it_is_a_model_to_the_engine(load_tiny: LoadTiny) -> None:
 
 def test_rows_are_float32_views_of_one_array(load_tiny: LoadTiny) -> None:
     model = load_tiny("bert-mean", dtype="bfloat16")
-    rows = model.forward([[2, 9, 3], [2, 8, 7, 3]])
+    rows = model.forward(sequences([2, 9, 3], [2, 8, 7, 3]))
     assert len(rows) == 2
-    for row in rows:
-        assert not isinstance(row, ModelFailed)
+    for row in map(dense, rows):
         assert row.dtype == np.float32
         assert row.shape == (model.card.width,)
         assert row.base is not None
@@ -43,15 +55,13 @@ def test_a_row_without_numbers_fails_alone(load_tiny: LoadTiny, monkeypatch: pyt
     table = model.body.model.get_input_embeddings().weight
     poisoned = table.detach().clone()
     poisoned[9] = torch.nan
-    healthy = model.forward([[2, 8, 3], [2, 7, 3]])
+    healthy = model.forward(sequences([2, 8, 3], [2, 7, 3]))
     monkeypatch.setattr(table, "data", poisoned)
-    first, bad, last = model.forward([[2, 8, 3], [2, 9, 3], [2, 7, 3]])
+    first, bad, last = model.forward(sequences([2, 8, 3], [2, 9, 3], [2, 7, 3]))
     assert isinstance(bad, ModelFailed)
     assert str(bad) == "The model gave NaN or Inf for this input."
     for row, wanted in zip((first, last), healthy, strict=True):
-        assert not isinstance(row, ModelFailed)
-        assert not isinstance(wanted, ModelFailed)
-        assert np.abs(row - wanted).max() < 1e-5
+        assert np.abs(dense(row) - dense(wanted)).max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -73,7 +83,7 @@ def test_what_happened_to_the_device_is_said_in_the_engines_words(
     model = load_tiny("bert-mean")
     failing(model, monkeypatch, error)
     with pytest.raises(meaning) as raised:
-        model.forward([[2, 3]])
+        model.forward(sequences([2, 3]))
     assert raised.value.__cause__ is error
 
 
@@ -81,7 +91,7 @@ def test_memory_that_really_cannot_be_had_is_said_so(load_tiny: LoadTiny, monkey
     model = load_tiny("bert-mean")
     monkeypatch.setattr(model.body.model, "forward", lambda **_: torch.empty(10**15))
     with pytest.raises(OutOfMemory):
-        model.forward([[2, 3]])
+        model.forward(sequences([2, 3]))
 
 
 def test_another_failure_is_left_to_the_engine(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,5 +99,5 @@ def test_another_failure_is_left_to_the_engine(load_tiny: LoadTiny, monkeypatch:
     error = RuntimeError("shapes cannot be multiplied")
     failing(model, monkeypatch, error)
     with pytest.raises(RuntimeError) as raised:
-        model.forward([[2, 3]])
+        model.forward(sequences([2, 3]))
     assert raised.value is error

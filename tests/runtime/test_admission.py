@@ -93,8 +93,8 @@ def test_a_request_beyond_the_target_delay_is_refused_with_the_time_to_drain() -
     admission = door(a_pace(1000), target_delay_s=1.6)
     admission.enter(body_bytes=3200, timeout_s=FOREVER)  # 800 tokens: 0.8 s
     admission.enter(body_bytes=400, timeout_s=FOREVER)
-    with pytest.raises(Overloaded, match=r"about 1\.3 s") as caught:
-        admission.enter(body_bytes=1600, timeout_s=FOREVER)
+    with pytest.raises(Overloaded, match=r"about 1\.2 s") as caught:
+        admission.enter(body_bytes=1600, timeout_s=FOREVER)  # behind twice its own 400 tokens
     assert caught.value.retry_after_s == pytest.approx(0.9)
     assert admission.statistics().refused == {"delay": 1}
 
@@ -104,8 +104,16 @@ def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
     admission.enter(body_bytes=3200, timeout_s=FOREVER)
     admission.enter(body_bytes=400, timeout_s=1.0)
     with pytest.raises(DeadlineExceeded):
-        admission.enter(body_bytes=400, timeout_s=0.9)
+        admission.enter(body_bytes=400, timeout_s=0.29)  # its 100 tokens behind 100 of each of the others
     assert admission.statistics().refused == {"deadline": 1}
+
+
+def test_a_small_request_does_not_pay_for_a_large_one() -> None:
+    admission = door(a_pace(1000), target_delay_s=0.5)
+    admission.enter(body_bytes=40_000, timeout_s=FOREVER)  # 10 s
+    admission.enter(body_bytes=400, timeout_s=0.21)
+    with pytest.raises(Overloaded):
+        admission.enter(body_bytes=40_000, timeout_s=FOREVER)
 
 
 def test_delay_that_the_pace_does_not_explain_counts_and_is_forgotten() -> None:

@@ -17,6 +17,7 @@ from numpy.testing import assert_array_equal
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThread
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import (
     DeadlineExceeded,
@@ -32,7 +33,6 @@ from staged_pool.stages.errors import (
 )
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
-from staged_pool.stages.work import EmbedRequest, TextInput
 from tests.doubles import Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio

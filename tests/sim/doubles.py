@@ -10,9 +10,10 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from staged_pool.runtime.model import ModelCard, Row, TokenIds, Tokens
+from staged_pool.runtime.model import ModelCard, ModelInput, Row, Tokens, TokenSequence
+from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
-from staged_pool.stages.work import Prepared, TextInput
+from staged_pool.stages.work import Prepared
 from tests.doubles import CARD
 from tests.sim.invariants import Watch, vector
 from tests.sim.world import TICK_S, ItemPlan
@@ -122,19 +123,19 @@ class SimModel:
     def _item(self, name: Sequence[int]) -> ItemPlan:
         return self._world.clients[name[0]].items[name[1]]
 
-    def preprocess(self, inputs: Sequence[TextInput]) -> list[Prepared[TokenIds] | InvalidInput]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[TokenSequence] | InvalidInput]:
         names = _names(inputs)
         if any(self._item(name).fault == "preprocess raises" for name in names):
             raise ValueError("poison")
         return [
             InvalidInput("The input is invalid.")
             if (item := self._item(name)).fault == "invalid"
-            else Prepared(list(name), item.cost, item.key)
-            for name in names
+            else Prepared(TokenSequence(list(name), given.outputs), item.cost, item.key)
+            for name, given in zip(names, inputs, strict=True)
         ]
 
-    def forward(self, payloads: Sequence[TokenIds]) -> list[Row | ModelFailed]:
-        items = [self._item(name) for name in payloads]
+    def forward(self, payloads: Sequence[TokenSequence]) -> list[Row | ModelFailed]:
+        items = [self._item(payload.ids) for payload in payloads]
         faults = {item.fault for item in items}
         most = self._world.out_of_memory_above
         if most is not None and len(payloads) > most:
@@ -148,13 +149,18 @@ class SimModel:
         return [
             ModelFailed("NaN")
             if item.fault == "nan"
-            else np.array(vector((name[0], name[1]), item.cost), dtype=np.float32)
-            for name, item in zip(payloads, items, strict=True)
+            else Row(
+                {Output.DENSE: np.array(vector((payload.ids[0], payload.ids[1]), item.cost), dtype=np.float32)}, payload
+            )
+            for payload, item in zip(payloads, items, strict=True)
         ]
 
     def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
         return Tokens([ord(c) for c in text], [text])
 
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
+
 
 def _names(inputs: Any) -> list[tuple[int, int]]:
-    return [text.source for text in inputs]
+    return [given.source.source for given in inputs]

@@ -15,12 +15,13 @@ from anyio.abc import TaskGroup
 
 from staged_pool.runtime.admission import Room
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.runtime.model import TokenIds
+from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Timeline
-from staged_pool.stages.work import Batch, EmbedRequest, Item, TextInput
+from staged_pool.stages.work import Batch, Item
 from tests.sim.doubles import SimDevice, SimModel, SimOffload, SimPreprocess
 from tests.sim.invariants import HANG_S, IDLE_S, LEFT, Outcome, Watch
 from tests.sim.world import TICK_S, ClientPlan, World
@@ -136,8 +137,8 @@ class Simulation:
             del watch.rooms[id(room)]
 
         def watched_take(
-            still_wanted: Callable[[Item[TokenIds]], bool],
-        ) -> Batch[TokenIds] | None:
+            still_wanted: Callable[[Item[TokenSequence]], bool],
+        ) -> Batch[TokenSequence] | None:
             waiting_cost = builder.cost
             batch = take(still_wanted)
             if batch is not None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 from unittest import mock
 
@@ -19,7 +19,7 @@ from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
-from staged_pool.stages import door, isolate, preprocess, supervise
+from staged_pool.stages import door, forming, isolate, preprocess, supervise
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError
@@ -89,8 +89,9 @@ def results_swapped_in_a_batch() -> Plan:
 def rows_put_at_the_index_of_another_item() -> Plan:
     original = Ticket.deliver
 
-    def deliver(self: Ticket, index: int, row: object, tokens: int) -> bool:
-        return original(self, index if self.settled else len(self._rows) - 1 - index, row, tokens)
+    def deliver(self: Ticket, item: Item[object]) -> bool:
+        index = item.index if self.settled else len(self._rows) - 1 - item.index
+        return original(self, replace(item, index=index))
 
     return [(Ticket, "deliver", deliver)]
 
@@ -119,11 +120,11 @@ def rows_given_to_the_ticket_of_another_item() -> Plan:
 
 @mutation
 def answer_made_before_the_last_row() -> Plan:
-    def deliver(self: Ticket, index: int, row: object, tokens: int) -> bool:
+    def deliver(self: Ticket, item: Item[object]) -> bool:
         if self.settled:
             return False
-        self._rows[index] = row
-        self.timeline.tokens += tokens
+        self._rows[item.index] = item.payload
+        self.timeline.tokens += item.cost
         self._left = max(0, self._left - 1)
         if self._left == 1:
             self._left = 0
@@ -136,8 +137,8 @@ def answer_made_before_the_last_row() -> Plan:
 def tokens_of_the_usage_not_counted() -> Plan:
     original = Ticket.deliver
 
-    def deliver(self: Ticket, index: int, row: object, tokens: int) -> bool:
-        return original(self, index, row, min(tokens, 5))
+    def deliver(self: Ticket, item: Item[object]) -> bool:
+        return original(self, replace(item, cost=min(item.cost, 5)))
 
     return [(Ticket, "deliver", deliver)]
 
@@ -477,11 +478,23 @@ def two_slots_on_one_device() -> Plan:
 def batch_keys_ignored() -> Plan:
     def add(self: BatchBuilder[Any], items: Iterable[Item[Any]]) -> None:
         for item in items:
-            self._waiting.setdefault(None, deque()).append(item)
+            waits = forming._Waiting(0.0, next(self._arrivals), item)
+            self._waiting.setdefault(None, []).append(waits)
+            self._requests[item.ticket] += 1
             self._items += 1
             self._cost += item.cost
 
     return [(BatchBuilder, "add", add)]
+
+
+@mutation
+def room_of_a_request_never_freed() -> Plan:
+    original = Ticket.waits
+
+    def waits(self: Ticket, tokens: int) -> None:
+        original(self, max(0, tokens))
+
+    return [(Ticket, "waits", waits)]
 
 
 @mutation

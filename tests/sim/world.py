@@ -108,6 +108,7 @@ def draw(seed: int) -> World:
         chunk_items=rng.choice((1, 1, 2, 3, 8)),
         channel_capacity=rng.choice((1, 1, 2, 3)),
         waiting_tokens=rng.choice((1, 5, 20, 100)),
+        request_waiting_tokens=rng.choice((1, 5, 20, 100)),
         max_requests=rng.choice((3, 8)) if small and chance() < 0.2 else 1000,
         max_items=rng.choice((5, 20)) if small and chance() < 0.2 else 1000,
         max_tokens=rng.choice((20, 60)) if small and chance() < 0.2 else 10**6,

@@ -7,10 +7,19 @@ from hypothesis import strategies as st
 
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import BatchTrigger, EmbedRequest, Item
+from staged_pool.stages.work import BatchTrigger, Item, Request
 from tests.doubles import NoLoad
 
-REQUEST = EmbedRequest(inputs=())
+
+def a_ticket() -> Ticket:
+    return Ticket(Request, lambda result: None, NoLoad())
+
+
+def a_request(builder: BatchBuilder[int], costs: list[int]) -> Ticket:
+    ticket = a_ticket()
+    builder.add([Item(ticket, place, place, 0.0, cost) for place, cost in enumerate(costs)])
+    return ticket
+
 
 costs = st.integers(1, 40)
 arrivals = st.lists(st.tuples(costs, st.sampled_from("ab"), st.booleans()), max_size=60)
@@ -18,7 +27,7 @@ limits = st.tuples(st.integers(1, 8), st.integers(1, 60), st.booleans())
 
 
 def items_of(arrived: list[tuple[int, str, bool]]) -> list[Item[int]]:
-    ticket = Ticket(lambda: REQUEST, lambda request, rows, tokens: None, NoLoad())
+    ticket = a_ticket()
     return [Item(ticket, i, i, float(i), cost, key) for i, (cost, key, _) in enumerate(arrived)]
 
 
@@ -36,7 +45,7 @@ def test_every_wanted_item_goes_exactly_once_and_no_unwanted_one(
         taken = [item.index for item in batch.items]
         assert set(taken) <= waiting
         assert len(taken) == len(set(taken))
-        assert min(waiting) in taken, "the oldest item is in the next batch of all"
+        assert min(waiting) in taken, "of one request, the oldest item is in the next batch of all"
         assert len({item.batch_key for item in batch.items}) == 1
         assert len(taken) <= max_items
         longest = max(item.cost for item in batch.items)
@@ -79,3 +88,53 @@ def test_padded_batches_keep_to_similar_lengths() -> None:
     assert second is not None
     assert sorted(item.cost for item in first.items) == [9, 10, 11, 12]
     assert sorted(item.cost for item in second.items) == [98, 99, 100, 101]
+
+
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=6), st.integers(10, 40))
+def test_a_small_request_overtakes_a_large_one_that_came_before(small: list[int], max_cost: int) -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=max_cost, pads=False)
+    a_request(builder, [10] * 50)
+    assert builder.take(lambda item: True) is not None
+    late = a_request(builder, small)
+    served = 0
+    while late in builder._requests:
+        batch = builder.take(lambda item: True)
+        assert batch is not None
+        served += batch.cost
+    assert served <= 2 * sum(small) + 2 * max_cost, "it has half of the device"
+
+
+def test_requests_share_the_device_by_tokens_and_not_by_items() -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=40, pads=False)
+    long, short = a_request(builder, [20] * 20), a_request(builder, [1] * 400)
+    served = dict.fromkeys((long, short), 0)
+    for _ in range(10):
+        batch = builder.take(lambda item: True)
+        assert batch is not None
+        for item in batch.items:
+            served[item.ticket] += item.cost
+    assert abs(served[long] - served[short]) <= 40
+
+
+def test_a_large_request_gets_on_however_many_small_ones_come() -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=20, pads=False)
+    large = a_request(builder, [10] * 30)
+    batches = 0
+    while large in builder._requests:
+        for _ in range(2):
+            a_request(builder, [10])  # as much as the device can do
+        assert builder.take(lambda item: True) is not None
+        batches += 1
+        assert batches < 1000
+
+
+def test_a_request_that_comes_back_after_a_pause_has_saved_up_nothing() -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=10, pads=False)
+    paused = a_request(builder, [10])
+    assert builder.take(lambda item: True) is not None
+    steady = a_request(builder, [10] * 20)
+    for _ in range(10):
+        builder.take(lambda item: True)
+    builder.add([Item(paused, place, place, 0.0, 10) for place in range(10)])
+    taken = [batch.items[0].ticket for _ in range(10) if (batch := builder.take(lambda item: True))]
+    assert 4 <= taken.count(steady) <= 6

@@ -22,16 +22,20 @@ from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import BUCKETS_S, Histogram, StageMeter
 from staged_pool.stages.supervise import RestartPolicy, StageBroken, Supervisor, custody
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import EmbedRequest, TextInput
+from staged_pool.stages.work import Item, Parts, Plan, Request
 from tests.doubles import NoLoad, until
 
 pytestmark = pytest.mark.anyio
 
-REQUEST = EmbedRequest(inputs=(TextInput("a"), TextInput("b")))
+PLAN: Plan[object] = Plan(("a", "b"), lambda rows, tokens: (list(rows), tokens))
 
 
 def a_ticket() -> Ticket:
-    return Ticket(lambda: REQUEST, lambda request, rows, tokens: (request, list(rows), tokens), NoLoad())
+    return Ticket(Request, lambda result: ("answer", result), NoLoad())
+
+
+def a_row(ticket: Ticket, index: int, row: object, cost: int, part: int = 0) -> Item[object]:
+    return Item(ticket, index, row, 0.0, cost, None, part)
 
 
 async def test_the_first_writer_wins() -> None:
@@ -45,25 +49,36 @@ async def test_the_first_writer_wins() -> None:
 
 async def test_the_last_row_completes_the_answer() -> None:
     ticket = a_ticket()
-    ticket.expect(REQUEST)
-    assert not ticket.deliver(1, "row b", 2)
-    assert ticket.deliver(0, "row a", 3)
-    assert ticket.answer()() == (REQUEST, ["row a", "row b"], 5)
+    ticket.expect(PLAN)
+    assert not ticket.deliver(a_row(ticket, 1, "row b", 2))
+    assert ticket.deliver(a_row(ticket, 0, "row a", 3))
+    assert ticket.answer()() == ("answer", (["row a", "row b"], 5))
+
+
+async def test_the_parts_of_an_input_are_gathered_in_their_order() -> None:
+    ticket = a_ticket()
+    ticket.expect(PLAN)
+    ticket.split(1, 3)
+    assert not ticket.deliver(a_row(ticket, 1, "last", 1, part=2))
+    assert not ticket.deliver(a_row(ticket, 0, "row a", 1))
+    assert not ticket.deliver(a_row(ticket, 1, "first", 1, part=0))
+    assert ticket.deliver(a_row(ticket, 1, "middle", 1, part=1))
+    assert ticket.answer()() == ("answer", (["row a", Parts(["first", "middle", "last"])], 4))
 
 
 async def test_an_answer_of_some_rows_cannot_be_made() -> None:
     ticket = a_ticket()
-    ticket.expect(REQUEST)
-    ticket.deliver(0, "row a", 3)
+    ticket.expect(PLAN)
+    ticket.deliver(a_row(ticket, 0, "row a", 3))
     with pytest.raises(RuntimeError, match="all rows"):
         ticket.answer()
 
 
 async def test_a_settled_ticket_takes_no_more_rows() -> None:
     ticket = a_ticket()
-    ticket.expect(REQUEST)
+    ticket.expect(PLAN)
     ticket.fail(Abandoned("left"))
-    assert not ticket.deliver(0, "row a", 1)
+    assert not ticket.deliver(a_row(ticket, 0, "row a", 1))
     assert ticket.timeline.tokens == 0
 
 

@@ -21,9 +21,16 @@ async def program() -> AsyncIterator[None]:
         assert_type(result, staged_pool.EmbedResult)
         assert_type(result.embeddings, NDArray[np.float32])
         assert_type(result.usage.prompt_tokens, int)
+        assert_type(result.sparse, tuple[staged_pool.SparseVector, ...] | None)
+        assert_type(await running.classify([("a", "b")]), staged_pool.ClassifyResult)
+        assert_type(await running.score("query", ["a", "b"]), staged_pool.ScoreResult)
+        assert_type((await running.rerank("query", ["a"], top_n=1)).ranking, tuple[staged_pool.Ranked, ...])
         assert_type(running.card, staged_pool.ModelCard)
         assert_type(running.statistics(), staged_pool.EngineStatistics)
         request = staged_pool.EmbedRequest(inputs=(staged_pool.TextInput("text"),))
-        answer = await running.submit(lambda: request, lambda result: result.embeddings.tobytes())
-        assert_type(answer, bytes)
+
+        def encode(result: staged_pool.EmbedResult) -> bytes:
+            return result.embeddings.tobytes()
+
+        assert_type(await running.submit(lambda: request, encode), bytes)
     yield

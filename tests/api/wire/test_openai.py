@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as st_numpy
 
 from staged_pool.api.wire import openai
 from staged_pool.runtime.model import Tokens
+from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.stages.errors import InvalidInput
-from staged_pool.stages.work import MODEL_MAX, EmbedRequest, TextInput
 from tests.doubles import CARD
 
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -184,7 +184,7 @@ def test_no_value_of_input_raises_anything_but_invalid_input(value: object) -> N
 
 
 def answer(vectors: np.ndarray[Any, Any], encoding: openai.EncodingFormat) -> Any:
-    result = EmbedResult(vectors, Usage(7), "m")
+    result = EmbedResult(dense=vectors, usage=Usage(7), model="m")
     return json.loads(openai.encode_embeddings(result, encoding, request_id="r", created=1))
 
 
@@ -224,7 +224,7 @@ def test_a_view_into_wider_rows_is_encoded_too() -> None:
 def test_a_call_answers_in_the_encoding_that_its_body_asked_for() -> None:
     call = openai.EmbeddingsCall(b'{"input":"a","encoding_format":"base64"}', "r")
     assert call.decode() == EmbedRequest(inputs=(TextInput("a"),))
-    body = json.loads(call.encode(EmbedResult(np.ones((1, 2), np.float32), Usage(1), "m")))
+    body = json.loads(call.encode(EmbedResult(dense=np.ones((1, 2), np.float32), usage=Usage(1), model="m")))
     assert body["data"][0]["embedding"] == base64.b64encode(np.ones(2, "<f4").tobytes()).decode()
 
 

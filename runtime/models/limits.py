@@ -1,0 +1,84 @@
+"""What an input must keep to: how long it may be, and which ids the model knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from staged_pool.runtime.requests import MODEL_MAX
+from staged_pool.stages.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class InputLimits:
+    """The limits of one model."""
+
+    max_tokens: int
+    """Longest input, special tokens included."""
+    vocabulary: int
+    """Token ids run from 0 to one less."""
+
+    def check_length(self, tokens: int) -> None:
+        """Raises `InvalidInput` for an input that is not to be cut and is longer than the model takes."""
+        if tokens > self.max_tokens:
+            raise InvalidInput(
+                f"This model's maximum context length is {self.max_tokens} tokens. However, your input "
+                f"contains {tokens} tokens. Please reduce the length of the input prompt, "
+                "or set truncate_prompt_tokens.",
+                param="input",
+            )
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raises `InvalidInput` for an input without tokens, or with one that the model does not know.
+
+        Also for texts: a tokenizer may know added tokens that the weights have no row for.
+        """
+        if not ids:
+            raise InvalidInput("The input has no tokens; it must have at least one.", param="input")
+        self.check_known(ids)
+
+    def check_known(self, ids: Sequence[int]) -> None:
+        """Raises `InvalidInput` for a token that the model does not know."""
+        if ids and ((lowest := min(ids)) < 0 or max(ids) >= self.vocabulary):
+            wrong = lowest if lowest < 0 else max(ids)
+            raise InvalidInput(f"Token id {wrong} is out of vocabulary", param="input")
+
+
+def token_limit(max_tokens: int | None, model_max_tokens: int) -> int | None:
+    """How many tokens a `TextInput.max_tokens` allows on a model that takes so many. None: never cut.
+
+    Raises:
+        InvalidInput: More than the model takes, or less than `MODEL_MAX`.
+    """
+    if max_tokens is None:
+        return None
+    if max_tokens == MODEL_MAX:
+        return model_max_tokens
+    if max_tokens > model_max_tokens:
+        raise InvalidInput(
+            "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size.",
+            param="truncate_prompt_tokens",
+        )
+    if max_tokens < 0:
+        raise InvalidInput(f"truncate_prompt_tokens must be at least {MODEL_MAX}.", param="truncate_prompt_tokens")
+    return max_tokens
+
+
+def own_limit(max_own_tokens: int | None) -> int | None:
+    """A limit on a text's own tokens, which is not one on what the model reads.
+
+    Raises:
+        InvalidInput: It is negative.
+    """
+    if max_own_tokens is not None and max_own_tokens < 0:
+        raise InvalidInput("A limit on the tokens of a text must be at least 0.", param="max_tokens")
+    return max_own_tokens
+
+
+def check_text(text: str) -> None:
+    """Raises `InvalidInput` for a text that UTF-8 cannot express: one with a lone half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = "The input is not valid Unicode: it holds half of a surrogate pair."
+        raise InvalidInput(message, param="input") from None

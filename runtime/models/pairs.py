@@ -1,0 +1,130 @@
+"""Turn two texts that the model reads together into one sequence, as the tokenizers of transformers do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
+from staged_pool.runtime.models.limits import InputLimits, check_text, own_limit, token_limit
+from staged_pool.runtime.models.shared_tokenizer import SharedTokenizer, shared_beginning
+from staged_pool.runtime.models.special_tokens import PairSpecialTokens
+from staged_pool.runtime.requests import PairInput
+from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.work import Prepared
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One pair on its way."""
+
+    given: ModelInput
+    pair: PairInput
+    limit: int | None
+    written_first: str
+    """The first text with its prompt."""
+    first: TokenIds = field(default_factory=list)
+    second: TokenIds = field(default_factory=list)
+
+
+class PairReader:
+    """What `TextTokenizer` does with pairs where no template makes one text of them.
+
+    `read` may run in several threads at once.
+
+    Args:
+        shared: The tokenizer.
+        special: What goes around and between two texts.
+        limits: The model's.
+    """
+
+    def __init__(self, shared: SharedTokenizer, special: PairSpecialTokens, limits: InputLimits) -> None:
+        self._shared = shared
+        self._special = special
+        self._limits = limits
+
+    def read(self, inputs: Sequence[tuple[ModelInput, PairInput]]) -> list[Prepared[TokenSequence] | InvalidInput]:
+        """What the device is to read for each pair, or what is wrong with it."""
+        outcomes = [self._begin(given, pair) for given, pair in inputs]
+        readings = [reading for reading in outcomes if isinstance(reading, _Reading)]
+        self._encode(readings)
+        return [self._finish(reading) if isinstance(reading, _Reading) else reading for reading in outcomes]
+
+    def _begin(self, given: ModelInput, pair: PairInput) -> _Reading | InvalidInput:
+        try:
+            if pair.instruction is not None:
+                raise InvalidInput("The model takes no instruction.", param="instruction")
+            limit = token_limit(pair.max_tokens, self._limits.max_tokens)
+            own_limit(pair.max_first_tokens)
+            own_limit(pair.max_second_tokens)
+            # Before the first text only, as in sentence-transformers.
+            first = given.prompt + pair.first
+            check_text(first)
+            check_text(pair.second)
+        except InvalidInput as error:
+            return error
+        return _Reading(given, pair, limit, first)
+
+    def _encode(self, readings: Sequence[_Reading]) -> None:
+        # Documents that are ranked for one query come with the same first text each.
+        firsts = list({reading.written_first for reading in readings})
+        prompts = list({r.given.prompt for r in readings if r.given.prompt and r.pair.max_first_tokens is not None})
+        encodings = self._shared.encode([*firsts, *prompts])
+        ids = {text: encoding.ids for text, encoding in zip([*firsts, *prompts], encodings, strict=True)}
+        for reading in readings:
+            first = ids[reading.written_first]
+            if reading.pair.max_first_tokens is not None:
+                own = shared_beginning(first, ids.get(reading.given.prompt))
+                first = first[: own + reading.pair.max_first_tokens]
+            reading.first = first
+        encodings = self._shared.encode([r.pair.second for r in readings], [_wanted(r) for r in readings])
+        for reading, encoding in zip(readings, encodings, strict=True):
+            reading.second = encoding.ids[: reading.pair.max_second_tokens]
+
+    def _finish(self, reading: _Reading) -> Prepared[TokenSequence] | InvalidInput:
+        first, second, limit = reading.first, reading.second, reading.limit
+        tokens = len(first) + len(second) + len(self._special)
+        try:
+            if limit is None:
+                self._limits.check_length(tokens)
+            elif tokens > limit:
+                room = max(limit - len(self._special), 0)
+                n_first, n_second = longest_first(len(first), len(second), room)
+                first, second = first[:n_first], second[:n_second]
+            # A limit below the special tokens leaves no text at all, and not even all of them.
+            ids = self._special.join(first, second)[:limit]
+            self._limits.check_ids(ids)
+        except InvalidInput as error:
+            return error
+        first_tokens = self._special.first_tokens(first)
+        if first_tokens is not None:
+            first_tokens = min(first_tokens, len(ids))
+        sequence = TokenSequence(ids, reading.given.outputs, first_tokens)
+        return Prepared(sequence, cost=len(ids), batch_key=reading.given.outputs)
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens are left of two texts of so many when both together may have `room`.
+
+    The longer text is cut to what the other one leaves; where both are longer than half of the room, each gets half of
+    it, and the longer one (the second, if they are equal) the odd token. This is `LongestFirst` of the tokenizers
+    library (`utils/truncation.rs`).
+    """
+    if first + second <= room:
+        return first, second
+    shorter, longer = min(first, second), max(room - min(first, second), min(first, second))
+    if shorter + longer > room:
+        shorter, longer = room // 2, room - room // 2
+    return (longer, shorter) if first > second else (shorter, longer)
+
+
+def _wanted(reading: _Reading) -> int | None:
+    """How many leading tokens of the second text have to be known; None for all.
+
+    Beyond the limit it only matters which text is the longer one, and a first text that is shorter than the limit is
+    not that one then.
+    """
+    wanted = [] if reading.pair.max_second_tokens is None else [reading.pair.max_second_tokens]
+    if reading.limit is not None and len(reading.first) < reading.limit:
+        wanted.append(reading.limit + 1)
+    return min(wanted, default=None)

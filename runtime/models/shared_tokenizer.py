@@ -1,0 +1,78 @@
+"""One tokenizer for many threads.
+
+Truncation and padding are settings of a `tokenizers.Tokenizer`, not arguments of a call: threads that ask
+one tokenizer for different lengths silently get each other's. So the tokenizer here is a private copy on which
+neither is ever set. It only tokenizes the bare text; cutting and adding special tokens are list operations.
+
+The batch calls are used even for one text: they release the GIL, the single call does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from tokenizers import Tokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
+
+from staged_pool.runtime.models.long_texts import can_cut, encode_beginnings
+
+Encoding: TypeAlias = Any
+"""Of `tokenizers`: `ids`, and where they were asked for `offsets` (in characters) and `word_ids`."""
+
+
+class SharedTokenizer:
+    """A tokenizer whose methods may run in several threads at once, on texts that are valid Unicode.
+
+    Args:
+        source: A tokenizer as its model's author set it up; it is copied.
+        lower_case: Whether text is lowercased before anything else is done to it.
+    """
+
+    tokenizer: Tokenizer
+    """To read from; its settings must stay as they are."""
+
+    def __init__(self, source: Tokenizer, *, lower_case: bool = False) -> None:
+        self.tokenizer = Tokenizer.from_str(source.to_str())
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        if lower_case:
+            given = self.tokenizer.normalizer
+            steps = [Lowercase(), *([given] if given is not None else [])]
+            self.tokenizer.normalizer = NormalizerSequence(steps)
+        self._can_cut = can_cut(self.tokenizer)
+
+    def encode(
+        self, texts: Sequence[str], wanted: Sequence[int | None] | None = None, *, offsets: bool = False
+    ) -> list[Encoding]:
+        """What the tokenizer makes of each bare text.
+
+        Args:
+            texts: Valid Unicode.
+            wanted: For each text how many of its leading tokens are looked at; a long text may give no more than
+                that. None: all.
+            offsets: Whether `offsets` and `word_ids` are needed, which cost a little.
+        """
+        call = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
+        if wanted is None or not self._can_cut:
+            encodings: list[Encoding] = call(list(texts), add_special_tokens=False)
+            return encodings
+        return encode_beginnings(partial(call, add_special_tokens=False), texts, wanted)
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of one bare text."""
+        ids: list[int] = self.encode([text])[0].ids
+        return ids
+
+
+def shared_beginning(ids: Sequence[int], prompt: Sequence[int] | None) -> int:
+    """How many of a prompted text's tokens are the prompt's: those that it has when it stands alone, too.
+
+    The last ones may not be: the blank that ends a prompt becomes part of the text's first word.
+    """
+    if prompt is None:
+        return 0
+    pairs = zip(ids, prompt, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(prompt)))

@@ -1,0 +1,110 @@
+"""Find out which special tokens a tokenizer puts around a text, and around and between the two of a pair.
+
+They are found by comparing what a tokenizer makes of texts with and without them. A tokenizer that does anything
+else with special tokens than to put the same ones at the same places would be imitated wrongly, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+from tokenizers import Tokenizer
+
+from staged_pool.runtime.model import TokenIds
+from staged_pool.stages.errors import ConfigError
+
+_PROBES: Final = ("x", "a b c", "Two sentences. Of words?")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """What stands around one text."""
+
+    prefix: TokenIds
+    suffix: TokenIds
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class PairSpecialTokens:
+    """What stands around and between two texts."""
+
+    prefix: TokenIds
+    middle: TokenIds
+    suffix: TokenIds
+    typed_middle: int | None
+    """How many of the middle belong to the first segment, where the tokenizer tells the two apart. None: it does not
+    (all token types are 0)."""
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+    def join(self, first: Sequence[int], second: Sequence[int]) -> TokenIds:
+        return [*self.prefix, *first, *self.middle, *second, *self.suffix]
+
+    def first_tokens(self, first: Sequence[int]) -> int | None:
+        """Tokens of the first segment when this is the first text; None where there is one segment."""
+        return None if self.typed_middle is None else len(self.prefix) + len(first) + self.typed_middle
+
+
+def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+    """The ids that the tokenizer puts before and after any text.
+
+    Raises:
+        ConfigError: It does more with special tokens than that.
+    """
+    bare = [e.ids for e in tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)]
+    full = [e.ids for e in tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=True)]
+    added = len(full[0]) - len(bare[0])
+    for before in range(added + 1):
+        found = SpecialTokens(full[0][:before], full[0][before + len(bare[0]) :])
+        if all(f == [*found.prefix, *b, *found.suffix] for f, b in zip(full, bare, strict=True)):
+            return found
+    raise ConfigError("the tokenizer does more with special tokens than to put them around the text")
+
+
+def find_pair_special_tokens(tokenizer: Tokenizer, *, gives_types: bool) -> PairSpecialTokens:
+    """The ids that the tokenizer puts around and between any two texts, and where the second segment begins.
+
+    Args:
+        tokenizer: One on which truncation and padding are not set.
+        gives_types: Whether the model is given token types at all.
+
+    Raises:
+        ConfigError: It does more with a pair than that, or its types are not 0 up to one place and 1 from there on.
+    """
+    pairs = list(product(_PROBES, repeat=2))
+    alone = tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)
+    bare = {text: encoding.ids for text, encoding in zip(_PROBES, alone, strict=True)}
+    full = tokenizer.encode_batch_fast(pairs, add_special_tokens=True)
+    known = [(bare[first], bare[second], e.ids, e.type_ids) for (first, second), e in zip(pairs, full, strict=True)]
+    places = [way for way in _ways(*known[0][:3]) if all(way.join(a, b) == ids for a, b, ids, _ in known)]
+    if not places:
+        raise ConfigError("the tokenizer does more with a pair than to put special tokens around and between its texts")
+    if not gives_types:
+        return places[0]
+    for typed_middle in (None, *range(len(places[0].middle) + 1)):
+        way = replace(places[0], typed_middle=typed_middle)
+        if all(_types(way, a, len(ids)) == types for a, _, ids, types in known):
+            return way
+    raise ConfigError("the tokenizer's token types are not 0 for the first text of a pair and 1 for the second")
+
+
+def _ways(first: TokenIds, second: TokenIds, full: TokenIds) -> Iterator[PairSpecialTokens]:
+    """Every way to see two texts in one sequence."""
+    added = len(full) - len(first) - len(second)
+    for before in range(added + 1):
+        for between in range(added - before + 1):
+            middle = before + len(first)
+            after = middle + between + len(second)
+            yield PairSpecialTokens(full[:before], full[middle : middle + between], full[after:], None)
+
+
+def _types(way: PairSpecialTokens, first: TokenIds, tokens: int) -> list[int]:
+    zeros = way.first_tokens(first)
+    return [0] * tokens if zeros is None else [0] * zeros + [1] * (tokens - zeros)
