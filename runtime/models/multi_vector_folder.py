@@ -20,11 +20,17 @@ from staged_pool.runtime.models.folder_parts import (
     read_chain,
     read_dense,
     read_prompts,
-    read_special_token,
     read_transformer_settings,
     required,
 )
 from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.query_expansion import (
+    PREFIXES,
+    USUAL_LENGTH,
+    Expansion,
+    expansion_tokens,
+    read_expansion,
+)
 from staged_pool.runtime.models.specs import (
     HeadModule,
     ModelFolder,
@@ -38,32 +44,7 @@ from staged_pool.stages.errors import ConfigError
 _ORIGINAL: Final = "HF_ColBERT"
 """What the original layout calls its architecture."""
 
-_PREFIXES: Final = ("query_prefix", "document_prefix")
-
-_PYLATE_FIELDS: Final = (
-    *_PREFIXES,
-    "query_length",
-    "document_length",
-    "do_query_expansion",
-    "attend_to_expansion_tokens",
-    "attend_to_mask_tokens",
-    "skiplist_words",
-)
-"""Any of these in the settings says that PyLate made the folder."""
-
-_USUAL_LENGTH: Final = 32
-"""Tokens of a query, where nothing says it."""
-
 _PUNCTUATION: Final = tuple(string.punctuation)
-
-
-@dataclass(frozen=True, slots=True)
-class _Expansion:
-    length: int
-    fixed: bool
-    """Whether longer queries are cut to the length."""
-    attend: bool
-    token: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +64,7 @@ def is_multi_vector(path: Path, modules: JsonFile | None, settings: JsonFile) ->
         config = JsonFile.read(path / "config.json", root=path) or JsonFile.empty()
         return _ORIGINAL in config.get("architectures", list, [])
     kinds = [entry.get("type") for entry in modules.content if isinstance(entry, dict)]
-    return any(str(kind).startswith("pylate.") for kind in kinds) or any(name in settings.content for name in _PREFIXES)
+    return any(str(kind).startswith("pylate.") for kind in kinds) or any(name in settings.content for name in PREFIXES)
 
 
 def read_multi_vector_folder(path: Path, modules: JsonFile | None, settings: JsonFile) -> ModelFolder:
@@ -108,8 +89,9 @@ def read_multi_vector_folder(path: Path, modules: JsonFile | None, settings: Jso
         words = settings.get("skiplist_words", list, None)
         mask = mask or _Mask(_PUNCTUATION if words is None else _words(words, settings.name))
     prompts, default = read_prompts(settings)
+    prompts = {"query": default, "document": default, **prompts}
     _check_similarity(settings)
-    expansion = _expansion(transformer, settings)
+    expansion = read_expansion(transformer, settings)
     query_length = transformer.positive("query_length")
     if query_length is None and (expansion is None or "query_expansion" in settings.content):
         query_length = settings.positive("query_length")
@@ -126,13 +108,13 @@ def read_multi_vector_folder(path: Path, modules: JsonFile | None, settings: Jso
         max_seq_length=longest,
         lower_case=transformer.get("do_lower_case", bool, False),
         prompts=prompts,
-        default_prompt=default or prompts.get("document", ""),
+        default_prompt=prompts["document"],
         roles=_roles(
             markers=(settings.get("query_prefix", str, ""), settings.get("document_prefix", str, "")),
             lengths=(query_length, document_length),
             expansion=expansion,
             mask=mask,
-            tokens=_expansion_tokens(expansion, body, root=path),
+            tokens=expansion_tokens(expansion, body, root=path),
         ),
     )
 
@@ -144,8 +126,8 @@ def _original_folder(path: Path) -> ModelFolder:
     similarity = settings.get("similarity", str, "cosine")
     if similarity != "cosine":
         raise ConfigError(f"{settings.name}: similarity={similarity!r} is not supported, only cosine")
-    expansion = _Expansion(
-        settings.positive("query_maxlen") or _USUAL_LENGTH,
+    expansion = Expansion(
+        settings.positive("query_maxlen") or USUAL_LENGTH,
         fixed=True,
         attend=settings.get("attend_to_mask_tokens", bool, False),
     )
@@ -167,7 +149,7 @@ def _original_folder(path: Path) -> ModelFolder:
             lengths=(None, settings.positive("doc_maxlen")),
             expansion=expansion,
             mask=_Mask(_PUNCTUATION if settings.get("mask_punctuation", bool, True) else ()),
-            tokens=_expansion_tokens(expansion, path, root=path),
+            tokens=expansion_tokens(expansion, path, root=path),
         ),
         notes=() if file else ("no artifact.metadata: the usual markers and lengths of ColBERT are assumed",),
     )
@@ -234,52 +216,11 @@ def _words(words: list[Any], name: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _expansion(transformer: JsonFile, settings: JsonFile) -> _Expansion | None:
-    """How queries are filled up. None: they are not."""
-    for file in (transformer, settings):
-        if "query_expansion" in file.content:
-            value = file.get("query_expansion", dict, None)
-            return None if value is None else _stated_expansion(JsonFile(f"{file.name}: query_expansion", value))
-    if not any(name in settings.content for name in _PYLATE_FIELDS):
-        return None
-    if not settings.get("do_query_expansion", bool, True):
-        return None
-    attend = settings.get("attend_to_expansion_tokens", bool, None)
-    if attend is None:
-        attend = settings.get("attend_to_mask_tokens", bool, False)
-    return _Expansion(settings.positive("query_length") or _USUAL_LENGTH, fixed=True, attend=attend)
-
-
-def _stated_expansion(file: JsonFile) -> _Expansion:
-    if unknown := sorted(set(file.content) - {"strategy", "attend", "token", "length"}):
-        raise ConfigError(f"{file.name}: {unknown[0]} is not known")
-    strategy = file.get("strategy", str, None)
-    if strategy not in ("fixed", "min"):
-        raise ConfigError(f"{file.name}: strategy={strategy!r} must be fixed or min")
-    return _Expansion(
-        file.size("length"),
-        fixed=strategy == "fixed",
-        attend=file.get("attend", bool, False),
-        token=file.get("token", str, None),
-    )
-
-
-def _expansion_tokens(expansion: _Expansion | None, body: Path, *, root: Path) -> tuple[str, ...]:
-    """The token named for it; else the mask token, else the last token of a text."""
-    if expansion is None:
-        return ()
-    if expansion.token is not None:
-        return (expansion.token,)
-    mask = read_special_token(body, "mask_token", root=root)
-    end = read_special_token(body, "eos_token", root=root)
-    return (*([mask] if mask else ["[MASK]", "<mask>"]), *([end] if end else []))
-
-
 def _roles(
     *,
     markers: tuple[str, str],
     lengths: tuple[int | None, int | None],
-    expansion: _Expansion | None,
+    expansion: Expansion | None,
     mask: _Mask | None,
     tokens: tuple[str, ...],
 ) -> Mapping[Role, RoleSettings]:

@@ -38,6 +38,7 @@ TEXTS = [
 KINDS = [*MULTI_VECTOR, "bge-m3"]
 LAYOUTS: tuple[Attention, ...] = ("packed", "padded")
 TOLERANCE = 2e-5
+SETTINGS = "config_sentence_transformers.json"
 
 
 def vectors(model: TextEncoder, texts: list[str], role: str, **others: Any) -> tuple[Array, ...]:
@@ -238,9 +239,21 @@ def test_bge_m3_without_modules_is_pooled_as_bge_m3_is(copy: Callable[[str], Pat
 
 def test_a_folder_without_expansion_gives_as_many_vectors_as_tokens(copy: Callable[[str], Path]) -> None:
     folder = copy("colbert-pylate")
-    edit_json(folder / "config_sentence_transformers.json", do_query_expansion=False)
+    edit_json(folder / SETTINGS, do_query_expansion=False)
     model = load_model(EngineConfig(model=str(folder), dtype="float32"))
     assert_same(vectors(model, TEXTS, "query"), oracle.multi_vector(folder, TEXTS, role="query"))
+
+
+@pytest.mark.parametrize("prompts", [{"document": "passage: "}, {"query": "query: "}, {}])
+def test_a_query_does_not_get_the_prompt_of_documents(prompts: dict[str, str], copy: Callable[[str], Path]) -> None:
+    folder = copy("colbert-st")
+    edit_json(folder / SETTINGS, prompts=prompts)
+    model = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    query, document = (oracle.multi_vector(folder, TEXTS[:1], role=role) for role in oracle.ROLES)
+    assert_same(vectors(model, TEXTS[:1], "query"), query)
+    assert_same(vectors(model, TEXTS[:1], "document"), document)
+    wanted = oracle.maxsim(query[0], document[0])
+    assert abs(score(model, TEXTS[0], TEXTS[:1]).scores[0] - wanted) < 1e-4
 
 
 def test_the_original_layout_without_its_settings_is_read_with_the_usual_ones(copy: Callable[[str], Path]) -> None:
@@ -290,9 +303,6 @@ def module_of_another_kind(folder: Path) -> None:
 def no_normalisation(folder: Path) -> None:
     path = folder / "modules.json"
     path.write_text(json.dumps([e for e in json.loads(path.read_text()) if not e["type"].endswith("Normalize")]))
-
-
-SETTINGS = "config_sentence_transformers.json"
 
 
 @pytest.mark.parametrize(
