@@ -46,10 +46,11 @@ def with_bge_m3_heads(folder: ModelFolder) -> ModelFolder:
         heads = [DenseSpec(pooling=("cls",), modules=(), normalize=True)]
         notes = ("no modules.json: cls pooling with normalisation is assumed, as BGE-M3 has it",)
     if sparse is not None:
-        heads.append(TokenWeightsSpec(projection=sparse, left_out=_left_out(folder)))
+        heads.append(TokenWeightsSpec(projection=sparse, left_out=_special_tokens(folder)))
     if colbert is not None:
         heads.append(MultiVectorSpec(modules=(colbert,)))
-    roles = {role: RoleSettings(skip_first=True) for role in _ROLES} if colbert is not None else {}
+    first = _special_tokens(folder)[0]
+    roles = {role: RoleSettings(skipped_first=first) for role in _ROLES} if colbert is not None else {}
     return replace(folder, heads=tuple(heads), roles=roles, notes=notes)
 
 
@@ -58,6 +59,7 @@ def _projection(folder: Path, name: str) -> Projection | None:
     return Projection(files=files, weight="weight", bias="bias") if any(file.is_file() for file in files) else None
 
 
-def _left_out(folder: ModelFolder) -> tuple[str, ...]:
+def _special_tokens(folder: ModelFolder) -> tuple[str, ...]:
+    """Those that the sparse head gives no weight; the first one of them is also the one without a vector."""
     root = folder.path
     return tuple(read_special_token(folder.body, field, root=root) or usual for field, usual in _WITHOUT_WEIGHT.items())

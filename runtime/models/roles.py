@@ -37,8 +37,8 @@ class RoleSpec:
     """Whether tokens attend to those that were filled in."""
     skipped: frozenset[int] = frozenset()
     """Token ids whose vectors are left out of multi_vector."""
-    skip_first: bool = False
-    """Whether the first token's vector is left out of multi_vector."""
+    skipped_first: int | None = None
+    """A token id whose vector is left out of multi_vector where it stands first."""
 
     def limit(self, asked: int | None, model_max_tokens: int) -> tuple[int | None, int]:
         """How long an input may be.
@@ -77,8 +77,8 @@ class RoleSpec:
         if added:
             ids = [*ids, *[self.expansion] * added]
         kept = None
-        if Output.MULTI_VECTOR in outputs and (self.skipped or self.skip_first):
-            first = int(self.skip_first)
+        if Output.MULTI_VECTOR in outputs and (self.skipped or ids[0] == self.skipped_first):
+            first = int(ids[0] == self.skipped_first)
             kept = tuple(place for place in range(first, len(ids)) if ids[place] not in self.skipped)
         unseen = 0 if self.attend_to_expansion else added
         return TokenSequence(ids, outputs, prompt_tokens=prompt_tokens, unseen_tokens=unseen, kept=kept, spans=spans)
@@ -126,7 +126,7 @@ def _resolve(role: Role, settings: RoleSettings, tokenizer: Tokenizer, vocabular
         attend_to_expansion=settings.attend_to_expansion,
         # A word that the vocabulary lacks is not looked up as the unknown token: it would take all of those with it.
         skipped=frozenset(i for i in map(tokenizer.token_to_id, settings.skipped) if i is not None),
-        skip_first=settings.skip_first,
+        skipped_first=tokenizer.token_to_id(settings.skipped_first) if settings.skipped_first else None,
     )
     if wrong := [i for i in (*spec.marker, spec.expansion) if i >= vocabulary]:
         raise ConfigError(f"token id {wrong[0]} marks or expands a {role}, but the model has only {vocabulary}")

@@ -149,8 +149,8 @@ class RoleSettings:
     """Whether tokens attend to those that were filled in."""
     skipped: tuple[str, ...] = ()
     """Tokens whose vectors are left out."""
-    skip_first: bool = False
-    """Whether the first token's vector is left out."""
+    skipped_first: str | None = None
+    """A token whose vector is left out where it stands first, such as `<s>`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

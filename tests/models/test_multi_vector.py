@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.engine import open_engine
 from staged_pool.runtime.model import Row
+from staged_pool.runtime.models import resolver
 from staged_pool.runtime.models.folder import read_folder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.text_encoder import TextEncoder
@@ -203,7 +205,31 @@ async def test_an_engine_gives_all_outputs_of_one_request(bge_m3: tuple[EngineCo
     assert_same(result.multi_vector, wanted)
 
 
+def test_a_text_without_special_tokens_keeps_all_its_vectors(load_tiny: LoadTiny) -> None:
+    for kind in ("bge-m3", "colbert-pylate"):
+        model = load_tiny(kind)
+        bare = TextInput("short", add_special_tokens=False)
+        request = EmbedRequest(inputs=(bare,), outputs=frozenset({Output.MULTI_VECTOR}), prompt_name="query")
+        (sequence,) = sequences(model, request)
+        assert sequence.ids == model.tokenize("short", add_special_tokens=False).ids
+        assert (sequence.unseen_tokens, sequence.kept) == (0, None)
+
+
 # Folders
+
+
+def test_what_the_hub_is_asked_for_includes_heads_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def download(_: str, *, allow_patterns: list[str], **others: object) -> str:
+        asked.extend(allow_patterns)
+        raise OSError("no disk")
+
+    monkeypatch.setattr(resolver, "snapshot_download", download)
+    with pytest.raises(ConfigError, match="cannot be stored"):
+        resolver.resolve("some/model")
+    for name in ("sparse_linear.pt", "colbert_linear.pt", "colbert_linear.safetensors", "artifact.metadata"):
+        assert any(fnmatch(name, pattern) for pattern in asked)
 
 
 @pytest.fixture

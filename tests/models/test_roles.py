@@ -58,12 +58,14 @@ def test_skipped_tokens_are_read_but_not_given_back() -> None:
     assert sequence.kept == (0, 2, 4)
 
 
-def test_the_first_token_can_be_left_out() -> None:
-    assert RoleSpec(skip_first=True).sequence([2, 7, 3], MULTI_VECTOR_ONLY, expand=True).kept == (1, 2)
+def test_a_token_can_be_left_out_where_it_stands_first() -> None:
+    spec = RoleSpec(skipped_first=2)
+    assert spec.sequence([2, 7, 2], MULTI_VECTOR_ONLY, expand=True).kept == (1, 2)
+    assert spec.sequence([7, 2, 3], MULTI_VECTOR_ONLY, expand=True).kept is None
 
 
 def test_nothing_is_chosen_where_no_vectors_of_tokens_are_wanted() -> None:
-    assert RoleSpec(skip_first=True).sequence([2, 7, 3], DENSE_ONLY, expand=True).kept is None
+    assert RoleSpec(skipped_first=2).sequence([2, 7, 3], DENSE_ONLY, expand=True).kept is None
 
 
 @pytest.mark.parametrize(
