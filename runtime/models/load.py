@@ -25,7 +25,7 @@ from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, 
 from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
 from staged_pool.runtime.models.heads.sparse import TokenWeightsHead, build_splade
 from staged_pool.runtime.models.resolver import resolve
-from staged_pool.runtime.models.roles import resolve_roles
+from staged_pool.runtime.models.roles import resolve_roles, with_written_markers
 from staged_pool.runtime.models.specs import (
     DenseSpec,
     LabelsSpec,
@@ -75,6 +75,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
         log.info("model.assumed", model=resolved.name, note=note)
 
     source = load_tokenizer(folder, own_code=config.trust_remote_code)
+    folder = with_written_markers(folder, source.backend)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=config.trust_remote_code)
     body = Body(loaded.base)
     max_tokens = _max_tokens(folder, source.max_tokens, body)
@@ -92,7 +93,13 @@ def load_model(config: EngineConfig) -> TextEncoder:
         chat_template=source.chat_template,
         special_tokens=source.special_tokens,
         pair_template=folder.pair_template,
-        roles=resolve_roles(folder.roles, source.backend, vocabulary=body.vocabulary, max_tokens=max_tokens),
+        roles=resolve_roles(
+            folder.roles,
+            source.backend,
+            special_tokens=source.special_tokens,
+            vocabulary=body.vocabulary,
+            max_tokens=max_tokens,
+        ),
     )
     if folder.scoring == "cross-encoder":
         tokenizer.require_pairs()

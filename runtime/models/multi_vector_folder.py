@@ -28,7 +28,6 @@ from staged_pool.runtime.models.query_expansion import (
     PREFIXES,
     USUAL_LENGTH,
     Expansion,
-    expansion_tokens,
     read_expansion,
 )
 from staged_pool.runtime.models.specs import (
@@ -114,7 +113,6 @@ def read_multi_vector_folder(path: Path, modules: JsonFile | None, settings: Jso
             lengths=(query_length, document_length),
             expansion=expansion,
             mask=mask,
-            tokens=expansion_tokens(expansion, body, root=path),
         ),
     )
 
@@ -149,7 +147,6 @@ def _original_folder(path: Path) -> ModelFolder:
             lengths=(None, settings.positive("doc_maxlen")),
             expansion=expansion,
             mask=_Mask(_PUNCTUATION if settings.get("mask_punctuation", bool, True) else ()),
-            tokens=expansion_tokens(expansion, path, root=path),
         ),
         notes=() if file else ("no artifact.metadata: the usual markers and lengths of ColBERT are assumed",),
     )
@@ -222,7 +219,6 @@ def _roles(
     lengths: tuple[int | None, int | None],
     expansion: Expansion | None,
     mask: _Mask | None,
-    tokens: tuple[str, ...],
 ) -> Mapping[Role, RoleSettings]:
     """Markers and lengths are of queries and of documents."""
     skipped: dict[Role, tuple[str, ...]] = {
@@ -237,7 +233,7 @@ def _roles(
         max_tokens=longest,
         always_cut=expansion is not None and expansion.fixed,
         expand_to=expansion.length if expansion else 0,
-        expansion=tokens,
+        expansion=expansion.token if expansion else None,
         attend_to_expansion=expansion is not None and expansion.attend,
         skipped=skipped["query"],
     )

@@ -6,10 +6,8 @@ The newer one is an object `query_expansion`; the older one is some fields of Py
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.models.folder_parts import read_special_token
 from staged_pool.runtime.models.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
@@ -73,14 +71,3 @@ def _stated_expansion(file: JsonFile) -> Expansion:
         attend=file.get("attend", bool, False),
         token=file.get("token", str, None),
     )
-
-
-def expansion_tokens(expansion: Expansion | None, body: Path, *, root: Path) -> tuple[str, ...]:
-    """The token named for it; else the mask token, else the last token of a text."""
-    if expansion is None:
-        return ()
-    if expansion.token is not None:
-        return (expansion.token,)
-    mask = read_special_token(body, "mask_token", root=root)
-    end = read_special_token(body, "eos_token", root=root)
-    return (*([mask] if mask else ["[MASK]", "<mask>"]), *([end] if end else []))

@@ -8,13 +8,13 @@ and a query that is shorter than the expansion's length is filled up behind its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tokenizers import Tokenizer
 
 from staged_pool.runtime.model import Role, Span, TokenIds, TokenSequence
-from staged_pool.runtime.models.specs import RoleSettings
+from staged_pool.runtime.models.specs import ModelFolder, RoleSettings
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError
 
@@ -90,21 +90,51 @@ PLAIN: Final = RoleSpec()
 """For models that read queries as they read documents."""
 
 
+def with_written_markers(folder: ModelFolder, tokenizer: Tokenizer) -> ModelFolder:
+    """The folder with markers that its tokenizer has no token for at the beginning of its prompts instead.
+
+    sentence-transformers reads such folders so; the text of a marker and what follows it are then tokenized together.
+    """
+    unknown = {
+        role: settings.marker
+        for role, settings in folder.roles.items()
+        if settings.marker.strip() and not _known_marker(settings.marker, tokenizer)
+    }
+    if not unknown:
+        return folder
+    roles = {role: replace(each, marker="") if role in unknown else each for role, each in folder.roles.items()}
+    prompts = dict(folder.prompts)
+    for role, text in unknown.items():
+        prompts[role] = text + prompts.get(role, "")
+    return replace(folder, roles=roles, prompts=prompts, default_prompt=prompts.get("document", folder.default_prompt))
+
+
 def resolve_roles(
-    settings: Mapping[Role, RoleSettings], tokenizer: Tokenizer, *, vocabulary: int, max_tokens: int
+    settings: Mapping[Role, RoleSettings],
+    tokenizer: Tokenizer,
+    *,
+    special_tokens: Mapping[str, object],
+    vocabulary: int,
+    max_tokens: int,
 ) -> Mapping[Role, RoleSpec]:
     """What a folder says of its roles, in the token ids of its tokenizer.
 
     Args:
         settings: By role.
         tokenizer: The folder's own.
+        special_tokens: The text of each special token by its name, such as `mask_token`.
         vocabulary: Token ids run from 0 to one less.
         max_tokens: The longest input of the model.
 
     Raises:
         ConfigError: A token is not in the vocabulary, or a length is beyond what the model takes.
     """
-    return {role: _resolve(role, each, tokenizer, vocabulary, max_tokens) for role, each in settings.items()}
+    usual = special_tokens.get("mask_token") or special_tokens.get("eos_token")
+    expansion = None if usual is None else str(usual)
+    return {
+        role: _resolve(role, replace(each, expansion=each.expansion or expansion), tokenizer, vocabulary, max_tokens)
+        for role, each in settings.items()
+    }
 
 
 def _resolve(role: Role, settings: RoleSettings, tokenizer: Tokenizer, vocabulary: int, max_tokens: int) -> RoleSpec:
@@ -112,13 +142,12 @@ def _resolve(role: Role, settings: RoleSettings, tokenizer: Tokenizer, vocabular
         raise ConfigError(f"a {role} is expanded to {settings.expand_to} tokens, but the model takes {max_tokens}")
     expansion = None
     if settings.expand_to:
-        known = (tokenizer.token_to_id(name) for name in settings.expansion)
-        expansion = next((i for i in known if i is not None), None)
+        expansion = None if settings.expansion is None else tokenizer.token_to_id(settings.expansion)
         if expansion is None:
-            names = " or ".join(settings.expansion) or "none is named"
-            raise ConfigError(f"the token that expands a {role} is not in the vocabulary: {names}")
+            name = settings.expansion or "none is named"
+            raise ConfigError(f"the token that expands a {role} is not in the vocabulary: {name}")
     spec = RoleSpec(
-        marker=_marker(settings.marker, tokenizer),
+        marker=_known_marker(settings.marker, tokenizer),
         max_tokens=settings.max_tokens,
         always_cut=settings.always_cut,
         expand_to=settings.expand_to,
@@ -133,9 +162,7 @@ def _resolve(role: Role, settings: RoleSettings, tokenizer: Tokenizer, vocabular
     return spec
 
 
-def _marker(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """One token where the tokenizer has it, with the blank behind it or without; else the tokens of the text."""
-    for name in (text, *text.split(None, 1)[:1]):
-        if name and (found := tokenizer.token_to_id(name)) is not None:
-            return (found,)
-    return tuple(tokenizer.encode(text, add_special_tokens=False).ids) if text.strip() else ()
+def _known_marker(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The one token that a marker is, with the blank behind it or without; nothing where it is none."""
+    known = (tokenizer.token_to_id(name) for name in (text, *text.split(None, 1)[:1]) if name)
+    return tuple(i for i in known if i is not None)[:1]

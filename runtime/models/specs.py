@@ -143,8 +143,8 @@ class RoleSettings:
     """Whether longer inputs are cut without being asked: the model knows no others."""
     expand_to: int = 0
     """Fill shorter inputs up to so many tokens. 0: do not."""
-    expansion: tuple[str, ...] = ()
-    """The token that they are filled up with: the first of these that the tokenizer knows."""
+    expansion: str | None = None
+    """The token that they are filled up with. None: the tokenizer's mask token, else its last token of a text."""
     attend_to_expansion: bool = False
     """Whether tokens attend to those that were filled in."""
     skipped: tuple[str, ...] = ()

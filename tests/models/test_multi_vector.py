@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import ModernBertModel
 
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.engine import open_engine
@@ -27,7 +28,8 @@ from tests.models import oracle
 from tests.models.asking import embed, score, sequences
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.oracle import Array
-from tests.models.tiny import MULTI_VECTOR, WIDTH, edit_json
+from tests.models.tiny import MULTI_VECTOR, WIDTH, byte_bpe, edit_json, save_body, write_json, write_modules
+from tests.models.tiny.bodies import modernbert_config
 
 TEXTS = [
     "A man is eating food.",
@@ -238,6 +240,33 @@ def copy(tiny_folder: TinyFolder, tmp_path: Path) -> Callable[[str], Path]:
         return Path(shutil.copytree(tiny_folder(kind), tmp_path / kind))
 
     return copied
+
+
+@pytest.fixture(params=[True, False], ids=["markers are tokens", "markers are texts"])
+def windowed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model whose layers look 8 tokens far, without a mask token, and with queries longer than that."""
+    torch.manual_seed(1)
+    tokenizer = byte_bpe(between="</s>")
+    if request.param:
+        tokenizer.add_tokens(["[Q] ", "[D] "])
+    save_body(tmp_path, ModernBertModel(modernbert_config(len(tokenizer))), tokenizer)
+    identity = "torch.nn.modules.linear.Identity"
+    dense = {"in_features": WIDTH, "out_features": 24, "bias": False, "activation_function": identity}
+    write_modules(tmp_path, ("pylate.models.Dense.Dense", dense))
+    save_file({"linear.weight": torch.randn(24, WIDTH) / 6}, tmp_path / "1_Dense" / "model.safetensors")
+    settings = {"model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 40}
+    write_json(tmp_path / SETTINGS, settings | {"document_length": 64})
+    return tmp_path
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+@pytest.mark.parametrize("role", oracle.ROLES)
+def test_an_expansion_may_reach_beyond_the_window_of_a_layer(
+    role: oracle.Role, attention: Attention, windowed: Path
+) -> None:
+    model = load_model(EngineConfig(model=str(windowed), dtype="float32", attention=attention))
+    assert model.card.attention == attention
+    assert_same(vectors(model, TEXTS, role), oracle.multi_vector(windowed, TEXTS, role=role))
 
 
 def test_heads_of_bge_m3_may_be_safetensors_and_one_of_them_may_be_missing(

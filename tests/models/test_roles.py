@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.models.roles import PLAIN, RoleSpec, resolve_roles
+from staged_pool.runtime.models.folder import read_folder
+from staged_pool.runtime.models.roles import PLAIN, RoleSpec, resolve_roles, with_written_markers
 from staged_pool.runtime.models.specs import RoleSettings
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.stages.errors import ConfigError
+from tests.models.conftest import TinyFolder
 from tests.models.tiny import word_piece
 
 MULTI_VECTOR_ONLY = frozenset({Output.MULTI_VECTOR})
 
 
-def resolved(settings: RoleSettings, *, max_tokens: int = 64, vocabulary: int = 10_000) -> RoleSpec:
+def resolved(
+    settings: RoleSettings, *, max_tokens: int = 64, vocabulary: int = 10_000, **special_tokens: str
+) -> RoleSpec:
     tokenizer: Tokenizer = word_piece(unused=2).backend_tokenizer
-    return resolve_roles({"query": settings}, tokenizer, vocabulary=vocabulary, max_tokens=max_tokens)["query"]
+    return resolve_roles(
+        {"query": settings},
+        tokenizer,
+        special_tokens=special_tokens,
+        vocabulary=vocabulary,
+        max_tokens=max_tokens,
+    )["query"]
 
 
 def test_without_a_role_ids_stay_as_they_are() -> None:
@@ -90,11 +103,18 @@ def test_a_marker_is_one_token_where_the_tokenizer_has_it_with_its_blank_or_with
     assert resolved(RoleSettings(marker="[unused0] ")).marker == resolved(RoleSettings(marker="[unused0]")).marker
 
 
-def test_another_marker_is_the_tokens_of_its_text() -> None:
+def test_a_marker_that_is_no_token_goes_before_the_prompt(tiny_folder: TinyFolder) -> None:
     tokenizer = word_piece(unused=2).backend_tokenizer
-    assert resolved(RoleSettings(marker="[Q] ")).marker == tuple(tokenizer.encode("[Q] ", add_special_tokens=False).ids)
-    assert len(resolved(RoleSettings(marker="[Q] ")).marker) > 1
-    assert resolved(RoleSettings(marker="")).marker == ()
+    folder = replace(
+        read_folder(tiny_folder("colbert-pylate")),
+        prompts={"query": "look for: ", "document": ""},
+        roles={"query": RoleSettings(marker="[Q] "), "document": RoleSettings(marker="[unused1]")},
+    )
+    found = with_written_markers(folder, tokenizer)
+    assert found.prompts == {"query": "[Q] look for: ", "document": ""}
+    assert found.default_prompt == ""
+    assert (found.roles["query"].marker, found.roles["document"].marker) == ("", "[unused1]")
+    assert with_written_markers(found, tokenizer) is found
 
 
 def test_a_skipped_word_that_the_vocabulary_lacks_does_not_skip_unknown_tokens() -> None:
@@ -103,27 +123,30 @@ def test_a_skipped_word_that_the_vocabulary_lacks_does_not_skip_unknown_tokens()
     assert spec.skipped == {tokenizer.token_to_id(".")}
 
 
-def test_the_first_token_for_the_expansion_that_is_known_is_taken() -> None:
+def test_a_query_is_filled_up_with_the_token_named_else_the_mask_else_the_end() -> None:
     tokenizer = word_piece(unused=2).backend_tokenizer
-    spec = resolved(RoleSettings(expand_to=8, expansion=("surely not a token", "[MASK]", "[SEP]")))
-    assert spec.expansion == tokenizer.token_to_id("[MASK]")
+    special: dict[str, Any] = {"mask_token": "[MASK]", "eos_token": "[SEP]"}
+    named = resolved(RoleSettings(expand_to=8, expansion="[UNK]"), **special)
+    assert named.expansion == tokenizer.token_to_id("[UNK]")
+    assert resolved(RoleSettings(expand_to=8), **special).expansion == tokenizer.token_to_id("[MASK]")
+    assert resolved(RoleSettings(expand_to=8), eos_token="[SEP]").expansion == tokenizer.token_to_id("[SEP]")
 
 
 @pytest.mark.parametrize(
     ("settings", "limits", "message"),
     [
         (
-            RoleSettings(expand_to=65, expansion=("[MASK]",)),
+            RoleSettings(expand_to=65, expansion="[MASK]"),
             {},
             "a query is expanded to 65 tokens, but the model takes",
         ),
-        (RoleSettings(expand_to=8, expansion=("none such",)), {}, "not in the vocabulary: none such"),
+        (RoleSettings(expand_to=8, expansion="none such"), {}, "not in the vocabulary: none such"),
         (RoleSettings(expand_to=8), {}, "not in the vocabulary: none is named"),
         (RoleSettings(marker="[MASK]"), {"vocabulary": 2}, "marks or expands a query, but the model has only 2"),
     ],
 )
 def test_a_role_that_does_not_fit_the_model_is_refused(
-    settings: RoleSettings, limits: dict[str, int], message: str
+    settings: RoleSettings, limits: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         resolved(settings, **limits)
