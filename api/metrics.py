@@ -95,6 +95,10 @@ class _TrafficCollector(Collector):
         yield _counter("connections_refused", "Connections closed for being too many", traffic.connections_refused)
         yield _gauge("http_requests_running", "HTTP requests that are being handled", traffic.requests)
         yield _gauge("http_body_bytes", "Bytes of the bodies of these requests", traffic.body_bytes)
+        lag = traffic.lag.snapshot()
+        late = HistogramMetricFamily("staged_pool_event_loop_late_seconds", "How late the event loop was, by sample")
+        late.add_metric((), _buckets(lag), lag.sum_s)
+        yield late
 
     def describe(self) -> Iterable[Metric]:
         return ()

@@ -25,7 +25,8 @@ from staged_pool.api.listener import BACKLOG, url
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine, open_engine
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.opening import open_engine
 from staged_pool.stages.errors import DeviceLost
 
 OVERDUE_S: Final = 3.0
@@ -101,6 +102,7 @@ class Server:
         """
         log.info("server.listening", url=url(listener))
         async with anyio.create_task_group() as background:
+            background.start_soon(self.traffic.lag.watch)
             if self._owns_process:
                 background.start_soon(self._heed_signals)
             async with anyio.create_task_group() as tasks:

@@ -66,16 +66,22 @@ class EngineConfig:
     """Whether vectors may be cut to fewer dimensions. None: where the folder says that the model was trained for it."""
 
     torch_threads: int | None = None
-    """Threads of one forward on the CPU. None: every core that this process may use. Fewer leave
+    """Threads of all forwards together on the CPU. None: every core that this process may use. Fewer leave
     cores for the preprocess threads; more than there are cores make everything slower."""
+
+    forward_workers: int | None = None
+    """Forwards at once on the CPU; they share the torch threads, and one that is alone uses all of them. None: several
+    where they get as much done as one, found out at load: they lose less where something else needs a core now and
+    then. Each batch takes longer by them. A GPU has one."""
 
     preprocess_limit: int = 4
     """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the
     threads take the device's cores away."""
 
-    max_batch_tokens: int = 2048
-    """Token budget of one batch. A longer single input still goes, alone. Larger batches keep a GPU busier,
-    but each takes longer, and beyond the cache a CPU becomes slower."""
+    max_batch_tokens: int | None = None
+    """Token budget of one batch. A longer single input still goes, alone. Larger batches keep a GPU busier; each takes
+    longer, and so does the wait of whoever comes next. None: 512 on a CPU, which are as quick a token as larger ones,
+    and 16384 on a GPU."""
 
     max_batch_items: int = 256
     """Items of one batch at most."""
@@ -126,14 +132,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         positive = (
-            "preprocess_limit", "max_batch_tokens", "max_batch_items", "chunk_items", "channel_capacity",
+            "preprocess_limit", "max_batch_items", "chunk_items", "channel_capacity",
             "waiting_tokens", "request_waiting_tokens", "max_requests", "max_items", "max_tokens",
             "max_request_items", "max_bytes",
         )  # fmt: skip
         for name in positive:
             self._check(name, 1, math.inf)
+        if self.max_batch_tokens is not None:
+            self._check("max_batch_tokens", 1, math.inf)
         if self.torch_threads is not None:
             self._check("torch_threads", 1, 1024)
+        if self.forward_workers is not None:
+            self._check("forward_workers", 1, 64)
         self._check("target_delay_s", 0.001, 86_400)
         self._check("drain_timeout_s", 0, 86_400)
         self._check("preprocess_alarm_s", 0.001, 86_400)
@@ -148,6 +158,10 @@ class EngineConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         if self.model == "":
             raise ConfigError("model='': must be a folder or a hub id")
+
+    def batch_tokens(self, device: str) -> int:
+        """`max_batch_tokens`, or what stands for None on a device such as `cpu`."""
+        return self.max_batch_tokens or (512 if device == "cpu" else 16_384)
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -26,6 +26,7 @@ from staged_pool.runtime.models.folder_parts import (
 )
 from staged_pool.runtime.models.json_file import JsonFile
 from staged_pool.runtime.models.multi_vector_folder import is_multi_vector, read_multi_vector_folder
+from staged_pool.runtime.models.pair_folder import chat_template, pair_template
 from staged_pool.runtime.models.sparse_folder import read_sparse_folder
 from staged_pool.runtime.models.specs import (
     DenseSpec,
@@ -33,6 +34,7 @@ from staged_pool.runtime.models.specs import (
     LayerNorm,
     ModelFolder,
     Normalize,
+    PairTemplate,
     PoolingMode,
     SpladeSpec,
     TokenWeightsSpec,
@@ -184,18 +186,20 @@ def _label_folder(
     transformer = read_transformer_settings(body, root=path)
     prompts, prompt = read_prompts(settings)
     kind = classifier_folder.classifier(config)
-    if len(chain) > 1:
+    asks = len(chain) > 1
+    template = (
+        pair_template(transformer, chat_template(body, root=path), instruction=(prompt or None) if asks else None)
+        if score_template is None
+        else PairTemplate(text=score_template, instruction=prompt or classifier_folder.INSTRUCTION)
+    )
+    if asks:
         score = required(chain[1][1] / "config.json", root=path)
-        labelling = classifier_folder.read_logit_score(
-            config, settings, transformer, score, instruction=prompt, score_template=score_template
-        )
+        labelling = classifier_folder.read_logit_score(config, settings, transformer, score, pair_template=template)
         prompt = ""  # it is the instruction
     elif kind is not None:
-        labelling = classifier_folder.read_classifier(
-            kind, config, settings, transformer, score_template=score_template
-        )
+        labelling = classifier_folder.read_classifier(kind, config, settings, pair_template=template)
     elif classifier_folder.class_name(config).endswith("ForCausalLM"):
-        labelling = classifier_folder.asked_language_model(score_template=score_template)
+        labelling = classifier_folder.asked_language_model(template)
     else:
         name = classifier_folder.class_name(config) or "no class"
         raise ConfigError(f"config.json: architectures names {name}, which has no head that gives labels")

@@ -87,7 +87,10 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
     """The transformer's config. That its weights are there is checked here too, before anything is built."""
     config = required(body / "config.json", root=root)
     if not any((body / name).is_file() for name in _WEIGHT_FILES):
-        raise ConfigError(f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index)")
+        raise ConfigError(
+            f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index); pickled ones are "
+            "downloaded only with allow_pickle (--allow-pickle)"
+        )
     content: Mapping[str, Any] = config.content
     return content
 

@@ -37,7 +37,7 @@ from staged_pool.runtime.models.specs import (
     TokenWeightsSpec,
 )
 from staged_pool.runtime.models.text_encoder import TextEncoder
-from staged_pool.runtime.models.threads import ThreadPlan, plan_threads
+from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.models.tokenizing import TextTokenizer
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
@@ -48,8 +48,7 @@ log = structlog.get_logger("staged_pool.models")
 def load_model(config: EngineConfig) -> TextEncoder:
     """Load the model that `config` names, and warm it up. Takes seconds, or minutes where it downloads.
 
-    Must be called in the thread that will call `forward`: torch keeps its number of threads for each thread. Where
-    other threads use the same cores, set OMP_WAIT_POLICY=PASSIVE before torch is first imported: its threads then
+    Where other threads use the same cores, set OMP_WAIT_POLICY=PASSIVE before torch is first imported: its threads then
     sleep between parallel regions instead of spinning on a core that tokenizing needs.
 
     Raises:
@@ -58,6 +57,10 @@ def load_model(config: EngineConfig) -> TextEncoder:
     started = time.monotonic()
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
+    if device.type != "cpu" and (config.forward_workers or 1) > 1:
+        raise ConfigError(
+            f"forward_workers={config.forward_workers}: a {device.type} device runs one forward at a time"
+        )
     threads = config.torch_threads or _usable_cores()
     torch.set_num_threads(threads)
 
@@ -67,6 +70,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
         offline=config.offline,
         served_name=config.served_name,
         own_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
     )
     folder = read_folder(
         resolved.folder, task=config.task, score_template=config.score_template, allow_pickle=config.allow_pickle
@@ -132,6 +136,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
             device=str(device),
             attention=body.layout,
             torch_threads=threads,
+            forward_workers=config.forward_workers or 1,
             load_s=0.0,
         ),
         tokenizer=tokenizer,
@@ -140,10 +145,13 @@ def load_model(config: EngineConfig) -> TextEncoder:
         plan=ThreadPlan(threads, alone_tokens=0),
     )
     long = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
-    _warm_up(encoder, long[: config.max_batch_tokens])
+    _warm_up(encoder, long[: config.batch_tokens(device.type)])
     if device.type == "cpu":
-        encoder = replace(encoder, plan=plan_threads(threads, partial(_run, encoder), long))
-        log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens)
+        run = partial(_run, encoder)
+        encoder = replace(encoder, plan=plan_threads(threads, run, long))
+        workers = config.forward_workers or plan_workers(threads, run, long)
+        encoder = replace(encoder, card=replace(encoder.card, forward_workers=workers))
+        log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens, forward_workers=workers)
     return replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
 
 

@@ -25,7 +25,7 @@ _NONE: Final = SpecialTokens([], [])
 Outcome: TypeAlias = "Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Reading:
     """One input on its way."""
 
@@ -93,18 +93,23 @@ class TextReader:
         try:
             asked = token_limit(text.max_tokens, self._limits.max_tokens)
             limit, longest = role.limit(asked, self._limits.max_tokens)
-            own_limit(text.max_own_tokens)
+            if text.max_own_tokens is not None:
+                own_limit(text.max_own_tokens)
             if isinstance(source, tuple):
                 return _Reading(given, text, _NONE, role, limit, longest, bare=list(source))
-            written = given.prompt + source if isinstance(source, str) else self._chat(source, given.prompt)
+            written = given.prompt + source if isinstance(source, str) else self.write_chat(source, given.prompt)
             check_text(written)
         except InvalidInput as error:
             return error
         special = self._marked[name] if text.add_special_tokens else _NONE
         return _Reading(given, text, special, role, limit, longest, written)
 
-    def _chat(self, chat: Chat, prompt: str) -> str:
-        """A conversation as one text. A prompt becomes a system message before it, as in sentence-transformers."""
+    def write_chat(self, chat: Chat, prompt: str = "") -> str:
+        """A conversation as one text. A prompt becomes a system message before it, as in sentence-transformers.
+
+        Raises:
+            InvalidInput: There is no chat template, or it does not take this conversation.
+        """
         if self._chat_template is None:
             raise InvalidInput("The model's tokenizer has no chat template, so it takes no messages.", param="messages")
         return self._chat_template.chat(chat, prompt)
@@ -112,15 +117,17 @@ class TextReader:
     def _encode(self, readings: Sequence[_Reading]) -> None:
         self._encode_prompts(readings)
         written = [reading for reading in readings if reading.bare is None]
-        for spans in (False, True):
-            some = [reading for reading in written if (Output.TOKEN_LABELS in reading.given.outputs) is spans]
-            if some:
-                encodings = self._shared.encode(
-                    [reading.written for reading in some], [_wanted(reading) for reading in some], offsets=spans
-                )
-                for reading, encoding in zip(some, encodings, strict=True):
-                    reading.bare = encoding.ids
-                    reading.encoding = encoding if spans else None
+        with_spans = [reading for reading in written if Output.TOKEN_LABELS in reading.given.outputs]
+        others = [reading for reading in written if Output.TOKEN_LABELS not in reading.given.outputs]
+        for reading, encoding in zip(others, self._encodings(others), strict=True):
+            reading.bare = encoding.ids
+        for reading, encoding in zip(with_spans, self._encodings(with_spans, offsets=True), strict=True):
+            reading.bare = encoding.ids
+            reading.encoding = encoding
+
+    def _encodings(self, readings: Sequence[_Reading], *, offsets: bool = False) -> list[Encoding]:
+        texts = [reading.written for reading in readings]
+        return self._shared.encode(texts, [_wanted(reading) for reading in readings], offsets=offsets)
 
     def _encode_prompts(self, readings: Sequence[_Reading]) -> None:
         some = [
@@ -143,11 +150,12 @@ class TextReader:
         bare = reading.bare if reading.bare is not None else []
         if text.max_own_tokens is not None:
             bare = bare[: shared_beginning(bare, reading.prompt) + text.max_own_tokens]
-        tokens = len(bare) + len(special)
+        around = len(special)
+        tokens = len(bare) + around
         start, end = 0, len(bare)
         try:
             if limit is not None and tokens > limit:
-                room = max(limit - len(special), 0)
+                room = max(limit - around, 0)
                 start, end = (0, room) if text.truncate_side == "right" else (end - room, end)
             elif tokens > reading.longest:
                 if reading.given.may_split and limit is None:
@@ -162,7 +170,7 @@ class TextReader:
             ids,
             reading.given.outputs,
             expand=special is not _NONE,
-            prompt_tokens=self._prompt_tokens(reading, cut=start),
+            prompt_tokens=0 if self._pools_prompt else self._prompt_tokens(reading, cut=start),
             spans=None if reading.encoding is None else _spans(reading, start, end),
         )
         return Prepared(sequence, cost=len(sequence.ids), batch_key=reading.given.outputs)
@@ -205,12 +213,12 @@ class TextReader:
 
 def _wanted(reading: _Reading) -> int | None:
     """How many leading tokens of a text have to be known; None for all."""
-    wanted = []
-    if reading.limit is not None and reading.text.truncate_side == "right":
-        wanted.append(reading.limit + 1)
-    if reading.text.max_own_tokens is not None:
-        wanted.append(len(reading.prompt or ()) + reading.text.max_own_tokens)
-    return min(wanted, default=None)
+    own = reading.text.max_own_tokens
+    limit = reading.limit if reading.text.truncate_side == "right" else None
+    if own is None:
+        return None if limit is None else limit + 1
+    own += len(reading.prompt or ())
+    return own if limit is None else min(own, limit + 1)
 
 
 def _spans(reading: _Reading, start: int, end: int) -> tuple[Span, ...] | None:

@@ -16,7 +16,7 @@ from staged_pool.runtime.models.special_tokens import find_pair_special_tokens, 
 from staged_pool.runtime.models.specs import PairTemplate
 from staged_pool.runtime.models.templates import ChatTemplate
 from staged_pool.runtime.models.texts import TextReader
-from staged_pool.runtime.requests import PairInput
+from staged_pool.runtime.requests import Chat, PairInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -99,12 +99,13 @@ class TextTokenizer:
         of_texts, of_pairs = iter(self._texts.read(texts)), iter(self._read_pairs(pairs))
         return [next(of_pairs if isinstance(given.source, PairInput) else of_texts) for given in inputs]
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
-        """Tokenize one text without prompt and without cutting it.
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        """Tokenize one text or conversation without prompt and without cutting it.
 
         Raises:
-            InvalidInput: The text is not valid Unicode.
+            InvalidInput: The text is not valid Unicode, or the model has no chat template for the conversation.
         """
+        text = source if isinstance(source, str) else self._texts.write_chat(source)
         check_text(text)
         encoding = self._shared.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return Tokens(encoding.ids, encoding.tokens)
@@ -115,7 +116,9 @@ class TextTokenizer:
         Raises:
             InvalidInput: An id is out of vocabulary.
         """
-        self._limits.check_known(ids)
+        if not ids:
+            return ""
+        self._limits.check_ids(ids)
         text: str = self._shared.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 

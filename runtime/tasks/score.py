@@ -36,7 +36,7 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
         raise Unsupported(f"The model `{card.name}` cannot score pairs of texts.")
     _check(request, card)
     if card.scoring == "cross-encoder":
-        return Plan(_pairs(request), partial(_finish_pairs, request, card))
+        return Plan(_pairs(request, card), partial(_finish_pairs, request, card))
     if request.instruction is not None:
         raise InvalidInput(f"The model `{card.name}` takes no instruction.", param="instruction")
     queries = [_text(text, "query", request, card) for text in request.queries]
@@ -79,7 +79,7 @@ def _check(request: ScoreRequest, card: ModelCard) -> None:
             raise InvalidInput(message, param=name)
 
 
-def _pairs(request: ScoreRequest) -> list[ModelInput]:
+def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
     queries = request.queries if len(request.queries) > 1 else request.queries * len(request.documents)
     return [
         ModelInput(
@@ -92,6 +92,7 @@ def _pairs(request: ScoreRequest) -> list[ModelInput]:
                 instruction=request.instruction,
             ),
             LABELS_ONLY,
+            card.default_prompt,
         )
         for query, document in zip(queries, request.documents, strict=True)
     ]

@@ -21,8 +21,9 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.listener import bind
 from staged_pool.api.server import OpenEngine, Server
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThread
-from staged_pool.runtime.engine import Engine, open_engine, run_engine
+from staged_pool.runtime.device import DeviceThreads
+from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.opening import open_engine
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import LetterModel, until
 
@@ -32,7 +33,7 @@ def engine_on(model: LetterModel, options: StageOptions | None = None) -> OpenEn
 
     @asynccontextmanager
     async def open_(config: EngineConfig) -> AsyncIterator[Engine]:
-        async with DeviceThread("test device", watchdog_s=config.watchdog_s).running() as device:
+        async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
             async with run_engine(config, model, device=device, options=options) as engine:
                 yield engine
 

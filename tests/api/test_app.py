@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from staged_pool.api.app import Application
 from staged_pool.api.lobby import Lobby
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.requests import Chat
 from staged_pool.stages.errors import DeviceLost
 from tests.api.serving import engine_on
 from tests.doubles import CARD, Gate, LetterModel, expected, until
@@ -198,7 +199,7 @@ async def test_a_timeout_must_be_a_number_of_seconds(timeout: str, header: str, 
 
 async def test_a_bug_is_answered_500_and_logged_with_its_traceback(logged: Logged) -> None:
     class Broken(LetterModel):
-        def tokenize(self, text: str, *, add_special_tokens: bool) -> Any:
+        def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Any:
             raise ZeroDivisionError("secret")
 
     async with served(Broken()) as client:

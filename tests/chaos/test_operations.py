@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,9 +29,11 @@ import httpx
 import pytest
 
 from staged_pool.api.listener import bind
+from staged_pool.api.program import EXIT_CONFIG
 from staged_pool.api.server import EXIT_OVERDUE
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import DeadlineExceeded, OutOfMemory, StagedPoolError
+from staged_pool.stages.meter import BUCKETS_S
 from tests.api.serving import EMBED, post, statuses
 from tests.chaos.harness import UnderFire
 from tests.chaos.program import EXIT_FAILED, FILES, Scenario
@@ -248,6 +251,8 @@ async def test_row_58_everything_is_answered_after_the_event_loop_was_blocked(po
             asking.ask(f"request {n}")
     assert set(asking.statuses().values()) == {200}
     assert blocks == []
+    lag = fire.served.server.traffic.lag
+    await until(lambda: sum(lag.snapshot().counts[bisect_right(BUCKETS_S, 0.1) :]) > 0)  # the metric shows it
 
 
 @pytest.mark.parametrize("anyio_backend", ASYNCIO)
@@ -605,3 +610,21 @@ def test_row_56_a_server_whose_log_is_on_a_full_disk_goes_on(backend: str, tmp_p
         server.assert_serves()
         server.process.send_signal(signal.SIGTERM)
         assert server.exit_code() == 0
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_row_56_without_names_a_start_from_the_hub_ends_in_one_line(loop: str, tmp_path: Path) -> None:
+    """The hub is the one name that a server without images asks for; `.invalid` never resolves (RFC 6761)."""
+    program = "from staged_pool.api.cli import main; main(prog_name='staged-pool')"
+    arguments = ("serve", "--port", "0", "--backend", loop, "--model", "organisation/model", "--log-format", "json")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=os.environ | {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "not in the local cache, and the hub cannot be reached" in error

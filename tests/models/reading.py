@@ -28,7 +28,7 @@ STRANGE = [
     "naïve café, Ωmega, 日本語のテキスト, 🙂🏽, e\u0301, \u200b, İ",
     "   leading, trailing and   inner blanks \n\t ",
     "[CLS] <s> </s> [MASK] [SEP] <mask> <|im_end|>",
-    "a" * 400,
+    "a" * 150,
     "don't we'll I'm 12345 !!!\n\n  ???",
 ]
 

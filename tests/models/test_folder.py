@@ -32,6 +32,7 @@ def refusal(folder: Path) -> str:
 
 def dense(read: ModelFolder) -> DenseSpec:
     (spec,) = read.heads
+    assert isinstance(spec, DenseSpec)
     return spec
 
 

@@ -190,7 +190,7 @@ def test_an_unigram_tokenizer_reads_texts_to_their_end(tiny_folder: TinyFolder) 
 
 
 def test_a_long_text_is_not_read_to_its_end(tokenizer: Tokenizer) -> None:
-    seen = []
+    seen: list[int] = []
 
     def call(texts: list[str]) -> list[Any]:
         seen.extend(map(len, texts))

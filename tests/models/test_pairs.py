@@ -105,7 +105,7 @@ def test_a_prompt_goes_before_the_first_text_of_a_pair(tiny_folder: TinyFolder) 
 
 def test_texts_and_pairs_of_one_call_keep_their_order(tiny_folder: TinyFolder) -> None:
     ours = reader(load("ce-bert-1label", tiny_folder)[0])
-    sources = [
+    sources: list[TextInput | PairInput] = [
         PairInput(first="one", second="two"),
         TextInput("three"),
         PairInput(first="one", second="four"),
