@@ -62,8 +62,10 @@ def is_multi_vector(path: Path, modules: JsonFile | None, settings: JsonFile) ->
     if modules is None:
         config = JsonFile.read(path / "config.json", root=path) or JsonFile.empty()
         return _ORIGINAL in config.get("architectures", list, [])
-    kinds = [entry.get("type") for entry in modules.content if isinstance(entry, dict)]
-    return any(str(kind).startswith("pylate.") for kind in kinds) or any(name in settings.content for name in PREFIXES)
+    kinds = [str(entry.get("type")) for entry in modules.content if isinstance(entry, dict)]
+    if any(kind.endswith(".Pooling") for kind in kinds):
+        return False
+    return any(kind.startswith("pylate.") for kind in kinds) or any(name in settings.content for name in PREFIXES)
 
 
 def read_multi_vector_folder(path: Path, modules: JsonFile | None, settings: JsonFile) -> ModelFolder:
