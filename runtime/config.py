@@ -11,7 +11,7 @@ from staged_pool.stages.errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16"]
 Attention = Literal["auto", "packed", "padded"]
 Device = Literal["auto", "cpu", "cuda"]
-Task = Literal["auto", "embed", "score"]
+Task = Literal["auto", "embed", "sparse", "score"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class EngineConfig:
 
     task: Task = "auto"
     """What a model is for whose folder does not say so. `score`: a language model is asked whether a document answers a
-    query, as Qwen3-Reranker is. `embed`: a checkpoint with a head of its own gives vectors instead. `auto`: what the
-    folder says, and a language model gives vectors."""
+    query, as Qwen3-Reranker is. `embed`: a checkpoint with a head of its own gives vectors instead. `sparse`: a masked
+    language model is a SPLADE model. `auto`: what the folder says, and a language model gives vectors."""
 
     score_template: str | None = None
     """What a model that scores reads of a pair: a text with the fields `{query}`, `{document}` and, if wanted,
@@ -152,7 +152,7 @@ class EngineConfig:
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16")),
             ("attention", ("auto", "packed", "padded")),
-            ("task", ("auto", "embed", "score")),
+            ("task", ("auto", "embed", "sparse", "score")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")

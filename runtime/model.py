@@ -15,7 +15,7 @@ from staged_pool.stages.work import Prepared
 
 TokenIds: TypeAlias = list[int]
 Role: TypeAlias = Literal["query", "document"]
-Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "late-interaction"]
+Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "sparse", "late-interaction"]
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 

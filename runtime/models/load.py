@@ -22,8 +22,20 @@ from staged_pool.runtime.models.folder import read_folder
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, TokenLabelsHead
+from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
+from staged_pool.runtime.models.heads.sparse import TokenWeightsHead, build_splade
 from staged_pool.runtime.models.resolver import resolve
-from staged_pool.runtime.models.specs import DenseSpec, LabelsSpec, LogitScoreSpec, ModelFolder, TokenLabelsSpec
+from staged_pool.runtime.models.roles import resolve_roles, with_written_markers
+from staged_pool.runtime.models.specs import (
+    DenseSpec,
+    LabelsSpec,
+    LogitScoreSpec,
+    ModelFolder,
+    MultiVectorSpec,
+    SpladeSpec,
+    TokenLabelsSpec,
+    TokenWeightsSpec,
+)
 from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.models.tokenizing import TextTokenizer
@@ -67,13 +79,14 @@ def load_model(config: EngineConfig) -> TextEncoder:
         log.info("model.assumed", model=resolved.name, note=note)
 
     source = load_tokenizer(folder, own_code=config.trust_remote_code)
+    folder = with_written_markers(folder, source.backend)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=config.trust_remote_code)
     body = Body(loaded.base)
-    heads = _heads(folder, loaded, body, source.backend)
+    max_tokens = _max_tokens(folder, source.max_tokens, body)
+    heads = _heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
     del loaded  # what a head does not need of its own is given back
     dense = heads.get(Output.DENSE)
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
-    max_tokens = _max_tokens(folder, source.max_tokens, body)
     tokenizer = TextTokenizer(
         source.backend,
         max_tokens=max_tokens,
@@ -84,6 +97,13 @@ def load_model(config: EngineConfig) -> TextEncoder:
         chat_template=source.chat_template,
         special_tokens=source.special_tokens,
         pair_template=folder.pair_template,
+        roles=resolve_roles(
+            folder.roles,
+            source.backend,
+            special_tokens=source.special_tokens,
+            vocabulary=body.vocabulary,
+            max_tokens=max_tokens,
+        ),
     )
     if folder.scoring == "cross-encoder":
         tokenizer.require_pairs()
@@ -135,13 +155,16 @@ def load_model(config: EngineConfig) -> TextEncoder:
     return replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
 
 
-def _heads(folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer) -> dict[Output, Head]:
+def _heads(
+    folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer, *, max_tokens: int
+) -> dict[Output, Head]:
     """What the folder says is on top of its transformer, by what it gives. Before the body is changed in any way."""
+    device = body.model.device
     heads: dict[Output, Head] = {}
     for spec in folder.heads:
         match spec:
             case DenseSpec():
-                heads[Output.DENSE] = DenseHead(spec, body.width, body.model.device)
+                heads[Output.DENSE] = DenseHead(spec, body.width, device)
             case LabelsSpec():
                 heads[Output.LABELS] = LabelsHead(loaded.whole, body, len(folder.labels))
             case TokenLabelsSpec():
@@ -151,6 +174,14 @@ def _heads(folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer
                 if true is None:
                     raise ConfigError("the answer that means yes is missing")
                 heads[Output.LABELS] = LogitScoreHead(loaded.whole, body, true, false)
+            case SpladeSpec():
+                heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
+            case TokenWeightsSpec():
+                heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
+            case MultiVectorSpec():
+                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device)
+    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads:
+        heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
     return heads
 
 

@@ -38,6 +38,8 @@ _FILES: Final = (
     "model*.safetensors",
     "*/model.safetensors",
     "*/pytorch_model.bin",
+    "artifact.metadata",
+    *(f"{head}_linear.{suffix}" for head in ("colbert", "sparse") for suffix in ("safetensors", "pt")),
 )
 _PICKLED_FILES: Final = ("pytorch_model*.bin",)
 

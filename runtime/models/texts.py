@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from staged_pool.runtime.model import ModelInput, Span, TokenIds, TokenSequence
+from staged_pool.runtime.model import ModelInput, Role, Span, TokenIds, TokenSequence
 from staged_pool.runtime.models.limits import InputLimits, check_text, own_limit, token_limit
+from staged_pool.runtime.models.roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.shared_tokenizer import Encoding, SharedTokenizer, shared_beginning
 from staged_pool.runtime.models.special_tokens import SpecialTokens
 from staged_pool.runtime.models.templates import ChatTemplate
@@ -32,7 +33,10 @@ class _Reading:
     text: TextInput
     special: SpecialTokens
     """What goes around it."""
+    role: RoleSpec
     limit: int | None
+    longest: int
+    """What it may have uncut."""
     written: str = ""
     """The text that is tokenized, its prompt included."""
     prompt: TokenIds | None = None
@@ -51,6 +55,7 @@ class TextReader:
         limits: The model's.
         pools_prompt: Whether pooling counts the tokens of a prompt. False marks them in each sequence.
         chat_template: What makes one text of a conversation. None: nothing does.
+        roles: How queries and documents are read, where that differs; a text without a role is a document.
     """
 
     def __init__(
@@ -61,9 +66,14 @@ class TextReader:
         *,
         pools_prompt: bool,
         chat_template: ChatTemplate | None,
+        roles: Mapping[Role, RoleSpec],
     ) -> None:
         self._shared = shared
         self._special = special
+        self._roles = {role: roles.get(role, PLAIN) for role in ROLES}
+        self._marked = {
+            role: SpecialTokens([*special.prefix, *spec.marker], special.suffix) for role, spec in self._roles.items()
+        }
         self._limits = limits
         self._pools_prompt = pools_prompt
         self._chat_template = chat_template
@@ -78,17 +88,21 @@ class TextReader:
 
     def _begin(self, given: ModelInput, text: TextInput) -> _Reading | InvalidInput:
         source = text.source
+        name: Role = given.role or "document"
+        role = self._roles[name]
         try:
-            limit = token_limit(text.max_tokens, self._limits.max_tokens)
+            asked = token_limit(text.max_tokens, self._limits.max_tokens)
+            limit, longest = role.limit(asked, self._limits.max_tokens)
             if text.max_own_tokens is not None:
                 own_limit(text.max_own_tokens)
             if isinstance(source, tuple):
-                return _Reading(given, text, _NONE, limit, bare=list(source))
+                return _Reading(given, text, _NONE, role, limit, longest, bare=list(source))
             written = given.prompt + source if isinstance(source, str) else self.write_chat(source, given.prompt)
             check_text(written)
         except InvalidInput as error:
             return error
-        return _Reading(given, text, self._special if text.add_special_tokens else _NONE, limit, written)
+        special = self._marked[name] if text.add_special_tokens else _NONE
+        return _Reading(given, text, special, role, limit, longest, written)
 
     def write_chat(self, chat: Chat, prompt: str = "") -> str:
         """A conversation as one text. A prompt becomes a system message before it, as in sentence-transformers.
@@ -143,22 +157,23 @@ class TextReader:
             if limit is not None and tokens > limit:
                 room = max(limit - around, 0)
                 start, end = (0, room) if text.truncate_side == "right" else (end - room, end)
-            elif tokens > self._limits.max_tokens:
+            elif tokens > reading.longest:
                 if reading.given.may_split and limit is None:
                     return tuple(self._split(reading, bare))
-                self._limits.check_length(tokens)
+                replace(self._limits, max_tokens=reading.longest).check_length(tokens)
             # A limit below the special tokens leaves no text at all, and not even all of them.
             ids = [*special.prefix, *bare[start:end], *special.suffix][:limit]
             self._limits.check_ids(ids)
         except InvalidInput as error:
             return error
-        sequence = TokenSequence(
+        sequence = reading.role.sequence(
             ids,
             reading.given.outputs,
+            expand=special is not _NONE,
             prompt_tokens=0 if self._pools_prompt else self._prompt_tokens(reading, cut=start),
             spans=None if reading.encoding is None else _spans(reading, start, end),
         )
-        return Prepared(sequence, cost=len(ids), batch_key=reading.given.outputs)
+        return Prepared(sequence, cost=len(sequence.ids), batch_key=reading.given.outputs)
 
     def _split(self, reading: _Reading, bare: TokenIds) -> Iterator[Prepared[TokenSequence]]:
         """Parts that each are as long as the model takes: of the tokens behind the prompt's, which stand in each."""

@@ -202,7 +202,7 @@ def test_a_plain_language_model_scores_where_the_user_says_so(tiny_folder: TinyF
     found = ask(plain, lambda engine: engine.score(TEXTS[0], TEXTS[2:4], activate=False), task="score")
     assert np.abs(found.scores - oracle.scores(saved, [(TEXTS[0], text) for text in TEXTS[2:4]])).max() < 1e-4
     assert load_model(EngineConfig(model=str(plain), task="score")).card.activation == "sigmoid"
-    assert load_model(EngineConfig(model=str(plain))).card.outputs == (Output.DENSE,)
+    assert load_model(EngineConfig(model=str(plain))).card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
 
 
 def test_the_users_template_replaces_the_question(tiny_folder: TinyFolder) -> None:
@@ -374,4 +374,4 @@ def test_a_template_is_refused_where_nothing_reads_pairs(tiny_folder: TinyFolder
 
 def test_a_classifier_gives_vectors_where_the_user_says_so(folder: Path) -> None:
     card = load_model(EngineConfig(model=str(folder), task="embed")).card
-    assert card.outputs == (Output.DENSE,)
+    assert card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
