@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.attention import PACKED, Group
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.packing import PackedBatch
@@ -25,10 +26,6 @@ from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 
 Layout = Literal["packed", "padded"]
-
-_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far the layouts may differ, relative to how far token vectors differ from their average. Rounding stays
-ten times below; a sequence that sees another one's tokens, or a wrong position, ends far above."""
 
 _LONGEST_PROBE: Final = 1024
 """Tokens. Where a window is longer, finding it out would take longer than loading the model."""
@@ -105,13 +102,13 @@ class Body:
             with torch.inference_mode():
                 before = self.hidden(batch).float()
                 restore = prepack_linears(self.model)
-                difference = _difference(self.hidden(batch).float(), before)
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+                apart = difference(self.hidden(batch).float(), before)
+        except MISFITS as error:
             reason = f"{type(self.model).__name__} does not run on them: {error}"
         else:
-            if difference <= _TOLERANCE[self.model.dtype]:
+            if apart <= TOLERANCE[self.model.dtype]:
                 return None
-            reason = f"{type(self.model).__name__} gives other vectors (relative difference {difference:.2g})"
+            reason = f"{type(self.model).__name__} gives other vectors (relative difference {apart:.2g})"
         if restore is not None:
             restore()
         return reason
@@ -128,13 +125,13 @@ class Body:
                 padded = self._padded(batch).float()
                 self._use("packed")
                 packed = self._packed(batch).float()
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except MISFITS as error:
             return f"{name} fails on a packed batch: {error}"
         finally:
             self._use("padded")
-        difference = _difference(packed, padded)
-        if not difference <= _TOLERANCE[self.model.dtype]:
-            return f"{name} gives other vectors on a packed batch (relative difference {difference:.2g})"
+        apart = difference(packed, padded)
+        if not apart <= TOLERANCE[self.model.dtype]:
+            return f"{name} gives other vectors on a packed batch (relative difference {apart:.2g})"
         return None
 
     def _use(self, layout: Layout) -> None:
@@ -183,11 +180,6 @@ class Body:
             [TokenSequence(random.integers(self.vocabulary, size=length).tolist(), DENSE_ONLY) for length in lengths],
             self.model.device,
         )
-
-
-def _difference(hidden: Tensor, reference: Tensor) -> float:
-    """How far token vectors are from what they should be, relative to how far those are from their average."""
-    return float((hidden - reference).norm() / (reference - reference.mean(dim=0)).norm())
 
 
 def _position_table(model: PreTrainedModel) -> tuple[int, int | None]:

@@ -4,7 +4,7 @@ transformers keeps a head and its transformer in one class, whose `forward` runs
 classifier, whatever the architecture has. Here that `forward` runs as it is written, with something in the place of
 the transformer that gives the token vectors it is handed. So no architecture needs code of its own here, and a packed
 batch can run through the transformer first. What the head makes is compared, at load, with what the whole model makes
-of the same token ids (`run_alone`, `difference`): an architecture whose head wants more than token vectors is refused.
+of the same token ids (`run_alone`): an architecture whose head wants more than token vectors is refused.
 """
 
 from __future__ import annotations
@@ -23,14 +23,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models.agreement import MISFITS
 from staged_pool.runtime.requests import Outputs
 from staged_pool.stages.errors import ConfigError
-
-MISFITS: Final = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
-"""What code of transformers raises where it is used in a way that it was not written for."""
-
-TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far results may differ, relative to how far those of different tokens differ from their average."""
 
 _PROBE_LENGTHS: Final = (7, 1, 12, 5)
 
@@ -208,15 +203,3 @@ def probe_sequences(
         )
         for place, length in enumerate(_PROBE_LENGTHS)
     ]
-
-
-def difference(found: Tensor, reference: Tensor) -> float:
-    """How far rows are from what they should be, relative to how far those are from their average.
-
-    Args:
-        found: [rows, values].
-        reference: [rows, values].
-    """
-    found, reference = found.float(), reference.float()
-    spread = (reference - reference.mean(dim=0)).norm()
-    return float((found - reference).norm() / spread.clamp_min(torch.finfo(torch.float32).tiny))
