@@ -63,7 +63,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
         max_tokens=max_tokens,
         vocabulary=body.vocabulary,
         lower_case=folder.lower_case,
-        pools_prompt=_pools_prompt(dense_spec),
+        pools_prompt=dense_spec is None or dense_spec.pools_prompt,
         gives_types=source.gives_types,
         chat_template=source.chat_template,
         special_tokens=source.special_tokens,
@@ -165,20 +165,6 @@ def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) ->
             f"{folder.path}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
         )
     return wanted if body.position_limit is None else min(wanted, body.position_limit)
-
-
-def _pools_prompt(spec: DenseSpec | None) -> bool:
-    """Whether pooling counts the tokens of a prompt.
-
-    Raises:
-        ConfigError: It does not, and weights tokens by their place: what the first one behind a prompt weighs is not
-            said then.
-    """
-    if spec is None or spec.pools_prompt:
-        return True
-    if "weightedmean" in spec.pooling:
-        raise ConfigError("include_prompt=False is not supported for weightedmean pooling")
-    return False
 
 
 def _warm_up(encoder: TextEncoder, long: TokenIds) -> None:
