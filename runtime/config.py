@@ -11,6 +11,7 @@ from staged_pool.stages.errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16"]
 Attention = Literal["auto", "packed", "padded"]
 Device = Literal["auto", "cpu", "cuda"]
+Task = Literal["auto", "embed", "score"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,22 @@ class EngineConfig:
 
     served_name: str | None = None
     """The name that requests and answers use. None: the folder's last part, or the hub id."""
+
+    task: Task = "auto"
+    """What a model is for whose folder does not say so. `score`: a language model is asked whether a document answers a
+    query, as Qwen3-Reranker is. `embed`: a checkpoint with a head of its own gives vectors instead. `auto`: what the
+    folder says, and a language model gives vectors."""
+
+    score_template: str | None = None
+    """What a model that scores reads of a pair: a text with the fields `{query}`, `{document}` and, if wanted,
+    `{instruction}`. None: what the folder says; where `task` makes a reranker of a language model, the template of
+    Qwen3-Reranker."""
+
+    allow_pickle: bool = False
+    """Whether the weights of a transformer may be pickled (pytorch_model.bin). Only for a folder that is trusted."""
+
+    trust_remote_code: bool = False
+    """Whether Python code of the model folder may run. Only for a folder that has been read and is trusted."""
 
     device: Device = "auto"
     """Where the forward runs. `auto`: the first CUDA device where torch sees one, else the CPU."""
@@ -125,6 +142,7 @@ class EngineConfig:
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16")),
             ("attention", ("auto", "packed", "padded")),
+            ("task", ("auto", "embed", "score")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")

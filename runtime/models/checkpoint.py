@@ -1,4 +1,5 @@
-"""Load the transformer and the tokenizer of a model folder: local files, no code of the folder's own."""
+"""Load the transformer and the tokenizer of a model folder: local files, and no code of the folder's own unless the
+user trusts it."""
 
 from __future__ import annotations
 
@@ -7,47 +8,94 @@ import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TEXT_ENCODING_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
 
-from staged_pool.runtime.models.specs import ModelFolder
+from staged_pool.runtime.models.specs import Architecture, ModelFolder
 from staged_pool.stages.errors import ConfigError
+
+_WITH_HEAD: Final[Mapping[Architecture, Any]] = {
+    "sequence classifier": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    "token classifier": MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    "masked language model": MODEL_FOR_MASKED_LM_MAPPING,
+    "causal language model": MODEL_FOR_CAUSAL_LM_MAPPING,
+}
+"""Classes of transformers by the class of their config."""
+
+_AUTO: Final[Mapping[Architecture, Any]] = {
+    "encoder": AutoModel,
+    "sequence classifier": AutoModelForSequenceClassification,
+    "token classifier": AutoModelForTokenClassification,
+    "masked language model": AutoModelForMaskedLM,
+    "causal language model": AutoModelForCausalLM,
+}
+"""What finds a class in the folder's own code."""
 
 _SANE_TOKENS = 10**9
 """Tokenizers that know no longest input say a number beyond this."""
 
 
-def load_transformer(folder: ModelFolder, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The folder's transformer without a head, in eval mode.
+class Loaded(NamedTuple):
+    """A checkpoint, as its own class."""
+
+    whole: PreTrainedModel
+    """With the head that the folder's architecture has; the same as `base` for an encoder."""
+    base: PreTrainedModel
+    """The transformer."""
+
+
+def load_transformer(
+    folder: ModelFolder, *, dtype: torch.dtype, device: torch.device, own_code: bool = False
+) -> Loaded:
+    """The folder's transformer, in eval mode, with the head that `ModelFolder.architecture` says.
+
+    Args:
+        folder: What was read of it.
+        dtype: Of the weights.
+        device: Where they go.
+        own_code: Whether code of the folder's own may run.
 
     Raises:
         ConfigError: The architecture is not one of transformers, or the weights are not all there or do not fit.
     """
-    own_code = folder.config.get("auto_map")
-    kind = folder.config.get("model_type")
-    if own_code and kind not in CONFIG_MAPPING:
-        raise ConfigError(f"config.json: auto_map={own_code!r} asks for code of its own, which is never run")
+    bare = folder.architecture == "encoder"
+    code = _own_code(folder)
+    if code and not own_code and folder.config.get("model_type") not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"config.json: auto_map={folder.config['auto_map']!r} asks for code of its own, which is not run unless "
+            "trust_remote_code (--trust-remote-code) is set"
+        )
     with _quiet(), _unusable(folder, "the transformer"):
-        config = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
         if hasattr(config, "use_cache"):
             config.use_cache = False
-        model_class = _model_class(config)
+        model_class = _AUTO[folder.architecture] if code and own_code else _model_class(config, folder.architecture)
         if not hasattr(config, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
-        # No pooling here reads BERT's pooler, and many folders lack its weights.
-        takes_pooler = "add_pooling_layer" in inspect.signature(model_class).parameters
+        # No pooling here reads BERT's pooler, and many folders lack its weights. A head does read it.
+        takes_pooler = bare and "add_pooling_layer" in inspect.signature(model_class).parameters
         model, report = model_class.from_pretrained(
             folder.body,
             config=config,
@@ -56,16 +104,18 @@ def load_transformer(folder: ModelFolder, *, dtype: torch.dtype, device: torch.d
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with its name; transformers only logs that
             **({"add_pooling_layer": False} if takes_pooler else {}),
+            **({"trust_remote_code": True} if code and own_code else {}),
         )
     reshaped = {name for name, *_ in report["mismatched_keys"]}
-    if unfit := sorted(name for name in reshaped | set(report["missing_keys"]) if "pooler." not in name):
-        hint = " (its auto_map asks for code of its own, which is never run)" if own_code else ""
+    missing = reshaped | set(report["missing_keys"])
+    if unfit := sorted(name for name in missing if not (bare and "pooler." in name)):
+        hint = f" (its auto_map asks for code of its own, which {'ran' if own_code else 'was not run'})" if code else ""
         raise ConfigError(
-            f"{folder.body}: the weights are not those of a {model_class.__name__}{hint}: "
+            f"{folder.body}: the weights are not those of a {type(model).__name__}{hint}: "
             f"{unfit[0]} is missing or of another shape ({len(unfit)} such in all)"
         )
-    placed: PreTrainedModel = model.eval().to(device)
-    return placed
+    whole: PreTrainedModel = model.eval().to(device)
+    return Loaded(whole, whole if bare else whole.base_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +133,14 @@ class LoadedTokenizer:
     """The text of each special token by its name, such as `bos_token`."""
 
 
-def load_tokenizer(folder: ModelFolder) -> LoadedTokenizer:
+def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedTokenizer:
     """The folder's tokenizer.
 
     Raises:
         ConfigError: There is none that can be used, or only one in Python.
     """
     with _quiet(), _unusable(folder, "the tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(folder.body, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
     if not tokenizer.is_fast:
         name = type(tokenizer).__name__
         raise ConfigError(f"{folder.body}: {name} is written in Python; a tokenizer.json is needed")
@@ -104,16 +154,35 @@ def load_tokenizer(folder: ModelFolder) -> LoadedTokenizer:
     )
 
 
-def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+def _own_code(folder: ModelFolder) -> bool:
+    """Whether the folder wants a model class of its own."""
+    named = folder.config.get("auto_map")
+    return bool(named) and (not isinstance(named, dict) or any(name != "AutoTokenizer" for name in named))
+
+
+def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[PreTrainedModel]:
     """The class that reads this config; only the encoder where there is a decoder beside it."""
+    named = config.architectures or []
+    if architecture != "encoder":
+        found = _WITH_HEAD[architecture].get(type(config), None)
+        fitting = [choice for choice in _choices(found) if choice.__name__ in named]
+        if config.is_encoder_decoder or not fitting:
+            raise ConfigError(
+                f"config.json: architectures={named!r} is not a {architecture} that transformers has for "
+                f"model_type={config.model_type!r}"
+            )
+        return fitting[0]
     found = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
     if found is None and not config.is_encoder_decoder:
         found = MODEL_MAPPING.get(type(config), None)
     if found is None:
         raise ConfigError(f"config.json: model_type={config.model_type!r} has no encoder in transformers")
-    choices: tuple[type[PreTrainedModel], ...] = found if isinstance(found, tuple) else (found,)
-    named = config.architectures or []
-    return next((choice for choice in choices if choice.__name__ in named), choices[0])
+    return next((choice for choice in _choices(found) if choice.__name__ in named), _choices(found)[0])
+
+
+def _choices(found: Any) -> tuple[type[PreTrainedModel], ...]:
+    """The classes of an entry of a mapping, which is one, several, or None."""
+    return () if found is None else found if isinstance(found, tuple) else (found,)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Read what a sentence-transformers folder says about itself: its settings, no weights and no code of its own.
+"""Read what a model folder says about itself: its settings, no weights and no code of its own.
 
-Such a folder is a chain of modules: a transformer, a pooling, and what follows the pooling. What is not
-understood is refused by name, because a module that is left out gives vectors that look right and are wrong.
+A folder of sentence-transformers is a chain of modules: a transformer, a pooling, and what follows the pooling. What is
+not understood is refused by name, because a module that is left out gives vectors that look right and are wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
+from staged_pool.runtime.config import Task
 from staged_pool.runtime.model import Similarity
+from staged_pool.runtime.models import classifier_folder
 from staged_pool.runtime.models.json_file import JsonFile
 from staged_pool.runtime.models.specs import (
     Dense,
@@ -40,24 +42,46 @@ _TRANSFORMER_FILES: Final = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
-_WEIGHT_FILES: Final = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+_SAFE_WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
+
+_WEIGHT_FILES: Final = (*_SAFE_WEIGHT_FILES, "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
-def read_folder(path: Path) -> ModelFolder:
-    """Read the folder of an embedding model.
+def read_folder(
+    path: Path, *, task: Task = "auto", score_template: str | None = None, allow_pickle: bool = False
+) -> ModelFolder:
+    """Read the folder of a model.
+
+    Args:
+        path: The folder.
+        task: See `EngineConfig`.
+        score_template: See `EngineConfig`.
+        allow_pickle: See `EngineConfig`.
 
     Raises:
         ConfigError: A file is missing or malformed (named with its field), a module is not known, or the
             folder is a model of another kind.
     """
+    folder = _read(path, task, score_template)
+    if task == "score" and folder.scoring is None:
+        raise ConfigError(f"task='score': {path.name} has {len(folder.labels)} labels, and a score is one number")
+    if score_template is not None and folder.pair_template is None:
+        raise ConfigError("score_template='...': this model does not read a query and a document together")
+    if not (allow_pickle or any((folder.body / name).is_file() for name in _SAFE_WEIGHT_FILES)):
+        raise ConfigError(
+            f"{folder.body}: the weights are pickled (pytorch_model.bin), and loading those may run code that is in "
+            "them: convert them to model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
+        )
+    return folder
+
+
+def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
     modules_file = JsonFile.read(path / "modules.json", root=path, kind=list)
     settings = JsonFile.read(path / "config_sentence_transformers.json", root=path) or JsonFile.empty()
     kind = settings.get("model_type", str, "SentenceTransformer")
+    if kind == "CrossEncoder" or (modules_file is None and _gives_labels(path, task)):
+        chain = [("Transformer", path)] if modules_file is None else _chain(modules_file, path)
+        return _label_folder(path, chain, settings, score_template)
     if kind != "SentenceTransformer":
         raise ConfigError(f"{path}: this is a {kind}, not a model that gives one vector for each text")
 
@@ -124,6 +148,52 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
         prompts=prompts,
         default_prompt=prompt,
         notes=(f"no modules.json: {mode} pooling without normalisation is assumed",),
+    )
+
+
+def _gives_labels(path: Path, task: Task) -> bool:
+    """Whether a transformer without `modules.json` is to be read as a model that gives labels."""
+    config = _body_config(path, root=path)
+    asked = task == "score" and classifier_folder.class_name(config).endswith("ForCausalLM")
+    return asked or (task != "embed" and classifier_folder.classifier(config) is not None)
+
+
+def _label_folder(
+    path: Path, chain: list[tuple[str, Path]], settings: JsonFile, score_template: str | None
+) -> ModelFolder:
+    """A model that gives labels: a transformer with its own head, or a language model whose answer is read."""
+    names = [name for name, _ in chain]
+    if names not in (["Transformer"], ["Transformer", "LogitScore"]):
+        raise ConfigError(f"modules.json: {' -> '.join(names) or 'nothing'} is not a cross-encoder that is known")
+    body = chain[0][1]
+    config = _body_config(body, root=path)
+    transformer = _transformer_settings(body, root=path)
+    prompts, prompt = _prompts(settings)
+    kind = classifier_folder.classifier(config)
+    if len(chain) > 1:
+        score = _required(chain[1][1] / "config.json", root=path)
+        labelling = classifier_folder.read_logit_score(
+            config, settings, transformer, score, instruction=prompt, score_template=score_template
+        )
+        prompt = ""  # it is the instruction
+    elif kind is not None:
+        labelling = classifier_folder.read_classifier(
+            kind, config, settings, transformer, score_template=score_template
+        )
+    elif classifier_folder.class_name(config).endswith("ForCausalLM"):
+        labelling = classifier_folder.asked_language_model(score_template=score_template)
+    else:
+        name = classifier_folder.class_name(config) or "no class"
+        raise ConfigError(f"config.json: architectures names {name}, which has no head that gives labels")
+    return ModelFolder(
+        path=path,
+        body=body,
+        config=config,
+        **labelling.fields(),
+        max_seq_length=transformer.positive("max_seq_length"),
+        lower_case=transformer.get("do_lower_case", bool, False),
+        prompts=prompts,
+        default_prompt=prompt,
     )
 
 

@@ -10,18 +10,20 @@ from functools import partial
 
 import structlog
 import torch
+from tokenizers import Tokenizer
 
 from staged_pool.runtime.config import Device as DeviceName
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, TokenIds, TokenSequence
 from staged_pool.runtime.models.body import Body
-from staged_pool.runtime.models.checkpoint import load_tokenizer, load_transformer
+from staged_pool.runtime.models.checkpoint import Loaded, load_tokenizer, load_transformer
 from staged_pool.runtime.models.folder import read_folder
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
+from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, TokenLabelsHead
 from staged_pool.runtime.models.resolver import resolve
-from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
+from staged_pool.runtime.models.specs import DenseSpec, LabelsSpec, LogitScoreSpec, ModelFolder, TokenLabelsSpec
 from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads
 from staged_pool.runtime.models.tokenizing import TextTokenizer
@@ -47,16 +49,26 @@ def load_model(config: EngineConfig) -> TextEncoder:
     threads = config.torch_threads or _usable_cores()
     torch.set_num_threads(threads)
 
-    resolved = resolve(config.model, revision=config.revision, offline=config.offline, served_name=config.served_name)
-    folder = read_folder(resolved.folder)
+    resolved = resolve(
+        config.model,
+        revision=config.revision,
+        offline=config.offline,
+        served_name=config.served_name,
+        own_code=config.trust_remote_code,
+    )
+    folder = read_folder(
+        resolved.folder, task=config.task, score_template=config.score_template, allow_pickle=config.allow_pickle
+    )
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
 
-    source = load_tokenizer(folder)
-    body = Body(load_transformer(folder, dtype=dtype, device=device))
-    heads = _heads(folder, body, device)
+    source = load_tokenizer(folder, own_code=config.trust_remote_code)
+    loaded = load_transformer(folder, dtype=dtype, device=device, own_code=config.trust_remote_code)
+    body = Body(loaded.base)
+    heads = _heads(folder, loaded, body, source.backend)
+    del loaded  # what a head does not need of its own is given back
     dense = heads.get(Output.DENSE)
-    dense_spec: DenseSpec | None = next((spec for spec in folder.heads), None)
+    dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
     max_tokens = _max_tokens(folder, source.max_tokens, body)
     tokenizer = TextTokenizer(
         source.backend,
@@ -115,12 +127,31 @@ def load_model(config: EngineConfig) -> TextEncoder:
     return replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
 
 
-def _heads(folder: ModelFolder, body: Body, device: torch.device) -> dict[Output, Head]:
-    """What the folder says is on top of its transformer, by what it gives."""
+def _heads(folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer) -> dict[Output, Head]:
+    """What the folder says is on top of its transformer, by what it gives. Before the body is changed in any way."""
     heads: dict[Output, Head] = {}
     for spec in folder.heads:
-        heads[Output.DENSE] = DenseHead(spec, body.width, device)
+        match spec:
+            case DenseSpec():
+                heads[Output.DENSE] = DenseHead(spec, body.width, body.model.device)
+            case LabelsSpec():
+                heads[Output.LABELS] = LabelsHead(loaded.whole, body, len(folder.labels))
+            case TokenLabelsSpec():
+                heads[Output.TOKEN_LABELS] = TokenLabelsHead(loaded.whole, body, len(folder.labels))
+            case LogitScoreSpec():
+                true, false = (_token_id(token, tokenizer) for token in (spec.true_token, spec.false_token))
+                if true is None:
+                    raise ConfigError("the answer that means yes is missing")
+                heads[Output.LABELS] = LogitScoreHead(loaded.whole, body, true, false)
     return heads
+
+
+def _token_id(token: int | str | None, tokenizer: Tokenizer) -> int | None:
+    if not isinstance(token, str):
+        return token
+    if (found := tokenizer.token_to_id(token)) is None:
+        raise ConfigError(f"the tokenizer has no token {token!r}, so the model cannot be asked for it")
+    return int(found)
 
 
 def _device(wanted: DeviceName) -> torch.device:

@@ -30,7 +30,15 @@ _INSTALLED_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cac
 
 _HUB_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
-_FILES: Final = ("*.json", "*.txt", "*.model", "model*.safetensors", "*/model.safetensors", "*/pytorch_model.bin")
+_FILES: Final = (
+    "*.json",
+    "*.txt",
+    "*.jinja",
+    "*.model",
+    "model*.safetensors",
+    "*/model.safetensors",
+    "*/pytorch_model.bin",
+)
 _PICKLED_FILES: Final = ("pytorch_model*.bin",)
 
 
@@ -44,7 +52,12 @@ class ResolvedModel:
 
 
 def resolve(
-    model: str | None, *, revision: str | None = None, offline: bool = False, served_name: str | None = None
+    model: str | None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    served_name: str | None = None,
+    own_code: bool = False,
 ) -> ResolvedModel:
     """Find a model's folder. May download, with the hub's own progress bars.
 
@@ -53,6 +66,7 @@ def resolve(
         revision: Branch, tag or commit of a hub id.
         offline: Take a hub id from the local cache only.
         served_name: None: the folder's last part, or the hub id.
+        own_code: Whether Python files are downloaded too.
 
     Raises:
         ConfigError: There is no such folder or hub id, or it cannot be had here; says what to do.
@@ -63,7 +77,8 @@ def resolve(
         model = DEFAULT_MODEL
     folder = Path(model).expanduser()
     if not folder.exists() and _HUB_ID.fullmatch(model):
-        return ResolvedModel(folder=_from_hub(model, revision, offline=offline), name=served_name or model)
+        files = (*_FILES, "*.py") if own_code else _FILES
+        return ResolvedModel(folder=_from_hub(model, revision, files, offline=offline), name=served_name or model)
     if revision is not None:
         raise ConfigError(f"revision={revision!r}: only a hub id has revisions, and {model} is a folder")
     if not folder.exists():
@@ -99,12 +114,12 @@ def _installed_folder() -> Path | None:
     return folder
 
 
-def _from_hub(model: str, revision: str | None, *, offline: bool) -> Path:
+def _from_hub(model: str, revision: str | None, files: tuple[str, ...], *, offline: bool) -> Path:
     at = f" at revision {revision!r}" if revision else ""
     try:
-        folder = _download(model, revision, _FILES, offline=offline)
+        folder = _download(model, revision, files, offline=offline)
         if not any(folder.glob("model*.safetensors")):
-            folder = _download(model, revision, (*_FILES, *_PICKLED_FILES), offline=offline)
+            folder = _download(model, revision, (*files, *_PICKLED_FILES), offline=offline)
     except HFValidationError as error:
         raise ConfigError(f"model={model!r}: is neither a folder nor a hub id (organisation/name)") from error
     except GatedRepoError as error:

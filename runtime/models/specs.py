@@ -63,7 +63,27 @@ class DenseSpec:
     """Keep the first so many values of each vector. None: all."""
 
 
-HeadSpec: TypeAlias = DenseSpec
+@dataclass(frozen=True, slots=True)
+class LabelsSpec:
+    """One logit for each label, made of the whole input by the checkpoint's own head."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLabelsSpec:
+    """One logit for each label and token, made by the checkpoint's own head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitScoreSpec:
+    """One logit, of a language model: how much likelier one answer to the input is than another."""
+
+    true_token: int | str
+    """The token of the vocabulary that says yes, or its id."""
+    false_token: int | str | None
+    """The one that says no, whose logit is subtracted. None: nothing is subtracted."""
+
+
+HeadSpec: TypeAlias = DenseSpec | LabelsSpec | TokenLabelsSpec | LogitScoreSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

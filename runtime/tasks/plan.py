@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from staged_pool.runtime.model import ModelCard, ModelInput
-from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ScoreRequest
-from staged_pool.runtime.tasks import classify, embed, score
+from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ScoreRequest, TokenClassifyRequest
+from staged_pool.runtime.tasks import classify, classify_tokens, embed, score
 from staged_pool.stages.work import Plan, Request
 
 
@@ -22,5 +22,7 @@ def plan(request: Request, card: ModelCard) -> Plan[ModelInput]:
             return score.plan(request, card)
         case ClassifyRequest():
             return classify.plan(request, card)
+        case TokenClassifyRequest():
+            return classify_tokens.plan(request, card)
         case _:
             raise TypeError(f"{type(request).__name__} is not a request of any task")

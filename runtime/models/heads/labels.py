@@ -1,0 +1,221 @@
+"""One logit for each label: of each sequence, of each token, or of the answers that a language model may give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from staged_pool.runtime.model import TokenSequence, Values
+from staged_pool.runtime.models.body import Body
+from staged_pool.runtime.models.heads.head import on_host
+from staged_pool.runtime.models.heads.transplant import (
+    MISFITS,
+    TOLERANCE,
+    Alone,
+    TransplantedHead,
+    difference,
+    probe_sequences,
+    run_alone,
+    takes_types,
+)
+from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.pooling import cls_pool, last_token_pool, mean_pool
+from staged_pool.runtime.requests import Output
+from staged_pool.stages.errors import ConfigError
+
+_ROUNDING: Final = {torch.float32: 1e-5, torch.bfloat16: 0.02}
+"""How far logits may differ relative to the largest one: those of random tokens may all be nearly the same."""
+
+
+class LabelsHead:
+    """The checkpoint's own head on one row of each sequence, in float32. Each value is [labels].
+
+    Which row that is (the first token's, the last one's, their mean) is known to the code of each architecture alone.
+    It is found by trying them all, and comparing with what the whole model gives.
+
+    Args:
+        whole: The model with its head.
+        body: Its transformer, not yet changed.
+        labels: How many there are.
+
+    Raises:
+        ConfigError: No row gives what the whole model gives.
+    """
+
+    def __init__(self, whole: PreTrainedModel, body: Body, labels: int) -> None:
+        self._head = TransplantedHead(whole, dtype=torch.float32)
+        self._padding: int = -1 if (padding := _padding(whole)) is None else padding
+        alone = _probe(whole, body, Output.LABELS, ends_in_padding=True)
+        expected = torch.stack([one.logits for one in alone])
+        if expected.shape[1:] != (labels,):
+            shape = list(expected.shape[1:])
+            raise ConfigError(f"{self._head.name} gives {shape} logits for an input, and there are {labels} labels")
+        batch = PackedBatch.of([one.sequence for one in alone], whole.device)
+        hidden = torch.cat([one.hidden for one in alone])
+        tried = {row: self._compare(pick(hidden, batch, self._padding), expected) for row, pick in _ROWS.items()}
+        self._row = min(tried, key=tried.__getitem__)
+        if tried[self._row] == float("inf"):
+            raise ConfigError(
+                f"{self._head.name}: its head reads neither the first nor the last token nor their mean, and is not "
+                "supported"
+            )
+
+    @property
+    def row(self) -> str:
+        """Which row of a sequence the head reads."""
+        return self._row
+
+    def parameters(self) -> int:
+        return self._head.parameters()
+
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+        rows = _ROWS[self._row](hidden, batch, self._padding)
+        return list(on_host(self._head(rows.unsqueeze(1))))
+
+    def _compare(self, rows: Tensor, expected: Tensor) -> float:
+        """How far logits of these rows are from the expected ones; infinite where that is too far."""
+        try:
+            with torch.inference_mode():
+                found = self._head(rows.unsqueeze(1))
+        except MISFITS:
+            return float("inf")
+        return _agreement(found, expected)
+
+
+class TokenLabelsHead:
+    """The checkpoint's own head on every token, in float32. Each value is [tokens, labels].
+
+    Args:
+        whole: The model with its head.
+        body: Its transformer, not yet changed.
+        labels: How many there are.
+
+    Raises:
+        ConfigError: The head does not read each token by itself.
+    """
+
+    def __init__(self, whole: PreTrainedModel, body: Body, labels: int) -> None:
+        self._head = TransplantedHead(whole, dtype=torch.float32)
+        alone = _probe(whole, body, Output.TOKEN_LABELS)
+        expected = torch.cat([one.logits for one in alone])
+        if expected.shape[1:] != (labels,):
+            shape = list(expected.shape[1:])
+            raise ConfigError(f"{self._head.name} gives {shape} logits for a token, and there are {labels} labels")
+        _expect(self._head, torch.cat([one.hidden for one in alone]).unsqueeze(0), expected.unsqueeze(0))
+
+    def parameters(self) -> int:
+        return self._head.parameters()
+
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+        logits = on_host(self._head(hidden.unsqueeze(0))[0])
+        ends = np.cumsum([len(sequence.ids) for sequence in batch.sequences])
+        return np.split(logits, ends[:-1])
+
+
+class LogitScoreHead:
+    """How much likelier a language model finds one answer than another: the difference of their logits behind the
+    last token, which is the logarithm of their odds. In float32. Each value is [1].
+
+    Args:
+        whole: The language model. Only the rows of its output embeddings that the answers need are kept.
+        body: Its transformer, not yet changed.
+        true_token: Id of the answer that means yes.
+        false_token: Id of the one that means no. None: the score is the logit of `true_token`.
+
+    Raises:
+        ConfigError: The ids are none of the model's, or it does not read logits off token vectors.
+    """
+
+    def __init__(self, whole: PreTrainedModel, body: Body, true_token: int, false_token: int | None) -> None:
+        entries = [true_token] if false_token is None else [true_token, false_token]
+        self._head = TransplantedHead(whole, dtype=torch.float32, entries=entries)
+        alone = _probe(whole, body, Output.LABELS)
+        hidden = torch.stack([one.hidden[-1] for one in alone])
+        expected = torch.stack([one.logits[-1, entries] for one in alone])
+        _expect(self._head, hidden.unsqueeze(1), expected.unsqueeze(1))
+
+    def parameters(self) -> int:
+        return self._head.parameters()
+
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+        logits = self._head(last_token_pool(hidden, batch.lengths).unsqueeze(1))[:, 0]
+        return list(on_host(logits[:, :1] - logits[:, 1:2] if logits.shape[1] > 1 else logits))
+
+
+_Pick: TypeAlias = Callable[[Tensor, PackedBatch, int], Tensor]
+
+
+def _last_but_padding(hidden: Tensor, batch: PackedBatch, padding: int) -> Tensor:
+    """The last token that is not the padding token: also in a text that ends in it, as some tokenizers end every one.
+    The first token where there is no other."""
+    places = [
+        next((place for place in range(len(s.ids) - 1, -1, -1) if s.ids[place] != padding), 0) for s in batch.sequences
+    ]
+    starts = batch.lengths.cumsum(0) - batch.lengths
+    return hidden[starts + torch.tensor(places, device=hidden.device)]
+
+
+_ROWS: Final[Mapping[str, _Pick]] = {
+    "first": lambda hidden, batch, _: cls_pool(hidden, batch.lengths),
+    "last": lambda hidden, batch, _: last_token_pool(hidden, batch.lengths),
+    "last but padding": _last_but_padding,
+    "mean": lambda hidden, batch, _: mean_pool(hidden.float(), batch.lengths),
+}
+"""What a head may read of a sequence."""
+
+
+def _probe(whole: PreTrainedModel, body: Body, output: Output, *, ends_in_padding: bool = False) -> list[Alone]:
+    """Run the whole model on a few sequences, and see that its transformer by itself gives the same token vectors.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    padding = _padding(whole)
+    sequences = probe_sequences(
+        vocabulary=body.vocabulary,
+        padding=padding,
+        max_tokens=min(16, body.position_limit or 16),
+        outputs=frozenset({output}),
+        pairs=takes_types(whole),
+    )
+    with torch.inference_mode():
+        alone = run_alone(whole, sequences)
+        by_itself = body.hidden(PackedBatch.of(sequences, whole.device))
+        if not difference(by_itself, torch.cat([one.hidden for one in alone])) <= TOLERANCE[whole.dtype]:
+            raise ConfigError(f"{type(whole).__name__} gives its head other vectors than its transformer by itself")
+        if ends_in_padding and padding is not None and len(sequences[0].ids) > 2:
+            ids = [*sequences[0].ids[:-2], padding, padding]
+            alone += run_alone(whole, [TokenSequence(ids, frozenset({output}))])
+    return alone
+
+
+def _padding(whole: PreTrainedModel) -> int | None:
+    padding: int | None = getattr(whole.config.get_text_config(), "pad_token_id", None)
+    return padding
+
+
+def _expect(head: TransplantedHead, hidden: Tensor, expected: Tensor) -> None:
+    """See that a head gives these logits: [sequences, tokens, labels]."""
+    try:
+        with torch.inference_mode():
+            found = head(hidden)
+    except MISFITS as error:
+        raise ConfigError(f"{head.name}: its head does not run by itself: {error}") from error
+    if found.shape != expected.shape or _agreement(found.flatten(0, 1), expected.flatten(0, 1)) == float("inf"):
+        raise ConfigError(f"{head.name}: its head reads more than token vectors, and is not supported")
+
+
+def _agreement(found: Tensor, expected: Tensor) -> float:
+    """How far logits are from the expected ones: [rows, labels] both. Infinite where it is more than rounding."""
+    if found.shape != expected.shape:
+        return float("inf")
+    dtype, found, expected = expected.dtype, found.float(), expected.float()
+    apart = difference(found, expected)
+    rounding = _ROUNDING[dtype] * float(expected.abs().max())
+    agrees = apart <= TOLERANCE[dtype] or float((found - expected).abs().max()) <= rounding
+    return apart if agrees else float("inf")

@@ -1,0 +1,49 @@
+"""Classify tokens: the label of each token, and the entities that they spell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staged_pool.runtime.model import ModelCard, ModelInput, Row
+from staged_pool.runtime.requests import Output, Outputs, TokenClassifyRequest
+from staged_pool.runtime.results import TokenClassifyResult, Usage
+from staged_pool.runtime.tasks.classify import activated
+from staged_pool.runtime.tasks.embed import array
+from staged_pool.runtime.tasks.entities import entities
+from staged_pool.stages.errors import Unsupported
+from staged_pool.stages.work import Plan
+
+_TOKEN_LABELS_ONLY: Final[Outputs] = frozenset({Output.TOKEN_LABELS})
+
+
+def plan(request: TokenClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
+    """One input of the model for each input of the request.
+
+    Raises:
+        Unsupported: The model has no labels for tokens.
+    """
+    if Output.TOKEN_LABELS not in card.outputs:
+        raise Unsupported(f"The model `{card.name}` has no labels to classify tokens by.")
+    inputs = [ModelInput(source, _TOKEN_LABELS_ONLY, card.default_prompt) for source in request.inputs]
+    return Plan(inputs, partial(_finish, request, card))
+
+
+def _finish(request: TokenClassifyRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> TokenClassifyResult:
+    logits = [array(row, Output.TOKEN_LABELS) for row in rows]
+    probabilities: list[NDArray[np.float32]] = [activated(of_tokens, "softmax") for of_tokens in logits]
+    found = [
+        entities(given.source, cast(Row, row).sequence.spans, scores, card.labels, request.aggregation)
+        for given, row, scores in zip(request.inputs, rows, probabilities, strict=True)
+    ]
+    return TokenClassifyResult(
+        scores=tuple(probabilities if request.activate else logits),
+        entities=tuple(found),
+        labels=card.labels,
+        usage=Usage(tokens),
+        model=card.name,
+    )

@@ -1,0 +1,309 @@
+"""Models that give labels, against transformers and sentence-transformers on the same folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from staged_pool.runtime.config import Attention, EngineConfig
+from staged_pool.runtime.engine import Engine, open_engine
+from staged_pool.runtime.model import ModelInput, Row
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.text_encoder import TextEncoder
+from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput, TextInput
+from staged_pool.runtime.tasks.classify import activated
+from staged_pool.stages.errors import ConfigError, Unsupported
+from staged_pool.stages.work import Prepared
+from tests.models import oracle, tiny
+from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.oracle import Array, Pair
+
+T = TypeVar("T")
+
+TEXTS = ["A man is eating food.", "", "naïve café, Ωmega 🙂 𝔘", "short", "A function call with many arguments. " * 60]
+PAIRS = [(TEXTS[0], "Someone has a meal."), (TEXTS[2], TEXTS[3]), (TEXTS[3], ""), (TEXTS[0], TEXTS[4])]
+
+LAYOUTS: list[Attention] = ["packed", "padded"]
+ENCODED_PAIRS = [kind for kind in tiny.CROSS_ENCODERS if kind != "ce-qwen3-lm"]
+CUT_PAIRS = [kind for kind in ENCODED_PAIRS if kind != "ce-qwen3-seqcls"]
+
+
+def values(model: TextEncoder, sources: Sequence[TextInput | PairInput], output: Output) -> list[Array]:
+    """What the model gives for each input, in one batch."""
+    prepared = model.preprocess([ModelInput(source, frozenset({output})) for source in sources])
+    sequences = []
+    for one in prepared:
+        assert isinstance(one, Prepared)
+        sequences.append(one.payload)
+    found = []
+    for row in model.forward(sequences):
+        assert isinstance(row, Row)
+        value = row.values[output]
+        assert isinstance(value, np.ndarray)
+        found.append(value)
+    return found
+
+
+def logits(model: TextEncoder, texts: Sequence[str]) -> Array:
+    return np.stack(values(model, [TextInput(text, MODEL_MAX) for text in texts], Output.LABELS))
+
+
+def pair_logits(model: TextEncoder, pairs: Sequence[Pair]) -> Array:
+    sources = [PairInput(first=first, second=second, max_tokens=MODEL_MAX) for first, second in pairs]
+    return np.stack(values(model, sources, Output.LABELS))
+
+
+def ask(folder: Path, question: Callable[[Engine], Any], **settings: Any) -> Any:
+    """What an engine on this folder answers."""
+
+    async def program() -> Any:
+        async with open_engine(EngineConfig(model=str(folder), dtype="float32", **settings)) as engine:
+            return await question(engine)
+
+    return anyio.run(program)
+
+
+# The same numbers as the oracle's
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+@pytest.mark.parametrize("kind", tiny.CLASSIFIERS)
+def test_logits_and_scores_of_texts_are_those_of_transformers(
+    kind: str, attention: Attention, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    model, folder = load_tiny(kind, attention=attention), tiny_folder(kind)
+    texts = [text for text in TEXTS if text or kind != "reward-qwen3"]  # whose tokenizer makes nothing of no text
+    found = logits(model, texts)
+    assert np.abs(found - oracle.labels(folder, texts, activate=False)).max() < 2e-5
+    assert np.abs(activated(found, model.card.activation) - oracle.labels(folder, texts)).max() < 1e-4
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+@pytest.mark.parametrize("kind", tiny.CROSS_ENCODERS)
+def test_logits_of_pairs_are_those_of_sentence_transformers(
+    kind: str, attention: Attention, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    pairs = PAIRS if kind in CUT_PAIRS else PAIRS[:3]
+    found = pair_logits(load_tiny(kind, attention=attention), pairs)
+    expected = oracle.scores(tiny_folder(kind), pairs, activate=False).reshape(found.shape)
+    assert np.abs(found - expected).max() < 2e-5
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+@pytest.mark.parametrize("kind", tiny.TOKEN_CLASSIFIERS)
+def test_logits_of_tokens_are_those_of_transformers(
+    kind: str, attention: Attention, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    model = load_tiny(kind, attention=attention)
+    found = values(model, [TextInput(text, MODEL_MAX) for text in TEXTS], Output.TOKEN_LABELS)
+    for text, of_tokens in zip(TEXTS, found, strict=True):
+        expected = oracle.token_labels(tiny_folder(kind), text)
+        assert of_tokens.shape == expected.shape
+        assert np.abs(of_tokens - expected).max() < 5e-5  # these logits are around 10
+
+
+@pytest.mark.parametrize("kind", [*CUT_PAIRS, "ce-qwen3-seqcls"])
+def test_a_pair_scores_the_same_alone_in_a_batch_and_in_any_order(kind: str, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind)
+    together = pair_logits(model, PAIRS)
+    alone = np.concatenate([pair_logits(model, [pair]) for pair in PAIRS])
+    assert np.abs(together - alone).max() < 2e-5
+    assert np.abs(together - pair_logits(model, PAIRS[::-1])[::-1]).max() < 2e-5
+
+
+@pytest.mark.parametrize("kind", ["ce-bert-1label", "ce-xlmr-reranker", "ce-modernbert-mean", "ce-qwen3-lm"])
+def test_bfloat16_stays_close(kind: str, load_tiny: LoadTiny) -> None:
+    pairs = [(a, b) for a in TEXTS[:4] for b in TEXTS[:4]]
+    whole, half = (pair_logits(load_tiny(kind, dtype=dtype), pairs)[:, 0] for dtype in ("float32", "bfloat16"))
+    assert np.corrcoef(whole, half)[0, 1] > 0.99
+
+
+# What the card says
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "activation", "scoring"),
+    [
+        ("ce-bert-1label", ("LABEL_0",), "sigmoid", "cross-encoder"),
+        ("ce-bert-identity", ("LABEL_0",), "identity", "cross-encoder"),
+        ("ce-bert-old", ("LABEL_0",), "identity", "cross-encoder"),
+        ("ce-xlmr-reranker", ("LABEL_0",), "sigmoid", "cross-encoder"),
+        ("ce-qwen3-lm", ("LABEL_0",), "identity", "cross-encoder"),
+        ("ce-nli-3label", ("contradiction", "entailment", "neutral"), "softmax", None),
+        ("seqcls-multilabel", ("toxic", "obscene", "insult"), "sigmoid", None),
+        ("seqcls-regression", ("quality",), "identity", "cross-encoder"),
+    ],
+)
+def test_the_card_names_labels_activation_and_scoring(
+    kind: str, labels: tuple[str, ...], activation: str, scoring: str | None, load_tiny: LoadTiny
+) -> None:
+    card = load_tiny(kind).card
+    assert (card.labels, card.activation, card.scoring) == (labels, activation, scoring)
+    assert card.outputs == (Output.LABELS,)
+    assert card.width == 0
+
+
+@pytest.mark.parametrize("kind", [*tiny.CROSS_ENCODERS, *tiny.CLASSIFIERS, *tiny.TOKEN_CLASSIFIERS])
+def test_every_kind_runs_packed(kind: str, load_tiny: LoadTiny) -> None:
+    assert load_tiny(kind).card.attention == "packed"
+
+
+# Through an engine
+
+
+@pytest.mark.parametrize("kind", ["ce-bert-1label", "ce-bert-identity", "ce-modernbert", "ce-qwen3-lm"])
+def test_an_engine_scores_and_ranks_as_sentence_transformers(kind: str, tiny_folder: TinyFolder) -> None:
+    folder, documents = tiny_folder(kind), [TEXTS[3], TEXTS[2], "Someone has a meal."]
+    expected = oracle.scores(folder, [(TEXTS[0], document) for document in documents])
+
+    async def question(engine: Engine) -> Any:
+        return await engine.score(TEXTS[0], documents), await engine.rerank(TEXTS[0], documents, top_n=2)
+
+    scored, ranked = ask(folder, question)
+    assert np.abs(scored.scores - expected).max() < 1e-4
+    assert [one.index for one in ranked.ranking] == np.argsort(-expected, kind="stable")[:2].tolist()
+
+
+def test_an_engine_classifies_texts_and_pairs(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("ce-nli-3label")
+    expected = oracle.scores(folder, PAIRS[:2], activate=False)
+    found = ask(folder, lambda engine: engine.classify(PAIRS[:2], activate=False))
+    assert np.abs(found.scores - expected).max() < 1e-4
+    assert found.labels == ("contradiction", "entailment", "neutral")
+    of_texts = ask(folder, lambda engine: engine.classify(TEXTS[:1]))
+    assert np.abs(of_texts.scores - oracle.labels(folder, TEXTS[:1])).max() < 1e-4
+
+
+def test_a_model_of_several_labels_scores_no_pairs(tiny_folder: TinyFolder) -> None:
+    with pytest.raises(Unsupported, match="cannot score pairs"):
+        ask(tiny_folder("ce-nli-3label"), lambda engine: engine.score("a", ["b"]))
+
+
+# Language models as rerankers
+
+
+def test_a_plain_language_model_scores_where_the_user_says_so(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    """The folder with sentence-transformers' files asks the same question, so both give one score."""
+    saved = tiny_folder("ce-qwen3-lm")
+    plain = shutil.copytree(saved, tmp_path / "plain")
+    for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
+        (plain / name).unlink()
+    found = ask(plain, lambda engine: engine.score(TEXTS[0], TEXTS[2:4], activate=False), task="score")
+    assert np.abs(found.scores - oracle.scores(saved, [(TEXTS[0], text) for text in TEXTS[2:4]])).max() < 1e-4
+    assert load_model(EngineConfig(model=str(plain), task="score")).card.activation == "sigmoid"
+    assert load_model(EngineConfig(model=str(plain))).card.outputs == (Output.DENSE,)
+
+
+def test_the_users_template_replaces_the_question(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("ce-qwen3-lm")
+    model = load_model(EngineConfig(model=str(folder), score_template="{query} / {document}", dtype="float32"))
+    found = pair_logits(model, PAIRS[:2])
+    for (first, second), value in zip(PAIRS, found, strict=False):
+        assert np.abs(value - answer(folder, f"{first} / {second}")) < 2e-5
+
+
+def answer(folder: Path, text: str) -> float:
+    """How much likelier the language model of this folder finds yes than no behind a text."""
+    model = oracle.loaded("CrossEncoder", folder)
+    yes, no = model.tokenizer.convert_tokens_to_ids(["yes", "no"])
+    ids = model.tokenizer(text, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        of_last = model[0].model(input_ids=ids).logits[0, -1]
+    return float(of_last[yes] - of_last[no])
+
+
+# Folders that are refused
+
+
+@pytest.fixture
+def folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
+    """A copy of `ce-bert-1label` that a test may change."""
+    return shutil.copytree(tiny_folder("ce-bert-1label"), tmp_path / "model")
+
+
+def change(folder: Path, **fields: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def refusal(folder: Path, **settings: Any) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load_model(EngineConfig(model=str(folder), **settings))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["classifier.weight", "classifier.bias", "bert.pooler.dense.weight"])
+def test_missing_weights_of_a_head_are_refused(name: str, folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[name]
+    save_file(tensors, file, {"format": "pt"})
+    assert f"{name} is missing or of another shape (1 such in all)" in refusal(folder)
+
+
+def test_more_labels_than_weights_are_refused(folder: Path) -> None:
+    change(folder, id2label={"0": "bad", "1": "good"}, label2id={"bad": 0, "good": 1})
+    assert "classifier.bias is missing or of another shape" in refusal(folder)
+
+
+def test_two_numbers_of_labels_are_refused(folder: Path) -> None:
+    change(folder, num_labels=3)
+    assert refusal(folder) == "config.json: num_labels=3, but id2label names 1 labels"
+
+
+def test_a_gap_in_the_labels_is_refused(folder: Path) -> None:
+    change(folder, id2label={"0": "bad", "2": "good"})
+    assert refusal(folder) == "config.json: id2label must have the keys 0 to 1, one a label"
+
+
+@pytest.mark.parametrize("name", ["torch.nn.modules.activation.Tanh", "mine.Sigmoid"])
+def test_an_unknown_activation_is_refused(name: str, folder: Path) -> None:
+    change(folder, sentence_transformers={"activation_fn": name})
+    message = f"config.json: sentence_transformers: activation_fn={name!r} is not known"
+    assert refusal(folder).startswith(message)
+
+
+def test_code_of_the_folders_own_is_refused(folder: Path) -> None:
+    change(folder, model_type="mine", auto_map={"AutoModelForSequenceClassification": "mine.Mine"})
+    assert "--trust-remote-code" in refusal(folder)
+
+
+def test_a_class_that_transformers_does_not_have_is_refused(folder: Path) -> None:
+    change(folder, architectures=["MineForSequenceClassification"])
+    assert "['MineForSequenceClassification'] is not a sequence classifier" in refusal(folder)
+
+
+def test_an_encoder_with_a_decoder_is_refused(folder: Path) -> None:
+    change(folder, model_type="bart", architectures=["BartForSequenceClassification"])
+    assert "is not a sequence classifier that transformers has" in refusal(folder)
+
+
+def test_pickled_weights_need_the_users_word(folder: Path) -> None:
+    safe = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert "--allow-pickle" in refusal(folder)
+    pickled = load_model(EngineConfig(model=str(folder), dtype="float32", allow_pickle=True))
+    assert np.array_equal(pair_logits(pickled, PAIRS), pair_logits(safe, PAIRS))
+
+
+def test_a_score_of_several_labels_is_refused(tiny_folder: TinyFolder) -> None:
+    assert "has 3 labels, and a score is one number" in refusal(tiny_folder("ce-nli-3label"), task="score")
+
+
+def test_a_template_is_refused_where_nothing_reads_pairs(tiny_folder: TinyFolder) -> None:
+    assert "score_template" in refusal(tiny_folder("bert-mean"), score_template="{query} {document}")
+
+
+def test_a_classifier_gives_vectors_where_the_user_says_so(folder: Path) -> None:
+    card = load_model(EngineConfig(model=str(folder), task="embed")).card
+    assert card.outputs == (Output.DENSE,)
