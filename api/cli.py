@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import json
@@ -84,6 +85,14 @@ Matryoshka = Annotated[
         "it.",
     ),
 ]
+SplitLongInputs = Annotated[
+    bool,
+    _flag(
+        "--split-long-inputs",
+        "Model",
+        "Cut a text that is too long into parts and give the mean of their vectors, instead of refusing it.",
+    ),
+]
 TorchThreads = Annotated[
     int | None,
     _flag(
@@ -137,6 +146,7 @@ def serve(
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
+    split_long_inputs: SplitLongInputs = False,
     torch_threads: TorchThreads = None,
     preprocess_limit: Annotated[
         int,
@@ -245,6 +255,7 @@ def serve(
             offline=offline,
             served_name=served_name,
             matryoshka=matryoshka,
+            split_long_inputs=split_long_inputs,
             device=device,
             dtype=dtype,
             attention=attention,
@@ -285,6 +296,7 @@ def embed(
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
+    split_long_inputs: SplitLongInputs = False,
     torch_threads: TorchThreads = None,
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
@@ -299,6 +311,7 @@ def embed(
             dtype=dtype,
             attention=attention,
             matryoshka=matryoshka,
+            split_long_inputs=split_long_inputs,
             torch_threads=torch_threads,
         )
         _prepare_environment(offline=offline)
@@ -308,6 +321,33 @@ def embed(
         logs.configure(log_level, log_format)
         sources = texts or [line.rstrip("\n") for line in sys.stdin]
         _run(backend, lambda: _embed(config, sources, dimensions))
+
+
+@main.command()
+def check(
+    *,
+    folder: Annotated[str, typer.Argument(help="The model: a folder, or a hub id.")],
+    revision: Revision = None,
+    offline: Offline = False,
+    device: DeviceFlag = _DEFAULT.device,
+    dtype: DTypeFlag = _DEFAULT.dtype,
+    attention: AttentionFlag = _DEFAULT.attention,
+    log_level: LogLevelFlag = "warning",
+    log_format: LogFormatFlag = "auto",
+) -> None:
+    """Read, load and run a model without serving it. Prints what was understood of it as one JSON object, or says in
+    one line why it cannot be served (exit code 2)."""
+    with _errors_in_flag_words():
+        config = EngineConfig(
+            model=folder, revision=revision, offline=offline, device=device, dtype=dtype, attention=attention
+        )
+        _prepare_environment(offline=offline)
+
+        from staged_pool.api import logs
+        from staged_pool.runtime.models.load import load_model
+
+        logs.configure(log_level, log_format)
+        typer.echo(json.dumps(dataclasses.asdict(load_model(config).card), ensure_ascii=False))
 
 
 async def _embed(config: EngineConfig, texts: list[str], dimensions: int | None) -> None:

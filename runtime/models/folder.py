@@ -14,6 +14,7 @@ from staged_pool.runtime.config import Task
 from staged_pool.runtime.model import Similarity
 from staged_pool.runtime.models import classifier_folder
 from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.readme import trained_for_shorter_vectors
 from staged_pool.runtime.models.specs import (
     Dense,
     DenseSpec,
@@ -23,6 +24,7 @@ from staged_pool.runtime.models.specs import (
     Normalize,
     PoolingMode,
 )
+from staged_pool.runtime.models.transformer_settings import read_max_seq_length
 from staged_pool.stages.errors import ConfigError
 
 _POOLING_MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
@@ -121,8 +123,8 @@ def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
             ),
         ),
         similarity=_similarity(settings),
-        **_matryoshka(config, settings),
-        max_seq_length=transformer.positive("max_seq_length"),
+        **_matryoshka(path, config, settings),
+        max_seq_length=read_max_seq_length(transformer),
         lower_case=transformer.get("do_lower_case", bool, False),
         prompts=prompts,
         default_prompt=prompt,
@@ -144,7 +146,7 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
             DenseSpec(pooling=(mode,), modules=(), normalize=False, truncate_dim=settings.positive("truncate_dim")),
         ),
         similarity=_similarity(settings),
-        **_matryoshka(config, settings),
+        **_matryoshka(path, config, settings),
         prompts=prompts,
         default_prompt=prompt,
         notes=(f"no modules.json: {mode} pooling without normalisation is assumed",),
@@ -205,18 +207,18 @@ def _similarity(settings: JsonFile) -> Similarity | None:
     return cast("Similarity | None", name)
 
 
-def _matryoshka(config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
+def _matryoshka(path: Path, config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
     """Whether vectors may be cut, and to which widths, as far as the folder says so.
 
-    Folders say it as `is_matryoshka` and `matryoshka_dimensions` in `config.json`; one that cuts vectors by itself was
-    trained for it too.
+    Folders say it as `is_matryoshka` and `matryoshka_dimensions` in `config.json`, or in the tags of their model card;
+    one that cuts vectors by itself was trained for it too.
     """
     file = JsonFile("config.json", config)
     dimensions = file.get("matryoshka_dimensions", list, [])
     if not all(isinstance(width, int) and width > 0 for width in dimensions):
         raise ConfigError(f"config.json: matryoshka_dimensions={dimensions!r} must be whole numbers above 0")
     cuts = settings.positive("truncate_dim") is not None
-    said = file.get("is_matryoshka", bool, False) or bool(dimensions) or cuts
+    said = file.get("is_matryoshka", bool, False) or bool(dimensions) or cuts or trained_for_shorter_vectors(path)
     return {"matryoshka": said, "dimensions": tuple(sorted(dimensions))}
 
 
@@ -289,6 +291,9 @@ def _pooling_modes(file: JsonFile) -> tuple[PoolingMode, ...]:
     """The modes of a pooling's config, which are one name, a list of names, or one flag for each mode."""
     named = file.content.get("pooling_mode")
     if named is None:
+        unknown = [n for n in file.content if n.startswith("pooling_mode_") and n not in _POOLING_FLAGS]
+        if wrong := [n for n in unknown if file.content[n]]:
+            raise ConfigError(f"{file.name}: {wrong[0]} is not known, only {', '.join(_POOLING_FLAGS)}")
         return tuple(m for flag, m in _POOLING_FLAGS.items() if file.get(flag, bool, False)) or ("mean",)
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not names:

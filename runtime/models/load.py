@@ -18,6 +18,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, TokenIds, TokenSequence
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.checkpoint import Loaded, load_tokenizer, load_transformer
+from staged_pool.runtime.models.files import check_files, check_vocabulary
 from staged_pool.runtime.models.folder import read_folder
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
@@ -59,6 +60,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
     folder = read_folder(
         resolved.folder, task=config.task, score_template=config.score_template, allow_pickle=config.allow_pickle
     )
+    check_files(folder)
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
 
@@ -69,6 +71,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
     del loaded  # what a head does not need of its own is given back
     dense = heads.get(Output.DENSE)
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
+    check_vocabulary(source.backend, body.vocabulary)
     max_tokens = _max_tokens(folder, source.max_tokens, body)
     tokenizer = TextTokenizer(
         source.backend,
@@ -110,6 +113,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
             normalize=bool(dense_spec and dense_spec.normalize),
             dtype=str(dtype).removeprefix("torch."),
             device=str(device),
+            splits_long_inputs=config.split_long_inputs and Output.DENSE in heads,
             attention=body.layout,
             torch_threads=threads,
             load_s=0.0,
@@ -124,7 +128,29 @@ def load_model(config: EngineConfig) -> TextEncoder:
     if device.type == "cpu":
         encoder = replace(encoder, plan=plan_threads(threads, partial(_run, encoder), long))
         log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens)
-    return replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
+    encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
+    _say(encoder.card)
+    return encoder
+
+
+def _say(card: ModelCard) -> None:
+    """One line with what was understood of a model, for the people who know what it should be."""
+    log.info(
+        "model.understood",
+        model=card.name,
+        architecture=card.architecture,
+        outputs=[*map(str, card.outputs)],
+        scoring=card.scoring,
+        pooling=card.pooling,
+        normalize=card.normalize,
+        matryoshka=card.matryoshka,
+        labels=len(card.labels),
+        prompts=[*card.prompts],
+        has_default_prompt=bool(card.default_prompt),
+        max_tokens=card.max_tokens,
+        dtype=card.dtype,
+        attention=card.attention,
+    )
 
 
 def _heads(folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer) -> dict[Output, Head]:
