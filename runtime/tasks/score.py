@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Role, Similarity
+from staged_pool.runtime.model import ModelCard, ModelInput, Role
 from staged_pool.runtime.requests import DENSE_ONLY, Output, Outputs, PairInput, ScoreRequest, TextInput
 from staged_pool.runtime.results import Ranked, RerankResult, ScoreResult, Usage
 from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated
@@ -94,7 +94,7 @@ def _pairs(request: ScoreRequest) -> list[ModelInput]:
 
 def _text(text: str, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
     """One text by itself, with the prompt of its role where the model has one."""
-    names = ("query",) if role == "query" else ("document", "passage")
+    names = ("query",) if role == "query" else ("document", "passage", "corpus")
     prompt = next((card.prompts[name] for name in names if name in card.prompts), card.default_prompt)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
     outputs = DENSE_ONLY if card.scoring == "bi-encoder" else _MULTI_VECTOR_ONLY
@@ -110,20 +110,19 @@ def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object]
 def _finish_texts(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
     queries, documents = rows[: len(request.queries)], rows[len(request.queries) :]
     scores = (
-        _similarities(queries, documents, card.similarity)
+        _similarities(queries, documents, card)
         if card.scoring == "bi-encoder"
         else _late_interaction(queries, documents)
     )
     return ScoreResult(scores=scores, usage=Usage(tokens), model=card.name)
 
 
-def _similarities(
-    queries: Sequence[object], documents: Sequence[object], similarity: Similarity
-) -> NDArray[np.float32]:
+def _similarities(queries: Sequence[object], documents: Sequence[object], card: ModelCard) -> NDArray[np.float32]:
     """Of each document's vector with its query's, in float32; distances are negated, so that higher is better."""
+    similarity = card.similarity
     q = np.stack([array(row, Output.DENSE) for row in queries])
     d = np.stack([array(row, Output.DENSE) for row in documents])
-    if similarity == "cosine":
+    if similarity == "cosine" or card.normalize:
         q, d = normalized(q), normalized(d)
     if similarity in ("cosine", "dot"):
         products = d @ q[0] if len(q) == 1 else np.einsum("ij,ij->i", q, d)

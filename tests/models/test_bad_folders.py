@@ -51,7 +51,11 @@ def edit(name: str, **fields: object) -> Change:
 
 
 def remove(*names: str) -> Change:
-    return lambda folder: [(folder / name).unlink() for name in names]
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
 
 
 def cut(tokens: slice) -> Change:
@@ -80,7 +84,11 @@ def shard(folder: Path) -> None:
 
 
 def sharded(change: Change) -> Change:
-    return lambda folder: [shard(folder), change(folder)]
+    def change_shards(folder: Path) -> None:
+        shard(folder)
+        change(folder)
+
+    return change_shards
 
 
 def fewer_rows(folder: Path) -> None:
@@ -89,6 +97,12 @@ def fewer_rows(folder: Path) -> None:
     name = "embeddings.word_embeddings.weight"
     save_file(weights | {name: weights[name][:1000].clone()}, folder / WEIGHTS, metadata={"format": "pt"})
     edit_json(folder / "config.json", vocab_size=1000)
+
+
+def only_python(folder: Path) -> None:
+    """Ask for a tokenizer that has no fast form."""
+    (folder / "tokenizer.json").rename(folder / "vocab.txt")
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="CanineTokenizer")
 
 
 def no_words(folder: Path) -> None:
@@ -213,10 +227,7 @@ WRONG_TOKENIZERS: dict[str, tuple[Change, str]] = {
     "settings that are no JSON": (write("tokenizer_config.json", "{"), "tokenizer_config.json: cannot be read as JSON"),
     "settings that are no object": (write("tokenizer_config.json", "[]"), "tokenizer_config.json: must hold an object"),
     "without a fast form": (
-        lambda folder: [
-            (folder / "tokenizer.json").rename(folder / "vocab.txt"),
-            edit_json(folder / "tokenizer_config.json", tokenizer_class="CanineTokenizer"),
-        ],
+        only_python,
         "FOLDER: CanineTokenizer is written in Python; a tokenizer.json is needed",
     ),
     "larger than the model": (fewer_rows, "the tokenizer knows 1500 tokens, but the weights only 1000"),
