@@ -86,8 +86,11 @@ def load_model(config: EngineConfig) -> TextEncoder:
     )
     if folder.scoring == "cross-encoder":
         tokenizer.require_pairs()
+    _check_body(resolved.name, body.check_positions)
     if why := body.choose_layout(config.attention, max_tokens):
         log.info("model.padded", model=resolved.name, reason=why)
+    if body.layout == "padded":
+        _check_body(resolved.name, partial(body.check_padding, max_tokens))
     parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
     if device.type == "cpu" and (why := body.prepack(max_tokens)):
         log.info("model.not_prepacked", model=resolved.name, reason=why)
@@ -222,6 +225,20 @@ def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) ->
             f"{folder.path}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
         )
     return wanted if body.position_limit is None else min(wanted, body.position_limit)
+
+
+def _check_body(name: str, check: Callable[[], str | None]) -> None:
+    """Log what a check of the transformer has found out about it.
+
+    Raises:
+        ConfigError: The transformer fails on a few tokens.
+    """
+    try:
+        why = check()
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ConfigError(f"the model fails on a few tokens: {error}") from error
+    if why:
+        log.info("model.peculiar", model=name, reason=why)
 
 
 def _warm_up(encoder: TextEncoder, long: TokenIds) -> None:
