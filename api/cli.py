@@ -28,6 +28,7 @@ from staged_pool.api.flags import (
     Offline,
     Revision,
     ScoreTemplate,
+    SplitLongInputs,
     TaskFlag,
     TorchThreads,
     TrustRemoteCode,
@@ -88,6 +89,7 @@ def serve(
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
+    split_long_inputs: SplitLongInputs = False,
     torch_threads: TorchThreads = None,
     forward_workers: ForwardWorkers = None,
     preprocess_limit: Annotated[
@@ -204,6 +206,7 @@ def serve(
             allow_pickle=allow_pickle,
             trust_remote_code=trust_remote_code,
             matryoshka=matryoshka,
+            split_long_inputs=split_long_inputs,
             device=device,
             dtype=dtype,
             attention=attention,
@@ -228,7 +231,7 @@ def serve(
         run(backend, lambda: run_server(server, engines, listener))
 
 
-for command in (oneshot.embed, oneshot.score, oneshot.classify):
+for command in (oneshot.embed, oneshot.score, oneshot.classify, oneshot.check):
     main.command()(command)
 
 

@@ -89,6 +89,14 @@ Matryoshka = Annotated[
         "it.",
     ),
 ]
+SplitLongInputs = Annotated[
+    bool,
+    flag(
+        "--split-long-inputs",
+        "Model",
+        "Cut a text that is too long into parts and give the mean of their vectors, instead of refusing it.",
+    ),
+]
 TorchThreads = Annotated[
     int | None,
     flag(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from staged_pool.api.flags import (
     Offline,
     Revision,
     ScoreTemplate,
+    SplitLongInputs,
     TaskFlag,
     TorchThreads,
     TrustRemoteCode,
@@ -66,6 +68,7 @@ def embed(
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
+    split_long_inputs: SplitLongInputs = False,
     torch_threads: TorchThreads = None,
     forward_workers: ForwardWorkers = None,
     log_level: LogLevelFlag = "warning",
@@ -93,6 +96,7 @@ def embed(
         dtype=dtype,
         attention=attention,
         matryoshka=matryoshka,
+        split_long_inputs=split_long_inputs,
         torch_threads=torch_threads,
         forward_workers=forward_workers,
     )
@@ -196,6 +200,45 @@ def classify(
         torch_threads=torch_threads,
         forward_workers=forward_workers,
     )
+
+
+def check(
+    *,
+    folder: Annotated[str, typer.Argument(help="The model: a folder, or a hub id.")],
+    revision: Revision = None,
+    offline: Offline = False,
+    task: TaskFlag = _DEFAULT.task,
+    score_template: ScoreTemplate = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+    device: DeviceFlag = _DEFAULT.device,
+    dtype: DTypeFlag = _DEFAULT.dtype,
+    attention: AttentionFlag = _DEFAULT.attention,
+    log_level: LogLevelFlag = "warning",
+    log_format: LogFormatFlag = "auto",
+) -> None:
+    """Read, load and run a model without serving it. Prints what was understood of it as one JSON object, or says in
+    one line why it cannot be served (exit code 2)."""
+    with errors_in_flag_words():
+        config = EngineConfig(
+            model=folder,
+            revision=revision,
+            offline=offline,
+            task=task,
+            score_template=score_template,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            device=device,
+            dtype=dtype,
+            attention=attention,
+        )
+        prepare_environment(offline=offline)
+
+        from staged_pool.api import logs
+        from staged_pool.runtime.models.load import load_model
+
+        logs.configure(log_level, log_format)
+        typer.echo(json.dumps(dataclasses.asdict(load_model(config).card), ensure_ascii=False))
 
 
 def _ask(use: Use, *, backend: Backend, log_level: LogLevel, log_format: LogFormat, **settings: Any) -> None:

@@ -65,6 +65,10 @@ class EngineConfig:
     matryoshka: bool | None = None
     """Whether vectors may be cut to fewer dimensions. None: where the folder says that the model was trained for it."""
 
+    split_long_inputs: bool = False
+    """Whether a text that is longer than the model takes is cut into parts, of which its embedding is the mean. Else it
+    is refused. Only for models that give dense vectors."""
+
     torch_threads: int | None = None
     """Threads of all forwards together on the CPU. None: every core that this process may use. Fewer leave
     cores for the preprocess threads; more than there are cores make everything slower."""

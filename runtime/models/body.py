@@ -49,6 +49,7 @@ class Body:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.layout = "padded"
+        self._by_length = False
         self._padded_attention: str = model.config._attn_implementation
         self._first_position, self.position_limit = _position_table(model)
         self._padding: int = getattr(model.config, "pad_token_id", None) or 0
@@ -59,7 +60,7 @@ class Body:
     @property
     def vocabulary(self) -> int:
         """Rows of the token embedding."""
-        rows: int = self.model.get_input_embeddings().num_embeddings
+        rows: int = self.model.get_input_embeddings().weight.shape[0]
         return rows
 
     @property
@@ -70,7 +71,9 @@ class Body:
 
     def hidden(self, batch: PackedBatch) -> Tensor:
         """The last layer's token vectors: [tokens, width], in the dtype of the weights."""
-        return self._packed(batch) if self.layout == "packed" else self._padded(batch)
+        if self.layout == "packed":
+            return self._packed(batch)
+        return self._each_length(batch) if self._by_length else self._padded(batch)
 
     def choose_layout(self, wanted: Attention, max_tokens: int) -> str | None:
         """Use packed batches where `wanted` allows them and they are right.
@@ -89,6 +92,49 @@ class Body:
         elif wanted == "packed":
             raise ConfigError(f"attention='packed': {reason}")
         return reason
+
+    def check_positions(self) -> str | None:
+        """Find out whether the positions that are given here are those that the model counts by itself. Where they are
+        not, it is left to do that, and packed is not to be had.
+
+        Returns:
+            Why that is so; None where they are, or where the model takes none.
+        """
+        if not self._takes_positions:
+            return None
+        ids = [token for token in range(2, 12) if token != self._padding]  # padding would not be counted
+        batch = PackedBatch.of([TokenSequence(ids, DENSE_ONLY)], self.model.device)
+        row = batch.ids[: batch.tokens].unsqueeze(0)
+        with torch.inference_mode():
+            counted: Tensor = self.model(input_ids=row, attention_mask=torch.ones_like(row))[0]
+            apart = difference(self._padded(batch).float(), counted[0].float())
+        if not apart > TOLERANCE[self.model.dtype]:  # NaN is for the warm-up to find
+            return None
+        self._takes_positions = False
+        return f"{type(self.model).__name__} counts positions in a way of its own"
+
+    def check_padding(self, max_tokens: int) -> str | None:
+        """Find out whether padding can be seen in token vectors although the mask hides it: in those of convolutions it
+        can. Neighbours of equal length are then run by themselves.
+
+        Returns:
+            Why that is so; None where padding does not matter.
+
+        Raises:
+            ConfigError: The model does not give the same vectors twice.
+        """
+        batch = self._probe(max_tokens)
+        with torch.inference_mode():
+            alone = self._each_length(batch).float()
+            apart = difference(self._padded(batch).float(), alone)
+            if not apart > TOLERANCE[self.model.dtype]:  # NaN is for the warm-up to find
+                return None
+            again = difference(self._each_length(batch).float(), alone)
+        name = type(self.model).__name__
+        if not again <= TOLERANCE[self.model.dtype]:
+            raise ConfigError(f"{name} gives other vectors each time (relative difference {again:.2g})")
+        self._by_length = True
+        return f"{name} gives other vectors beside padding (relative difference {apart:.2g})"
 
     def prepack(self, max_tokens: int) -> str | None:
         """Lay the weights of linear layers out for the processor, where that is right.
@@ -169,6 +215,15 @@ class Body:
             seen = places < (batch.lengths - unseen).unsqueeze(1)
         hidden: Tensor = self.model(input_ids=ids, attention_mask=seen.long(), **more)[0]
         return hidden[real]
+
+    def _each_length(self, batch: PackedBatch) -> Tensor:
+        """As `_padded`, but without any padding."""
+        start, vectors = 0, []
+        for group in batch.groups:
+            same = batch.sequences[start : start + group.sequences]
+            vectors.append(self._padded(PackedBatch.of(same, batch.ids.device)))
+            start += group.sequences
+        return torch.cat(vectors)
 
     def _probe(self, max_tokens: int) -> PackedBatch:
         """Random sequences: neighbours of equal and of different length, one longer than a sliding window."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import (
@@ -33,6 +35,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from staged_pool.runtime.models.files import check_json
 from staged_pool.runtime.models.specs import Architecture, ModelFolder
 from staged_pool.stages.errors import ConfigError
 
@@ -52,6 +55,11 @@ _AUTO: Final[Mapping[Architecture, Any]] = {
     "causal language model": AutoModelForCausalLM,
 }
 """What finds a class in the folder's own code."""
+
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+_DIGITS: Final = re.compile(r"(?<=\.)\d+(?=\.)")
+"""The numbers of layers in the name of a weight."""
 
 _SANE_TOKENS = 10**9
 """Tokenizers that know no longest input say a number beyond this."""
@@ -114,6 +122,16 @@ def load_transformer(
             f"{folder.body}: the weights are not those of a {type(model).__name__}{hint}: "
             f"{unfit[0]} is missing or of another shape ({len(unfit)} such in all)"
         )
+    if left := _left_layers(model, report["unexpected_keys"]):
+        raise ConfigError(
+            f"{folder.body}: the weights have layers that config.json does not speak of, such as {left[0]}"
+        )
+    if code and not own_code and _may_read_both_ways(folder, model):
+        raise ConfigError(
+            f"config.json: auto_map={folder.config['auto_map']!r} asks for code of its own, which may let texts be "
+            "read in both directions: set is_causal in config.json to say whether it does, or trust_remote_code "
+            "(--trust-remote-code) to run it"
+        )
     whole: PreTrainedModel = model.eval().to(device)
     return Loaded(whole, whole if bare else whole.base_model)
 
@@ -152,6 +170,20 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
         chat_template=templates.get("default") if isinstance(templates, dict) else templates,
         special_tokens=tokenizer.special_tokens_map,
     )
+
+
+def _left_layers(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
+    """Weights that the model has no place for although it has one for their like: those of another layer."""
+    layers = {_DIGITS.sub("#", name) for name in model.state_dict() if _DIGITS.search(name)}
+    return sorted(name for name in unexpected if _DIGITS.sub("#", name) in layers)
+
+
+def _may_read_both_ways(folder: ModelFolder, model: PreTrainedModel) -> bool:
+    """Whether the folder's own code may take the mask from a decoder, as several embedding models' does: the weights
+    do not tell."""
+    own = folder.config["auto_map"]
+    causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    return causal and "is_causal" not in folder.config and (not isinstance(own, dict) or "AutoModel" in own)
 
 
 def _own_code(folder: ModelFolder) -> bool:
@@ -207,7 +239,13 @@ def _unusable(folder: ModelFolder, what: str) -> Iterator[None]:
     """Say in our words that transformers cannot read a file of the folder."""
     try:
         yield
-    except (OSError, ValueError, TypeError, RuntimeError, LookupError, AttributeError, ImportError) as error:
-        raise ConfigError(f"{folder.body}: {what} cannot be loaded: {error}") from error
+    except (
+        OSError, ValueError, TypeError, RuntimeError, LookupError, AttributeError, ImportError, ArithmeticError,
+        AssertionError, StrictDataclassError,
+    ) as error:  # fmt: skip
+        check_json(folder.body, "config.json", *_TOKENIZER_FILES)
+        said = " ".join(str(error).split())  # in one line
+        kind = f"{type(error).__name__}: " if isinstance(error, LookupError) else ""
+        raise ConfigError(f"{folder.body}: {what} cannot be loaded: {kind}{said}") from error
     except (SafetensorError, pickle.UnpicklingError) as error:
         raise ConfigError(f"{folder.body}: the weights are damaged: {error}") from error

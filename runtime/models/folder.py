@@ -27,6 +27,7 @@ from staged_pool.runtime.models.folder_parts import (
 from staged_pool.runtime.models.json_file import JsonFile
 from staged_pool.runtime.models.multi_vector_folder import is_multi_vector, read_multi_vector_folder
 from staged_pool.runtime.models.pair_folder import chat_template, pair_template
+from staged_pool.runtime.models.readme import trained_for_shorter_vectors
 from staged_pool.runtime.models.sparse_folder import read_sparse_folder
 from staged_pool.runtime.models.specs import (
     DenseSpec,
@@ -39,6 +40,7 @@ from staged_pool.runtime.models.specs import (
     SpladeSpec,
     TokenWeightsSpec,
 )
+from staged_pool.runtime.models.transformer_settings import read_max_seq_length
 from staged_pool.stages.errors import ConfigError
 
 _POOLING_MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
@@ -137,8 +139,8 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
             ),
         ),
         similarity=read_similarity(settings),
-        **_matryoshka(config, settings),
-        max_seq_length=transformer.positive("max_seq_length"),
+        **_matryoshka(path, config, settings),
+        max_seq_length=read_max_seq_length(transformer),
         lower_case=transformer.get("do_lower_case", bool, False),
         prompts=prompts,
         default_prompt=prompt,
@@ -160,7 +162,7 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
             DenseSpec(pooling=(mode,), modules=(), normalize=False, truncate_dim=settings.positive("truncate_dim")),
         ),
         similarity=read_similarity(settings),
-        **_matryoshka(config, settings),
+        **_matryoshka(path, config, settings),
         prompts=prompts,
         default_prompt=prompt,
         notes=(f"no modules.json: {mode} pooling without normalisation is assumed",),
@@ -215,18 +217,18 @@ def _label_folder(
     )
 
 
-def _matryoshka(config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
+def _matryoshka(path: Path, config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
     """Whether vectors may be cut, and to which widths, as far as the folder says so.
 
-    Folders say it as `is_matryoshka` and `matryoshka_dimensions` in `config.json`; one that cuts vectors by itself was
-    trained for it too.
+    Folders say it as `is_matryoshka` and `matryoshka_dimensions` in `config.json`, or in the tags of their model card;
+    one that cuts vectors by itself was trained for it too.
     """
     file = JsonFile("config.json", config)
     dimensions = file.get("matryoshka_dimensions", list, [])
     if not all(isinstance(width, int) and width > 0 for width in dimensions):
         raise ConfigError(f"config.json: matryoshka_dimensions={dimensions!r} must be whole numbers above 0")
     cuts = settings.positive("truncate_dim") is not None
-    said = file.get("is_matryoshka", bool, False) or bool(dimensions) or cuts
+    said = file.get("is_matryoshka", bool, False) or bool(dimensions) or cuts or trained_for_shorter_vectors(path)
     return {"matryoshka": said, "dimensions": tuple(sorted(dimensions))}
 
 
@@ -256,6 +258,9 @@ def _pooling_modes(file: JsonFile) -> tuple[PoolingMode, ...]:
     """The modes of a pooling's config, which are one name, a list of names, or one flag for each mode."""
     named = file.content.get("pooling_mode")
     if named is None:
+        unknown = [n for n in file.content if n.startswith("pooling_mode_") and n not in _POOLING_FLAGS]
+        if wrong := [n for n in unknown if file.content[n]]:
+            raise ConfigError(f"{file.name}: {wrong[0]} is not known, only {', '.join(_POOLING_FLAGS)}")
         return tuple(m for flag, m in _POOLING_FLAGS.items() if file.get(flag, bool, False)) or ("mean",)
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not names:

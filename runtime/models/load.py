@@ -18,6 +18,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, TokenIds, TokenSequence
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.checkpoint import Loaded, load_tokenizer, load_transformer
+from staged_pool.runtime.models.files import check_files, check_vocabulary
 from staged_pool.runtime.models.folder import read_folder
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
@@ -75,6 +76,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
     folder = read_folder(
         resolved.folder, task=config.task, score_template=config.score_template, allow_pickle=config.allow_pickle
     )
+    check_files(folder)
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
 
@@ -87,12 +89,13 @@ def load_model(config: EngineConfig) -> TextEncoder:
     del loaded  # what a head does not need of its own is given back
     dense = heads.get(Output.DENSE)
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
+    check_vocabulary(source.backend, body.vocabulary)
     tokenizer = TextTokenizer(
         source.backend,
         max_tokens=max_tokens,
         vocabulary=body.vocabulary,
         lower_case=folder.lower_case,
-        pools_prompt=_pools_prompt(dense_spec),
+        pools_prompt=dense_spec is None or dense_spec.pools_prompt,
         gives_types=source.gives_types,
         chat_template=source.chat_template,
         special_tokens=source.special_tokens,
@@ -107,8 +110,11 @@ def load_model(config: EngineConfig) -> TextEncoder:
     )
     if folder.scoring == "cross-encoder":
         tokenizer.require_pairs()
+    _check_body(resolved.name, body.check_positions)
     if why := body.choose_layout(config.attention, max_tokens):
         log.info("model.padded", model=resolved.name, reason=why)
+    if body.layout == "padded":
+        _check_body(resolved.name, partial(body.check_padding, max_tokens))
     parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
     if device.type == "cpu" and (why := body.prepack(max_tokens)):
         log.info("model.not_prepacked", model=resolved.name, reason=why)
@@ -134,6 +140,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
             normalize=bool(dense_spec and dense_spec.normalize),
             dtype=str(dtype).removeprefix("torch."),
             device=str(device),
+            splits_long_inputs=config.split_long_inputs and Output.DENSE in heads,
             attention=body.layout,
             torch_threads=threads,
             forward_workers=config.forward_workers or 1,
@@ -152,7 +159,29 @@ def load_model(config: EngineConfig) -> TextEncoder:
         workers = config.forward_workers or plan_workers(threads, run, long)
         encoder = replace(encoder, card=replace(encoder.card, forward_workers=workers))
         log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens, forward_workers=workers)
-    return replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
+    encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
+    _say(encoder.card)
+    return encoder
+
+
+def _say(card: ModelCard) -> None:
+    """One line with what was understood of a model, for the people who know what it should be."""
+    log.info(
+        "model.understood",
+        model=card.name,
+        architecture=card.architecture,
+        outputs=[*map(str, card.outputs)],
+        scoring=card.scoring,
+        pooling=card.pooling,
+        normalize=card.normalize,
+        matryoshka=card.matryoshka,
+        labels=len(card.labels),
+        prompts=[*card.prompts],
+        has_default_prompt=bool(card.default_prompt),
+        max_tokens=card.max_tokens,
+        dtype=card.dtype,
+        attention=card.attention,
+    )
 
 
 def _heads(
@@ -237,18 +266,18 @@ def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) ->
     return wanted if body.position_limit is None else min(wanted, body.position_limit)
 
 
-def _pools_prompt(spec: DenseSpec | None) -> bool:
-    """Whether pooling counts the tokens of a prompt.
+def _check_body(name: str, check: Callable[[], str | None]) -> None:
+    """Log what a check of the transformer has found out about it.
 
     Raises:
-        ConfigError: It does not, and weights tokens by their place: what the first one behind a prompt weighs is not
-            said then.
+        ConfigError: The transformer fails on a few tokens.
     """
-    if spec is None or spec.pools_prompt:
-        return True
-    if "weightedmean" in spec.pooling:
-        raise ConfigError("include_prompt=False is not supported for weightedmean pooling")
-    return False
+    try:
+        why = check()
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ConfigError(f"the model fails on a few tokens: {error}") from error
+    if why:
+        log.info("model.peculiar", model=name, reason=why)
 
 
 def _warm_up(encoder: TextEncoder, long: TokenIds) -> None:

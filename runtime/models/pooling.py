@@ -23,26 +23,23 @@ def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip:
         hidden: [tokens, width], any dtype; sequences one after the other.
         lengths: [sequences], int64, on the device of `hidden`; each at least 1, sums to `tokens`.
         modes: At least one.
-        skip: [sequences], int64: leading tokens of each that only `cls` and `lasttoken` look at; not for
-            `weightedmean`.
+        skip: [sequences], int64: leading tokens of each that are left out. None: none. A sequence that consists of
+            nothing else is pooled whole.
 
     Returns:
         [sequences, width * modes], float32, on the device of `hidden`.
     """
     tokens = hidden.float()
-    counted, counts = (tokens, lengths) if skip is None else _without_leading(tokens, lengths, skip)
+    if skip is not None:
+        skip = skip.where(skip < lengths, 0)
+        starts = lengths.cumsum(0) - lengths
+        places = torch.arange(len(hidden), device=hidden.device) - starts.repeat_interleave(lengths)
+        tokens, lengths = tokens[places >= skip.repeat_interleave(lengths)], lengths - skip
     pooled = [
-        _POOLINGS[mode](tokens, lengths) if mode in _BY_PLACE else _POOLINGS[mode](counted, counts) for mode in modes
+        weighted_mean_pool(tokens, lengths, skip) if mode == "weightedmean" else _POOLINGS[mode](tokens, lengths)
+        for mode in modes
     ]
     return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
-
-
-def _without_leading(hidden: Tensor, lengths: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
-    """The token vectors behind the first `skip` of each sequence, and how many that leaves: at least the last one."""
-    skip = skip.minimum(lengths - 1)
-    starts = lengths.cumsum(0) - lengths
-    places = torch.arange(len(hidden), device=hidden.device) - starts.repeat_interleave(lengths)
-    return hidden[places >= skip.repeat_interleave(lengths)], lengths - skip
 
 
 def mean_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
@@ -55,12 +52,18 @@ def mean_sqrt_len_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
     return torch.segment_reduce(hidden, "sum", lengths=lengths) / lengths.sqrt().unsqueeze(1)
 
 
-def weighted_mean_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """Average that weights later tokens more, [sequences, width]: sum(t * h_t) / sum(t), t from 1 to n."""
+def weighted_mean_pool(hidden: Tensor, lengths: Tensor, before: Tensor | None = None) -> Tensor:
+    """Average that weights later tokens more, [sequences, width]: sum(t * h_t) / sum(t), t from 1 to n.
+
+    With `before` [sequences] tokens left out of the beginning of each, t counts from before + 1.
+    """
     starts = lengths.cumsum(0) - lengths
-    places = torch.arange(1, len(hidden) + 1, device=hidden.device) - starts.repeat_interleave(lengths)
-    total = (lengths * (lengths + 1) / 2).unsqueeze(1)
-    return torch.segment_reduce(hidden * places.unsqueeze(1), "sum", lengths=lengths) / total
+    weights = torch.arange(1, len(hidden) + 1, device=hidden.device) - starts.repeat_interleave(lengths)
+    total = lengths * (lengths + 1) / 2
+    if before is not None:
+        weights = weights + before.repeat_interleave(lengths)
+        total = total + before * lengths
+    return torch.segment_reduce(hidden * weights.unsqueeze(1), "sum", lengths=lengths) / total.unsqueeze(1)
 
 
 def max_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
@@ -78,9 +81,6 @@ def last_token_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
     return hidden[lengths.cumsum(0) - 1]
 
 
-_BY_PLACE: Final = frozenset({"cls", "lasttoken"})
-"""Modes that pick one token by its place in the whole sequence."""
-
 _Pooling: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _POOLINGS: Final[Mapping[PoolingMode, _Pooling]] = {
@@ -88,6 +88,5 @@ _POOLINGS: Final[Mapping[PoolingMode, _Pooling]] = {
     "max": max_pool,
     "mean": mean_pool,
     "mean_sqrt_len_tokens": mean_sqrt_len_pool,
-    "weightedmean": weighted_mean_pool,
     "lasttoken": last_token_pool,
 }

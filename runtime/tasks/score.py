@@ -100,7 +100,7 @@ def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
 
 def _text(text: str, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
     """One text by itself, with the prompt of its role where the model has one."""
-    names = ("query",) if role == "query" else ("document", "passage")
+    names = ("query",) if role == "query" else ("document", "passage", "corpus")
     prompt = next((card.prompts[name] for name in names if name in card.prompts), card.default_prompt)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
     source = TextInput(text, request.max_tokens, max_own_tokens=own)
@@ -116,7 +116,7 @@ def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object]
 def _finish_texts(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
     queries, documents = rows[: len(request.queries)], rows[len(request.queries) :]
     if card.scoring == "bi-encoder":
-        scores = _similarities(queries, documents, card.similarity)
+        scores = _similarities(queries, documents, card)
     elif card.scoring == "sparse":
         scores = _sparse_similarities(queries, documents, card.similarity)
     else:
@@ -124,13 +124,12 @@ def _finish_texts(request: ScoreRequest, card: ModelCard, rows: Sequence[object]
     return ScoreResult(scores=scores, usage=Usage(tokens), model=card.name)
 
 
-def _similarities(
-    queries: Sequence[object], documents: Sequence[object], similarity: Similarity
-) -> NDArray[np.float32]:
+def _similarities(queries: Sequence[object], documents: Sequence[object], card: ModelCard) -> NDArray[np.float32]:
     """Of each document's vector with its query's, in float32; distances are negated, so that higher is better."""
+    similarity = card.similarity
     q = np.stack([array(row, Output.DENSE) for row in queries])
     d = np.stack([array(row, Output.DENSE) for row in documents])
-    if similarity == "cosine":
+    if similarity == "cosine" or card.normalize:
         q, d = normalized(q), normalized(d)
     if similarity in ("cosine", "dot"):
         products = d @ q[0] if len(q) == 1 else np.einsum("ij,ij->i", q, d)

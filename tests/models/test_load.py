@@ -118,7 +118,7 @@ def test_a_model_that_is_not_of_text_is_refused(folder: Path) -> None:
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    assert f"{folder}: the tokenizer cannot be loaded" in refusal(folder)
+    assert f"{folder}: no tokenizer, neither tokenizer.json nor a vocabulary" in refusal(folder)
 
 
 def test_the_longest_input_must_be_said_somewhere(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import TokenSequence, Values
+from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.heads.head import on_host
-from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.heads.transplant import Alone, TransplantedHead, probe_sequences, run_alone, takes_types
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.pooling import cls_pool, last_token_pool, mean_pool

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import SparseVector, TokenIds, Values
+from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.heads.head import on_host
 from staged_pool.runtime.models.heads.modules import load_projection
-from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_alone
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.specs import SpladeSpec, TokenWeightsSpec

@@ -1,0 +1,124 @@
+"""Check the files of a model folder before transformers reads them.
+
+Where a file is missing or damaged, transformers makes something up (an empty vocabulary, which knows no word), or says
+so without the name of the file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from transformers import CONFIG_MAPPING
+from transformers import __version__ as transformers_version
+
+from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.specs import ModelFolder
+from staged_pool.stages.errors import ConfigError
+
+_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
+
+_VOCABULARIES: Final = (
+    "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model",
+    "spm.model", "tekken.json",
+)  # fmt: skip
+"""What a tokenizer can be made of, under the names that the classes of transformers know."""
+
+_POINTER: Final = b"version https://git-lfs"
+
+
+def check_files(folder: ModelFolder) -> None:
+    """Refuse a folder whose files cannot be those of a model.
+
+    Raises:
+        ConfigError: Names the file and what is wrong with it.
+    """
+    _check_architecture(folder)
+    _check_weights(folder.body)
+    if not any((folder.body / name).is_file() for name in _VOCABULARIES):
+        raise ConfigError(f"{folder.body}: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt")
+
+
+def check_json(body: Path, *names: str) -> None:
+    """Say which of these files is not JSON, where one of them is not.
+
+    Raises:
+        ConfigError: Names the file.
+    """
+    for name in names:
+        JsonFile.read(body / name, root=body)
+
+
+def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
+    """Refuse a tokenizer that cannot be that of a model.
+
+    Args:
+        tokenizer: The folder's own.
+        rows: Of the model's token embedding. Tokens that were added later may be beyond them: a text that holds one is
+            refused then.
+
+    Raises:
+        ConfigError: It knows no words, or more than the model.
+    """
+    words, added = tokenizer.get_vocab_size(with_added_tokens=False), len(tokenizer.get_added_tokens_decoder())
+    if words <= added:
+        raise ConfigError("the tokenizer knows no words: its vocabulary is missing or empty")
+    if words > rows:
+        raise ConfigError(f"the tokenizer knows {words} tokens, but the weights only {rows}: they are of two models")
+
+
+def _check_architecture(folder: ModelFolder) -> None:
+    file = JsonFile("config.json", folder.config)
+    kind = file.get("model_type", str, None)
+    if kind is None:
+        raise ConfigError("config.json: model_type is missing, so the architecture is not known")
+    if kind not in CONFIG_MAPPING and not folder.config.get("auto_map"):
+        raise ConfigError(f"config.json: model_type={kind!r} is not known to transformers {transformers_version}")
+
+
+def _check_weights(body: Path) -> None:
+    if (body / "adapter_config.json").is_file():
+        raise ConfigError("adapter_config.json: the folder holds an adapter; merge it into the weights of its model")
+    for name in _shards(body):
+        _check_shard(body / name, name)
+
+
+def _shards(body: Path) -> list[str]:
+    """The files that transformers takes the weights from: the first in its order."""
+    for whole in _WEIGHTS:
+        if (body / whole).is_file():
+            return [whole]
+        if (index := JsonFile.read(body / f"{whole}.index.json", root=body)) is not None:
+            return _shards_of(body, index)
+    return []
+
+
+def _shards_of(body: Path, index: JsonFile) -> list[str]:
+    named = index.get("weight_map", dict, {})
+    if not named:
+        raise ConfigError(f"{index.name}: weight_map is missing or empty")
+    shards = sorted(set(map(str, named.values())))
+    for name in shards:
+        if ".." in Path(name).parts or Path(name).is_absolute():  # the file itself may be a link, as in the hub's cache
+            raise ConfigError(f"{index.name}: {name!r} leads out of the model folder")
+        if not (body / name).is_file():
+            raise ConfigError(f"{index.name}: names {name!r}, which is not there")
+    return shards
+
+
+def _check_shard(path: Path, name: str) -> None:
+    with path.open("rb") as file:
+        beginning = file.read(len(_POINTER))
+    if not beginning:
+        raise ConfigError(f"{name}: the file is empty")
+    if beginning == _POINTER:
+        raise ConfigError(f"{name}: is a pointer of Git LFS, not the weights: fetch them with `git lfs pull`")
+    if path.suffix != ".safetensors":
+        return
+    try:
+        with safe_open(path, "numpy"):  # reads the header, and compares it with the size of the file
+            pass
+    except SafetensorError as error:
+        raise ConfigError(f"{name}: the weights are damaged: {error}") from error

@@ -1,0 +1,43 @@
+"""Read what sentence-transformers keeps beside a transformer, in `sentence_bert_config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.stages.errors import ConfigError
+
+_WITHOUT_EFFECT: Final = frozenset(
+    {"attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "padding_side", "torch_dtype",
+     "trust_remote_code", "unpad_inputs", "use_cache", "use_fast", "use_memory_efficient_attention", "use_safetensors"}
+)  # fmt: skip
+"""Arguments that say how a model is run, which is decided here, and not what it gives."""
+
+_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "model": ("model_kwargs", "model_args"),
+    "processor": ("processor_kwargs", "tokenizer_args"),
+    "config": ("config_kwargs", "config_args"),
+}
+"""Where arguments for classes of transformers stand, by the newer and the older name."""
+
+
+def read_max_seq_length(file: JsonFile) -> int | None:
+    """The longest input that the folder's author wants, special tokens included. None: not said.
+
+    Raises:
+        ConfigError: The file sets something that would change vectors and is not done here; names it.
+    """
+    for field in ("query_length", "document_length", "query_expansion"):
+        if file.content.get(field) is not None:
+            raise ConfigError(f"{file.name}: {field} is not supported for a model that gives one vector for each text")
+    wanted = file.positive("max_seq_length")
+    for kind, names in _ARGUMENTS.items():
+        for name in names:
+            given = JsonFile(f"{file.name}: {name}", file.get(name, dict, {}))
+            if kind == "processor":
+                wanted = given.positive("model_max_length") or wanted
+            known = _WITHOUT_EFFECT | ({"model_max_length"} if kind == "processor" else set())
+            if unknown := sorted(set(given.content) - known):
+                raise ConfigError(f"{given.name}: {unknown[0]} is not supported")
+    return wanted

@@ -1,0 +1,46 @@
+"""`staged-pool check`: what is understood of a folder, without serving it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models.tiny import build, write_json
+
+COMMAND = [sys.executable, "-c", "from staged_pool.api.cli import main; main(prog_name='staged-pool')"]
+
+
+def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "check", "--offline", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("nomic-matryoshka", tmp_path_factory.mktemp("check") / "nomic")
+
+
+def test_the_card_is_printed_as_one_object(folder: Path) -> None:
+    done = check(str(folder), "--dtype", "float32")
+    assert done.returncode == 0, done.stderr
+    card = json.loads(done.stdout)
+    assert (card["name"], card["architecture"], card["dtype"]) == ("nomic", "NomicBertModel", "float32")
+    assert (card["pooling"], card["normalize"], card["max_tokens"]) == ("mean", True, 96)
+    assert card["outputs"][0] == "dense"
+    assert card["dimensions"] == [8, 16, 24, 32]
+    assert card["prompts"]["query"] == "search_query: "
+    assert done.stderr == ""
+
+
+def test_a_folder_that_cannot_be_served_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    wrong = shutil.copytree(folder, tmp_path / "wrong")
+    write_json(wrong / "1_Pooling" / "config.json", {"pooling_mode": "attention"})
+    done = check(str(wrong))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: 1_Pooling/config.json: pooling_mode='attention' is not known, only cls")
+    assert done.stderr.count("\n") == 1
