@@ -1,114 +1,29 @@
-"""The routes: from an HTTP request to a call of the engine and back, with one log line for each."""
+"""The application: each request to the handler of its route, and its answer out, with one log line for each."""
 
 from __future__ import annotations
 
-import math
-import re
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from collections.abc import Mapping
+from typing import Final
 
-import msgspec
 import structlog
 from starlette.routing import Route, Router
 
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Headers, Receive, Scope, Send
-from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
-from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
+from staged_pool.api.call import Answer, Call, Handler
+from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
-from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.routes import PROBES, TASKS, Routes
+from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
-from staged_pool.api.wire import openai
-from staged_pool.stages.errors import InvalidInput, UnknownModel
 from staged_pool.stages.ticket import Timeline
 
-JSON: Final = b"application/json"
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """A refusal for overload must be cheap: one in this time has a log line, which says how many had none."""
 
-PROBES: Final = frozenset({"/health", "/ready", "/metrics", "/stages"})
-"""Asked every few seconds by machines; their log lines are of the debug level."""
-
 STAGE_TIMES: Final = ("parse", "preprocess", "queue", "device", "postprocess")
-MAX_TIMEOUT_S: Final = 86_400.0
-"""A day: more is a mistake in the unit."""
-
-_PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
-_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
-
 log = structlog.get_logger("staged_pool.api")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One HTTP answer, complete."""
-
-    body: bytes = b""
-    status: int = 200
-    content_type: bytes = JSON
-    headers: Headers = field(default_factory=list)
-    word: str | None = None
-    """What the log calls the problem, where this answers one."""
-
-    @staticmethod
-    def of(problem: Problem) -> Answer:
-        return Answer(problem.body(), problem.status, headers=problem.headers(), word=problem.row.word)
-
-
-class Call:
-    """One request, as its handler sees it."""
-
-    __slots__ = ("_receive", "body_bytes", "headers", "request_id", "scope", "timeline")
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.scope = scope
-        self._receive = receive
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        self.body_bytes: int | None = None
-        self.timeline: Timeline | None = None
-
-    async def json_body(self) -> bytes | bytearray:
-        """The body, which says that it is JSON. The guard has made one message of it.
-
-        Raises:
-            HttpRefusal: It says that it is something else.
-        """
-        media_type = self.headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
-        if media_type != JSON:
-            message = "Unsupported Media Type: Only 'application/json' is allowed"
-            raise HttpRefusal(status.UNSUPPORTED_MEDIA, message)
-        body: bytes | bytearray = (await self._receive()).get("body", b"")
-        self.body_bytes = len(body)
-        return body
-
-    def timeout_s(self) -> float:
-        """How long the client waits for the answer, in seconds: `X-Request-Timeout`, or `Prefer: wait=`.
-
-        Raises:
-            InvalidInput: The header is not a number of seconds in range.
-        """
-        field, text = "X-Request-Timeout", self.headers.get(b"x-request-timeout")
-        if text is None:
-            wait = _PREFERRED_WAIT.search(self.headers.get(b"prefer", b""))
-            if wait is None:
-                return math.inf
-            field, text = "Prefer: wait", wait[1]
-        try:
-            timeout_s = float(text)
-        except ValueError:
-            timeout_s = math.nan
-        if not 0 < timeout_s <= MAX_TIMEOUT_S:
-            message = f"{field}: expected a number of seconds above 0 and up to {MAX_TIMEOUT_S:.0f}"
-            raise InvalidInput(message, param=field)
-        return timeout_s
-
-
-Handler: TypeAlias = Callable[[Call], Awaitable[Answer]]
 
 
 class Application:
@@ -124,17 +39,8 @@ class Application:
     def __init__(self, lobby: Lobby, traffic: Traffic | None = None) -> None:
         self._lobby = lobby
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
-        self._started = int(time.time())
         self._refusals = _Sample(every_s=REFUSALS_LOGGED_EVERY_S)
-        resources: dict[str, Mapping[str, Handler]] = {
-            "/v1/embeddings": {"POST": self._embeddings},
-            "/v1/models": {"GET": self._models},
-            "/tokenize": {"POST": self._tokenize},
-            "/health": {"GET": _health},
-            "/ready": {"GET": self._ready},
-            "/metrics": {"GET": self._metrics_text},
-            "/stages": {"GET": self._stages},
-        }
+        resources = Routes(lobby, self._metrics).table()
         routes = [Route(path, _Resource(self, handlers)) for path, handlers in resources.items()]
         self._paths = frozenset(resources)
         self._router = Router(routes, default=self._not_found, redirect_slashes=False)
@@ -150,10 +56,11 @@ class Application:
 
         Everything else that can be wrong with it is found on the usual way, which asks admission again.
         """
-        engine = self._lobby.engine
-        if engine is None or scope["path"] != "/v1/embeddings" or self._lobby.not_ready:
+        engines = self._lobby.engines
+        # With several models, which one is meant stands in the body.
+        if len(engines) != 1 or scope["path"] not in TASKS or self._lobby.not_ready:
             return None
-        error = engine.overload(body_bytes)
+        error = engines[0].overload(body_bytes)
         return None if error is None else status.problem(error)
 
     def refuse(self, problem: Problem) -> App:
@@ -214,48 +121,6 @@ class Application:
         fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}
         (log.debug if path in PROBES else log.info)("request.finished", **fields)
 
-    async def _embeddings(self, call: Call) -> Answer:
-        engine = self._lobby.enter()
-        body = await call.json_body()
-        exchange = openai.EmbeddingsCall(body, call.request_id)
-        call.timeline = Timeline()
-        answer = await engine.submit(
-            exchange.decode,
-            exchange.encode,
-            body_bytes=len(body),
-            timeout_s=call.timeout_s(),
-            timeline=call.timeline,
-        )
-        return Answer(answer)
-
-    async def _tokenize(self, call: Call) -> Answer:
-        engine = self._lobby.enter()
-        wanted = openai.decode_tokenize(await call.json_body())
-        if wanted.model and wanted.model != engine.card.name:
-            raise UnknownModel(f"The model `{wanted.model}` does not exist.", param="model")
-        tokens = await engine.tokenize(wanted.prompt, add_special_tokens=wanted.add_special_tokens)
-        return Answer(
-            openai.encode_tokens(tokens, max_tokens=engine.card.max_tokens, with_strings=wanted.return_token_strs)
-        )
-
-    async def _models(self, call: Call) -> Answer:
-        return Answer(openai.encode_models(self._lobby.enter().card, created=self._started))
-
-    async def _ready(self, call: Call) -> Answer:
-        engine, reason = self._lobby.engine, self._lobby.not_ready
-        if engine is None or reason:
-            retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
-            return Answer(msgspec.json.encode({"ready": False, "reason": reason}), 503, headers=retry)
-        return Answer(msgspec.json.encode({"ready": True, "model": engine.card}))
-
-    async def _metrics_text(self, call: Call) -> Answer:
-        return Answer(self._metrics.text(), content_type=METRICS_TYPE)
-
-    async def _stages(self, call: Call) -> Answer:
-        if (statistics := self._lobby.statistics()) is None:
-            self._lobby.enter()  # raises, and says why there is nothing to show
-        return Answer(msgspec.json.encode(statistics))
-
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.respond(_no_such_route, scope, receive, send)
 
@@ -298,10 +163,6 @@ class _Resource:
 
 async def _no_such_route(call: Call) -> Answer:
     return Answer(b'{"detail":"Not Found"}', 404, word="route")
-
-
-async def _health(call: Call) -> Answer:
-    return Answer()
 
 
 async def _answer(handler: Handler, call: Call) -> Answer:

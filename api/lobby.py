@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.statistics import EngineStatistics
 from staged_pool.stages.errors import EngineStopped
@@ -11,17 +13,18 @@ RETRY_AFTER_S = 5.0
 
 
 class Lobby:
-    """Opens once, when the engine is up, and closes once. Belongs to the event loop of the server."""
+    """Opens once, when the engines are up, and closes once. Belongs to the event loop of the server."""
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
+        self._engines: dict[str, Engine] = {}
         self._closed_for = "loading the model"
         self.leaving = False
         """The server drains: clients should not send on the connections that they have."""
 
-    def open(self, engine: Engine) -> None:
-        """Let requests in."""
-        self._engine = engine
+    def open(self, *engines: Engine) -> None:
+        """Let requests in, to at least one engine. The first is the one that requests without a model's name go to,
+        if it can do their task."""
+        self._engines = {engine.card.name: engine for engine in engines}
         if not self.leaving:
             self._closed_for = ""
 
@@ -31,28 +34,42 @@ class Lobby:
         self.leaving = True
 
     @property
-    def engine(self) -> Engine | None:
-        """The engine, whether or not it takes requests; None until it is loaded."""
-        return self._engine
+    def engines(self) -> Sequence[Engine]:
+        """Whether or not they take requests; empty until they are loaded."""
+        return tuple(self._engines.values())
 
     @property
     def not_ready(self) -> str:
-        """Why requests are not taken; empty while they are."""
-        if not self._closed_for and self._engine is not None:
-            return self._engine.fault or ""
-        return self._closed_for
+        """Why requests are not taken; empty while they are. With several models, one that takes none is named."""
+        if self._closed_for:
+            return self._closed_for
+        several = len(self._engines) > 1
+        for name, engine in self._engines.items():
+            if fault := engine.fault:
+                return f"{name}: {fault}" if several else fault
+        return ""
 
-    def enter(self) -> Engine:
-        """The engine, for one request.
+    def enter(self, name: str | None = None) -> Engine:
+        """The engine of a model, for one request.
+
+        Args:
+            name: As the request has it. None and "": the first engine.
 
         Raises:
             EngineStopped: Requests are not taken; says why.
+            UnknownModel: No model has this name.
         """
-        if self._engine is None or self.not_ready:
-            message = f"The server takes no requests: {self.not_ready}"
-            raise EngineStopped(message, retry_after_s=RETRY_AFTER_S)
-        return self._engine
+        if self._closed_for:
+            raise EngineStopped(f"The server takes no requests: {self._closed_for}", retry_after_s=RETRY_AFTER_S)
+        first = next(iter(self._engines.values()))
+        engine = self._engines.get(name) if name else first
+        if engine is None:
+            first.check_model(name)  # says that it is not there
+            raise RuntimeError("a model that is there was not found")
+        if fault := engine.fault:
+            raise EngineStopped(f"The server takes no requests: {fault}", retry_after_s=RETRY_AFTER_S)
+        return engine
 
-    def statistics(self) -> EngineStatistics | None:
-        """The engine's snapshot; None until it is loaded."""
-        return None if self._engine is None else self._engine.statistics()
+    def statistics(self) -> Mapping[str, EngineStatistics]:
+        """A snapshot of each engine, by its model's name; empty until they are loaded."""
+        return {name: engine.statistics() for name, engine in self._engines.items()}

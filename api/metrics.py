@@ -24,11 +24,11 @@ class ServerMetrics:
     """One server's numbers, in a registry of their own, so that several servers can live in one process.
 
     Args:
-        statistics: The engine's snapshot; None while there is no engine.
+        statistics: A snapshot of each engine by its model's name; empty while there is none.
         traffic: What the HTTP side holds.
     """
 
-    def __init__(self, statistics: Callable[[], EngineStatistics | None], traffic: Traffic) -> None:
+    def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]], traffic: Traffic) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(statistics))
         self._registry.register(_TrafficCollector(traffic))
@@ -58,26 +58,21 @@ class ServerMetrics:
 
 
 class _EngineCollector(Collector):
-    """Turns the engine's snapshot into metric families each time it is asked; keeps nothing."""
+    """Turns the engines' snapshots into metric families each time it is asked; keeps nothing."""
 
-    def __init__(self, statistics: Callable[[], EngineStatistics | None]) -> None:
+    def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]]) -> None:
         self._statistics = statistics
 
     def collect(self) -> Iterator[Metric]:
-        statistics = self._statistics()
-        yield _gauge(
-            "ready",
-            "1 while requests are taken",
-            statistics is not None and statistics.phase == "ready" and statistics.fault is None,
-        )
-        if statistics is not None:
-            yield from _stage_families(statistics.stages)
-            yield from _admission_families(statistics.admission)
-            yield from _device_families(statistics.device)
-            yield _counters("cancelled", "Requests whose caller left, by stage", "stage", statistics.cancelled)
-            yield _counters("expired", "Requests whose deadline passed, by stage", "stage", statistics.expired)
-            overdue = statistics.overdue_preprocess_calls
-            yield _gauge("preprocess_overdue_calls", "Preprocess calls that take longer than the alarm allows", overdue)
+        engines = self._statistics()
+        ready = bool(engines) and all(engine.phase == "ready" and engine.fault is None for engine in engines.values())
+        yield _gauge("ready", "1 while requests are taken", ready)
+        families: dict[str, Metric] = {}
+        for name, statistics in engines.items():
+            for family in _engine_families(statistics):
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged.samples += [s._replace(labels={"model": name, **s.labels}) for s in family.samples]
+        yield from families.values()
 
     def describe(self) -> Iterable[Metric]:
         return ()  # the names are known without asking an engine that may not be there
@@ -95,9 +90,23 @@ class _TrafficCollector(Collector):
         yield _counter("connections_refused", "Connections closed for being too many", traffic.connections_refused)
         yield _gauge("http_requests_running", "HTTP requests that are being handled", traffic.requests)
         yield _gauge("http_body_bytes", "Bytes of the bodies of these requests", traffic.body_bytes)
+        lag = traffic.lag.snapshot()
+        late = HistogramMetricFamily("staged_pool_event_loop_late_seconds", "How late the event loop was, by sample")
+        late.add_metric((), _buckets(lag), lag.sum_s)
+        yield late
 
     def describe(self) -> Iterable[Metric]:
         return ()
+
+
+def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:
+    yield from _stage_families(statistics.stages)
+    yield from _admission_families(statistics.admission)
+    yield from _device_families(statistics.device)
+    yield _counters("cancelled", "Requests whose caller left, by stage", "stage", statistics.cancelled)
+    yield _counters("expired", "Requests whose deadline passed, by stage", "stage", statistics.expired)
+    overdue = statistics.overdue_preprocess_calls
+    yield _gauge("preprocess_overdue_calls", "Preprocess calls that take longer than the alarm allows", overdue)
 
 
 def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:

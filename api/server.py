@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeAlias
 
@@ -25,7 +25,8 @@ from staged_pool.api.listener import BACKLOG, url
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine, open_engine
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.opening import open_engines
 from staged_pool.stages.errors import DeviceLost
 
 OVERDUE_S: Final = 3.0
@@ -37,55 +38,56 @@ SPARE_FILES: Final = 256
 EXIT_OVERDUE: Final = 3
 """Exit code of a process that did not end by itself."""
 
-OpenEngine: TypeAlias = Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]
+OpenEngines: TypeAlias = Callable[[Sequence[EngineConfig]], AbstractAsyncContextManager[Mapping[str, Engine]]]
 
 log = structlog.get_logger("staged_pool.server")
 
 
-async def serve(config: ServerConfig, engine_config: EngineConfig, listener: socket.socket) -> None:
+async def serve(config: ServerConfig, models: Sequence[EngineConfig], listener: socket.socket) -> None:
     """Run a server until it is told to stop. Takes over the process: its signals, and in the worst case its end.
 
     The first SIGTERM or SIGINT drains: `/ready` turns 503, new requests are refused, those inside are finished for
-    `engine_config.drain_timeout_s`, then the connections close. A second one, or an end that takes too long, ends the
+    their `drain_timeout_s`, then the connections close. A second one, or an end that takes too long, ends the
     process at once.
 
     Args:
         config: Limits of HTTP; its host and port have become `listener`.
-        engine_config: What is loaded while HTTP answers already.
+        models: What is loaded while HTTP answers already; at least one.
         listener: A listening socket, see `bind`. Owned by the server from here on.
 
     Raises:
-        ConfigError: The engine cannot be loaded as configured.
-        DeviceLost: The engine broke while it served.
+        ConfigError: A model cannot be loaded as configured.
+        DeviceLost: An engine broke while it served.
     """
     _allow_files(config.max_connections + SPARE_FILES)
-    await Server(config, engine_config, owns_process=True).run(listener)
+    await Server(config, models, owns_process=True).run(listener)
 
 
 class Server:
-    """One HTTP server and its engine, inside the caller's event loop, asyncio or trio.
+    """One HTTP server and its engines, inside the caller's event loop, asyncio or trio.
 
     Args:
         config: Limits of HTTP.
-        engine_config: What is loaded.
+        models: What is loaded; at least one.
         owns_process: Handle signals, and end the process if it does not end by itself.
-        open_engine: Makes the engine; for a host that has a model of its own.
+        open_engines: Makes the engines; for a host that has models of its own.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        engine_config: EngineConfig,
+        models: Sequence[EngineConfig],
         *,
         owns_process: bool = False,
-        open_engine: OpenEngine = open_engine,
+        open_engines: OpenEngines = open_engines,
     ) -> None:
         self.lobby = Lobby()
         self.traffic = Traffic()
         self._config = config
-        self._engine_config = engine_config
+        self._models = models
+        self._drain_timeout_s = max(model.drain_timeout_s for model in models)
         self._owns_process = owns_process
-        self._open_engine = open_engine
+        self._open_engines = open_engines
         self._stop_http = anyio.Event()
         self._serving = anyio.CancelScope()
         self._failure: Exception | None = None
@@ -101,6 +103,7 @@ class Server:
         """
         log.info("server.listening", url=url(listener))
         async with anyio.create_task_group() as background:
+            background.start_soon(self.traffic.lag.watch)
             if self._owns_process:
                 background.start_soon(self._heed_signals)
             async with anyio.create_task_group() as tasks:
@@ -115,27 +118,34 @@ class Server:
     async def close(self) -> None:
         """Refuse new requests, finish those inside, and let `run()` return."""
         self.lobby.close("the server is draining")
-        engine = self.lobby.engine
-        if engine is None:
+        engines = self.lobby.engines
+        if not engines:
             # A load cannot be interrupted, and nothing is inside: there is nothing to wait for.
             self._end_process_after(GRACE_S, exit_code=0)
         else:
-            drain_timeout_s = self._engine_config.drain_timeout_s
-            self._end_process_after(drain_timeout_s + GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
-            await engine.drain(drain_timeout_s)
+            self._end_process_after(self._drain_timeout_s + GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
+            async with anyio.create_task_group() as draining:
+                for engine in engines:
+                    draining.start_soon(engine.drain, self._drain_timeout_s)
         self._stop_http.set()
 
     async def _run_engine(self) -> None:
         try:
-            async with self._open_engine(self._engine_config) as engine:
+            async with self._open_engines(self._models) as engines:
                 if self._owns_process:
                     _spare_what_stays()
-                self.lobby.open(engine)
-                log.info("server.ready", model=engine.card.name, load_s=round(engine.card.load_s, 3))
+                self.lobby.open(*engines.values())
+                for name, engine in engines.items():
+                    log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))
                 with self._serving:
-                    self._fail(DeviceLost(await engine.wait_broken()))
+                    async with anyio.create_task_group() as watching:
+                        for engine in engines.values():
+                            watching.start_soon(self._watch, engine)
         except Exception as error:  # noqa: BLE001  # run() raises it once HTTP has ended, which must not be cancelled
             self._fail(_single(error))
+
+    async def _watch(self, engine: Engine) -> None:
+        self._fail(DeviceLost(await engine.wait_broken()))
 
     def _fail(self, error: Exception) -> None:
         self._failure = error
@@ -163,7 +173,7 @@ class Server:
         config.bind = [f"fd://{listener.detach()}"]
         config.backlog = BACKLOG
         config.logger_class = HypercornLog
-        config.graceful_timeout = self._engine_config.drain_timeout_s + GRACE_S
+        config.graceful_timeout = self._drain_timeout_s + GRACE_S
         config.keep_alive_max_requests = 2**31  # reaching it closes an HTTP/2 connection with streams in flight
         config.h2_max_concurrent_streams = 100
         config.include_server_header = False

@@ -8,6 +8,8 @@ from typing import Final
 
 import anyio
 
+from staged_pool.api.lag import LoopLag
+
 GRACE_S: Final = 2.0
 """What a client gets to take the next piece of its answer, or to send the rest of its request, once the server ends."""
 
@@ -22,6 +24,8 @@ class Traffic:
         """Of all bodies that are arriving or being worked on."""
         self.connections_refused = 0
         """Closed as soon as they came, for there were as many as may be."""
+        self.lag = LoopLag()
+        """Of the event loop that all of this lives on."""
         self.leaving = False
         """The server ends: a connection that waits for its next request must not wait on."""
         self._leave: Final[set[Callable[[], None]]] = set()

@@ -61,7 +61,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    model: Card
+    models: tuple[Card, ...]
 
 
 class ServerFailed(RuntimeError):
@@ -103,12 +103,13 @@ class Server:
 
     def card(self) -> Card:
         """What the model is that is served; waits until it is ready."""
-        return msgspec.json.decode(self.wait_ok("/ready").body, type=_Ready).model
+        return msgspec.json.decode(self.wait_ok("/ready").body, type=_Ready).models[0]
 
     def gauges(self, *names: str) -> dict[str, float]:
-        """Values of `/metrics` that have no labels; one that the server does not have is left out."""
+        """Values of `/metrics` of the served model; one that the server does not have is left out."""
         lines = (line.split() for line in self.wait_ok("/metrics").body.decode().splitlines())
-        return {line[0]: float(line[1]) for line in lines if line[0] in names}
+        values = {line[0].partition("{")[0]: float(line[-1]) for line in lines if not line[0].startswith("#")}
+        return {name: values[name] for name in names if name in values}
 
     def _polls(self) -> Iterator[None]:
         """Until the loop is left, one more attempt every few milliseconds.

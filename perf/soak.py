@@ -61,9 +61,14 @@ class _Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stages:
+class _Engine:
     admission: _Admission
     stages: tuple[_Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    models: dict[str, _Engine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +86,13 @@ class Sample:
 
     @classmethod
     def of(cls, server: Server, at_s: float) -> Sample:
-        stages = msgspec.json.decode(server.wait_ok("/stages").body, type=_Stages)
-        inside = stages.admission
+        (engine,) = msgspec.json.decode(server.wait_ok("/stages").body, type=_Stages).models.values()
+        inside = engine.admission
         gauges: dict[str, float] = {
             "requests": inside.requests, "items": inside.items, "tokens": inside.tokens,
             "body_bytes": inside.body_bytes, "drain_s": inside.drain_s,
         }  # fmt: skip
-        for stage in stages.stages:
+        for stage in engine.stages:
             gauges |= {f"{stage.name} waiting": stage.waiting, f"{stage.name} busy": stage.busy}
             gauges[f"{stage.name} crashes"] = stage.crashes
         http = server.gauges(*HTTP_GAUGES)

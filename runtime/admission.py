@@ -89,10 +89,12 @@ class Admission:
         config: The limits.
         pace: The device's, measured elsewhere.
         clock: The event loop's, in seconds.
+        batch_tokens: Of one batch at most.
     """
 
-    def __init__(self, config: EngineConfig, pace: Pace, clock: Callable[[], float]) -> None:
+    def __init__(self, config: EngineConfig, pace: Pace, clock: Callable[[], float], *, batch_tokens: int) -> None:
         self._config = config
+        self._batch_tokens = batch_tokens
         self._pace = pace
         self._clock = clock
         self._requests = 0
@@ -156,7 +158,7 @@ class Admission:
     def _delay_s(self, tokens: float) -> float:
         """How long a request of so many tokens would take: with what goes before it, and itself."""
         ahead = min(self._tokens, self._requests * tokens)
-        return self._pace.drain_s(ahead + tokens, self._config.max_batch_tokens)
+        return self._pace.drain_s(ahead + tokens, self._batch_tokens)
 
     def _refuse(self, limit: str, message: str) -> Overloaded:
         self._refused[limit] += 1
@@ -202,7 +204,7 @@ class Admission:
 
     def drain_s(self) -> float:
         """How long the device needs for everything inside."""
-        return self._pace.drain_s(self._tokens, self._config.max_batch_tokens)
+        return self._pace.drain_s(self._tokens, self._batch_tokens)
 
     def statistics(self) -> AdmissionStatistics:
         return AdmissionStatistics(

@@ -11,7 +11,7 @@ from staged_pool.stages.errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16"]
 Attention = Literal["auto", "packed", "padded"]
 Device = Literal["auto", "cpu", "cuda"]
-Task = Literal["auto", "embed", "score"]
+Task = Literal["auto", "embed", "sparse", "score"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class EngineConfig:
 
     task: Task = "auto"
     """What a model is for whose folder does not say so. `score`: a language model is asked whether a document answers a
-    query, as Qwen3-Reranker is. `embed`: a checkpoint with a head of its own gives vectors instead. `auto`: what the
-    folder says, and a language model gives vectors."""
+    query, as Qwen3-Reranker is. `embed`: a checkpoint with a head of its own gives vectors instead. `sparse`: a masked
+    language model is a SPLADE model. `auto`: what the folder says, and a language model gives vectors."""
 
     score_template: str | None = None
     """What a model that scores reads of a pair: a text with the fields `{query}`, `{document}` and, if wanted,
@@ -70,16 +70,22 @@ class EngineConfig:
     is refused. Only for models that give dense vectors."""
 
     torch_threads: int | None = None
-    """Threads of one forward on the CPU. None: every core that this process may use. Fewer leave
+    """Threads of all forwards together on the CPU. None: every core that this process may use. Fewer leave
     cores for the preprocess threads; more than there are cores make everything slower."""
+
+    forward_workers: int | None = None
+    """Forwards at once on the CPU; they share the torch threads, and one that is alone uses all of them. None: several
+    where they get as much done as one, found out at load: they lose less where something else needs a core now and
+    then. Each batch takes longer by them. A GPU has one."""
 
     preprocess_limit: int = 4
     """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the
     threads take the device's cores away."""
 
-    max_batch_tokens: int = 2048
-    """Token budget of one batch. A longer single input still goes, alone. Larger batches keep a GPU busier,
-    but each takes longer, and beyond the cache a CPU becomes slower."""
+    max_batch_tokens: int | None = None
+    """Token budget of one batch. A longer single input still goes, alone. Larger batches keep a GPU busier; each takes
+    longer, and so does the wait of whoever comes next. None: 512 on a CPU, which are as quick a token as larger ones,
+    and 16384 on a GPU."""
 
     max_batch_items: int = 256
     """Items of one batch at most."""
@@ -130,14 +136,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         positive = (
-            "preprocess_limit", "max_batch_tokens", "max_batch_items", "chunk_items", "channel_capacity",
+            "preprocess_limit", "max_batch_items", "chunk_items", "channel_capacity",
             "waiting_tokens", "request_waiting_tokens", "max_requests", "max_items", "max_tokens",
             "max_request_items", "max_bytes",
         )  # fmt: skip
         for name in positive:
             self._check(name, 1, math.inf)
+        if self.max_batch_tokens is not None:
+            self._check("max_batch_tokens", 1, math.inf)
         if self.torch_threads is not None:
             self._check("torch_threads", 1, 1024)
+        if self.forward_workers is not None:
+            self._check("forward_workers", 1, 64)
         self._check("target_delay_s", 0.001, 86_400)
         self._check("drain_timeout_s", 0, 86_400)
         self._check("preprocess_alarm_s", 0.001, 86_400)
@@ -146,12 +156,16 @@ class EngineConfig:
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16")),
             ("attention", ("auto", "packed", "padded")),
-            ("task", ("auto", "embed", "score")),
+            ("task", ("auto", "embed", "sparse", "score")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         if self.model == "":
             raise ConfigError("model='': must be a folder or a hub id")
+
+    def batch_tokens(self, device: str) -> int:
+        """`max_batch_tokens`, or what stands for None on a device such as `cpu`."""
+        return self.max_batch_tokens or (512 if device == "cpu" else 16_384)
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -1,4 +1,4 @@
-"""The device's thread: one dedicated thread that loads a model and runs every forward."""
+"""The device's threads: dedicated ones, of which one loads a model and all run its forwards."""
 
 from __future__ import annotations
 
@@ -52,61 +52,105 @@ def _poster() -> Callable[[Callable[[], object]], object]:
     return cast(TrioToken, native).run_sync_soon
 
 
-class DeviceThread:
-    """An `Offload` on one thread of its own, because a device context belongs to the thread that made it.
+class _Worker:
+    """One thread, and the calls that wait for it."""
 
-    Cancellation never interrupts a call: it is raised when the call has ended.
-
-    Args:
-        name: The thread's name, for debuggers and profilers.
-        watchdog_s: A call that takes longer counts as stuck: the waiting task gets `DeviceLost`, and the thread is
-            not used again.
-    """
-
-    def __init__(self, name: str, *, watchdog_s: float) -> None:
-        self._name = name
-        self._watchdog_s = watchdog_s
+    def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
-        self._lost = False
+        self._thread = threading.Thread(target=self._serve, name=name)
+        self.stuck = False
+        self._thread.start()
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[DeviceThread]:
-        """Start the thread, and stop it at the end of the block, after the call that it may be in.
+    def put(self, job: _Job[A, T]) -> None:
+        self._jobs.put(job)  # type: ignore[arg-type]  # a queue of calls of any types
 
-        A thread that is stuck is left behind: it cannot be ended, only its process can.
-        """
-        thread = threading.Thread(target=self._serve, name=self._name)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._jobs.put(None)
-            if not self._lost:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(thread.join)
+    def finish(self) -> None:
+        """End after the calls that were put before; `join` waits for that."""
+        self._jobs.put(None)
+
+    def join(self) -> None:
+        self._thread.join()
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
             del job  # an idle thread must not keep the last batch alive
 
+
+class DeviceThreads:
+    """An `Offload` on threads of its own, because a device context belongs to the thread that made it.
+
+    One thread to begin with, which loads the model; as many more as `grow` says. A call beyond their number waits for a
+    thread, and can be cancelled as long as it waits. One that has begun is never interrupted: a cancellation is raised
+    when it has ended.
+
+    Args:
+        name: Of the threads, for debuggers and profilers.
+        watchdog_s: A call that takes longer, counted from when it begins, is stuck: the waiting task gets `DeviceLost`,
+            and so does every later call, on whatever thread. Calls that run meanwhile end as they would.
+    """
+
+    def __init__(self, name: str, *, watchdog_s: float) -> None:
+        self._name = name
+        self._watchdog_s = watchdog_s
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        """The one used last is used next: its caches are warm."""
+        self._free = anyio.Semaphore(0, fast_acquire=True)
+        self._lost = False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[DeviceThreads]:
+        """Start a thread, and stop all of them at the end of the block, after the calls that they may be in.
+
+        A thread that is stuck is left behind: it cannot be ended, only its process can.
+        """
+        self.grow(1)
+        try:
+            yield self
+        finally:
+            for worker in self._workers:
+                worker.finish()
+            with anyio.CancelScope(shield=True):
+                for worker in self._workers:
+                    if not worker.stuck:
+                        await anyio.to_thread.run_sync(worker.join)
+
+    def grow(self, threads: int) -> None:
+        """Have so many threads; never fewer than before."""
+        for number in range(len(self._workers), threads):
+            worker = _Worker(f"{self._name} {number}")
+            self._workers.append(worker)
+            self._idle.append(worker)
+            self._free.release()
+
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         return await self.run(function, argument, patience_s=self._watchdog_s)
 
     async def run(self, function: Callable[[A], T], argument: A, *, patience_s: float | None = None) -> T:
-        """Run a function on the thread, for as long as it takes where `patience_s` is None.
+        """Run a function on a free thread, for as long as it takes where `patience_s` is None.
 
         Raises:
-            DeviceLost: It took longer, now or in an earlier call.
+            DeviceLost: It took longer, or an earlier call did.
         """
-        if self._lost:
-            raise DeviceLost("the device's thread is stuck")
-        job = _Job(function, argument)
-        self._jobs.put(job)  # type: ignore[arg-type]  # a queue of calls of any types
+        await self._free.acquire()
+        try:
+            if self._lost:  # now or while this call waited
+                raise DeviceLost("one of the device's threads is stuck")
+            worker = self._idle.pop()
+            try:
+                return await self._run_on(worker, _Job(function, argument), patience_s)
+            finally:
+                self._idle.append(worker)
+        finally:
+            self._free.release()
+
+    async def _run_on(self, worker: _Worker, job: _Job[A, T], patience_s: float | None) -> T:
+        worker.put(job)
         with anyio.move_on_after(patience_s, shield=True):
             await job.done.wait()
         if not job.done.is_set():
-            self._lost = True
+            self._lost = worker.stuck = True
             raise DeviceLost(f"the device did not answer within {patience_s:g} s")
         if job.error is not None:
             raise job.error

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -16,10 +15,10 @@ import structlog
 
 from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThread
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.model import Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
+from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
 from staged_pool.stages.errors import (
@@ -29,6 +28,7 @@ from staged_pool.stages.errors import (
     InvalidInput,
     Overloaded,
     UnknownModel,
+    shortened,
 )
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.pace import Pace
@@ -37,6 +37,7 @@ from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import Plan, Request
 
+A = TypeVar("A")
 R = TypeVar("R")
 
 log = structlog.get_logger("staged_pool.engine")
@@ -63,7 +64,7 @@ class Engine(EngineTasks):
         self._preprocess_offload = preprocess
         pace = Pace()
         self._clock = options.clock
-        self._admission = Admission(config, pace, options.clock)
+        self._admission = Admission(config, pace, options.clock, batch_tokens=config.batch_tokens(model.card.device))
         self._cancelled: Counter[str] = Counter()
         self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Room] = {}
@@ -167,17 +168,46 @@ class Engine(EngineTasks):
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
         return self._admission.overload(body_bytes)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
-        """The token ids of a text, and what each stands for. Runs under the preprocess limit.
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for a model that is not served here. None and "" mean whichever is.
 
         Raises:
-            InvalidInput: The text cannot be tokenized.
+            UnknownModel: It is another one.
+        """
+        if name and name != self._model.card.name:
+            raise UnknownModel(f"The model `{shortened(name)}` does not exist.", param="model")
+
+    async def tokenize(self, source: str | Chat, *, add_special_tokens: bool = True) -> Tokens:
+        """The token ids of a text or a conversation, and what each stands for. Runs under the preprocess limit.
+
+        Raises:
+            InvalidInput: It cannot be tokenized.
             Overloaded, EngineStopped: As for `submit`.
         """
-        room, _, _ = self._enter(len(text), math.inf)
+        tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
+        characters = len(source) if isinstance(source, str) else source.characters
+        return await self._preprocess(tokenize, source, characters)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included. Runs under the preprocess limit.
+
+        Raises:
+            InvalidInput: An id is not in the model's vocabulary.
+            Overloaded, EngineStopped: As for `submit`.
+        """
+        return await self._preprocess(self._detokenize, ids, len(ids))
+
+    def _detokenize(self, ids: Sequence[int]) -> str:
+        for token in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token < self._model.card.vocabulary:
+                raise InvalidInput(f"Token id {token} is out of vocabulary", param="tokens")
+        return self._model.detokenize(ids, skip_special_tokens=False)
+
+    async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
+        """Run what is no request of a task in a thread of preprocess; the door is the same."""
+        room, _, _ = self._enter(body_bytes, math.inf)
         try:
-            tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
-            return await self._preprocess_offload(tokenize, text)
+            return await self._preprocess_offload(function, argument)
         finally:
             self._admission.leave(room)
 
@@ -194,8 +224,7 @@ class Engine(EngineTasks):
     def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
         """What parse asks of a decoded request: how this model does it, within this server's limits."""
         card = self._model.card
-        if request.model and request.model != card.name:
-            raise UnknownModel(f"The model `{request.model}` does not exist.", param="model")
+        self.check_model(request.model)
         plan = plan_request(request, card)
         if not plan.inputs:
             raise InvalidInput("The request has no inputs; at least one is needed.", param="input")
@@ -299,7 +328,7 @@ async def run_engine(
     Args:
         config: Its settings; those about loading are not looked at.
         model: See `Model`.
-        device: Runs forwards, one at a time.
+        device: Runs forwards, `model.card.forward_workers` at once.
         preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
         options: How often a stage's workers may crash, and a hook into the seams of the stages.
@@ -317,28 +346,3 @@ async def run_engine(
     with _single_errors():
         async with engine._running():
             yield engine
-
-
-@asynccontextmanager
-async def open_engine(config: EngineConfig | None = None) -> AsyncIterator[Engine]:
-    """Load a model and run an engine on it, inside the caller's event loop, asyncio or trio.
-
-    Several engines may run side by side; each has its own device thread, limits and stages. Loading cannot be
-    interrupted: a cancellation during it is raised when it has ended. At the end of the block the engine drains for
-    `config.drain_timeout_s`; if the block raised or was cancelled, it stops at once, after the forward that runs.
-
-    Raises:
-        ConfigError: The settings, the model folder or the machine do not allow it.
-    """
-    config = config or EngineConfig()
-    async with DeviceThread("staged-pool device", watchdog_s=config.watchdog_s).running() as device:
-        model = await device.run(_load, config)
-        options = StageOptions(clock=time.perf_counter)
-        async with run_engine(config, model, device=device, options=options) as engine:
-            yield engine
-
-
-def _load(config: EngineConfig) -> Model:
-    from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
-
-    return load_model(config)

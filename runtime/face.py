@@ -260,4 +260,4 @@ def _bytes(inputs: Sequence[TextInput | PairInput]) -> int:
 def _length(given: TextInput | PairInput) -> int:
     if isinstance(given, PairInput):
         return len(given.first) + len(given.second)
-    return 0 if isinstance(given.source, Chat) else len(given.source)
+    return given.source.characters if isinstance(given.source, Chat) else len(given.source)

@@ -9,13 +9,13 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.requests import Output, Outputs, PairInput, TextInput
+from staged_pool.runtime.requests import Chat, Output, Outputs, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
 
 TokenIds: TypeAlias = list[int]
 Role: TypeAlias = Literal["query", "document"]
-Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "late-interaction"]
+Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "sparse", "late-interaction"]
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 
@@ -131,6 +131,9 @@ class ModelCard:
     attention: str
     """`packed` or `padded`."""
     torch_threads: int
+    """Of all forwards together."""
+    forward_workers: int
+    """Forwards at once. One that has the device to itself uses all threads, else each has its share of them."""
     load_s: float
     """Seconds from the first byte read to the end of the warm-up."""
 
@@ -145,7 +148,7 @@ class Tokens:
 
 
 class Model(Protocol):
-    """A loaded model. `forward` runs in one thread only, the other methods may run in several at once."""
+    """A loaded model. `forward` may run in `card.forward_workers` threads at once, the other methods in any number."""
 
     @property
     def card(self) -> ModelCard: ...
@@ -161,9 +164,13 @@ class Model(Protocol):
         """Turn each input into token ids, or say what is wrong with it. Order and number are kept."""
         ...
 
-    def forward(self, payloads: Sequence[TokenSequence]) -> Sequence[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
         """Run one batch, all of it for the same outputs. A row that holds NaN or Inf is returned as `ModelFailed`; the
         others stand.
+
+        Args:
+            payloads: At least one.
+            at_once: How many forwards are to share the device: 1 if this one has it to itself.
 
         Raises:
             OutOfMemory: The device has no room for this batch.
@@ -171,7 +178,7 @@ class Model(Protocol):
         """
         ...
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens: ...
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens: ...
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text that tokens spell.

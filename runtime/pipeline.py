@@ -29,6 +29,9 @@ how many large requests share the pipeline before a small one has to wait for on
 
 POSTPROCESS_WORKERS = 4
 
+MIN_SHARE_TOKENS = 128
+"""What a free forward worker leaves to the other free ones at least: a forward of fewer tokens costs nearly as much."""
+
 log = structlog.get_logger("staged_pool.engine")
 
 
@@ -40,7 +43,7 @@ class Pipeline:
         model: What preprocess and the device run.
         accept: What parse asks of a decoded request.
         pace: Told how long the device takes.
-        device: Runs forwards.
+        device: Runs forwards, `model.card.forward_workers` at once.
         preprocess: Runs preprocess.
         offload: Runs the decoding of large requests and the making of large answers.
         options: For all stages.
@@ -85,9 +88,15 @@ class Pipeline:
             rows.outlet,
             forward=model.forward,
             device=device,
-            builder=BatchBuilder(max_items=config.max_batch_items, max_cost=config.max_batch_tokens, pads=model.pads),
+            builder=BatchBuilder(
+                max_items=config.max_batch_items,
+                max_cost=config.batch_tokens(model.card.device),
+                pads=model.pads,
+                min_share=MIN_SHARE_TOKENS,
+            ),
             options=options,
             pace=pace,
+            slots=model.card.forward_workers,
             waiting_tokens=config.waiting_tokens,
         )
         self.preprocess = PreprocessStage[ModelInput, TokenSequence](

@@ -48,6 +48,11 @@ class Chat:
     template_arguments: Mapping[str, object] = field(default_factory=dict)
     """What the template is given beside the messages."""
 
+    @property
+    def characters(self) -> int:
+        """Of all contents: near enough to what a template makes of them, for limits on bytes."""
+        return sum(len(content) for message in self.messages if isinstance(content := message.get("content"), str))
+
 
 @dataclass(frozen=True, slots=True)
 class TextInput:

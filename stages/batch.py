@@ -1,10 +1,11 @@
-"""Batch: everything that waits becomes batches for one device."""
+"""Batch: everything that waits becomes batches for one device, which may run several at once."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import anyio
 import structlog
@@ -15,7 +16,7 @@ from staged_pool.stages.errors import ModelFailed, StagedPoolError
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.pace import Pace
+from staged_pool.stages.pace import Overlap, Pace
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Ticket
@@ -23,27 +24,39 @@ from staged_pool.stages.work import Batch, Item
 
 P = TypeVar("P")
 R = TypeVar("R")
+P_contra = TypeVar("P_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 log = structlog.get_logger("staged_pool.stages")
 
-Forward = Callable[[Sequence[P]], Sequence[R | StagedPoolError]]
-"""Runs payloads through the model, one result for each. Runs on the device's thread."""
+
+class Forward(Protocol[P_contra, R_co]):
+    """Runs payloads through the model, one result for each. Called on one of the device's threads.
+
+    Args:
+        payloads: At least one.
+        at_once: How many forwards are to share the device: 1 if this one has it to itself.
+    """
+
+    def __call__(self, payloads: Sequence[P_contra], at_once: int, /) -> Sequence[R_co | StagedPoolError]: ...
 
 
 class BatchStage(Stage, Generic[P, R]):
     """Owns one device and the waiting room in front of it.
 
     One task moves items from the channel into the waiting room while there is room, so that backpressure reaches
-    preprocess. Another one is the device's slot: whenever it is free, it cuts the next batch out of everything that
-    waits at that moment. A forward that has begun runs to its end; rows that nobody waits for any more are counted.
+    preprocess. The others are the device's slots: whenever one is free, it cuts the next batch out of everything that
+    waits at that moment, and leaves to each other free slot as much as it takes itself. So no slot is free while items
+    wait. A forward that has begun runs to its end; rows that nobody waits for any more are counted.
 
     Args:
         inlet: Lists of prepared items. Closing its outlet ends the stage, once the waiting room is empty.
         outlet: Lists of items with their rows; closed when the stage ends.
         forward: See `Forward`.
-        device: Runs it, one call at a time. `DeviceLost` from it ends the stage.
+        device: Runs it, `slots` calls at once. `DeviceLost` from it ends the stage.
         builder: The waiting room.
-        pace: Told how long each batch took; an item that could not be in time is not begun.
+        pace: Told how long the whole device was busy with each batch.
+        slots: Forwards at once.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
     """
 
@@ -57,15 +70,18 @@ class BatchStage(Stage, Generic[P, R]):
         builder: BatchBuilder[P],
         pace: Pace,
         options: StageOptions,
+        slots: int,
         waiting_tokens: int,
     ) -> None:
-        super().__init__("batch", workers=1, options=options)
+        super().__init__("batch", workers=slots, options=options)
         self._inlet = inlet
         self._outlet = outlet
         self._forward = forward
         self._device = device
         self._builder = builder
         self._pace = pace
+        self._slots = slots
+        self._forwards = Overlap()
         self._waiting_tokens = waiting_tokens
         self._ended = False
         self._work_waits = anyio.Event()
@@ -80,13 +96,18 @@ class BatchStage(Stage, Generic[P, R]):
         """Items in the waiting room."""
         return len(self._builder)
 
+    @property
+    def running(self) -> int:
+        """Batches on the device."""
+        return self._forwards.running
+
     def ahead_s(self, ticket: Ticket) -> float:
         """How long the device needs for what goes before this request's next item."""
         return self._pace.drain_s(self._builder.ahead(ticket), self._builder.max_cost)
 
     async def run(self) -> None:
-        """Work until the inlet ends. Cancelled, it waits for the forward that runs."""
-        await self._run((self._fill_waiting_room, self._serve_slot), self._close)
+        """Work until the inlet ends. Cancelled, it waits for the forwards that run."""
+        await self._run((self._fill_waiting_room, *[self._serve_slot] * self._slots), self._close)
 
     def _close(self) -> None:
         self._inlet.close()
@@ -131,7 +152,8 @@ class BatchStage(Stage, Generic[P, R]):
 
     def _next_batch(self) -> Batch[P] | None:
         now = self._clock()
-        batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now))
+        free = self._slots - self.meter.busy  # the one that asks included
+        batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), among=free)
         self._room_freed.set()
         for item in batch.items if batch is not None else ():
             item.ticket.waits(-item.cost)
@@ -142,15 +164,19 @@ class BatchStage(Stage, Generic[P, R]):
         started = self._clock()
         for item in batch.items:
             self.meter.wait.observe(started - item.sent_at)
-        results = await run_isolated(
-            self._call,
-            [item.payload for item in batch.items],
-            stage="batch",
-            on_out_of_memory=self._lower_budget,
-        )
-        ended = self._clock()
+        mark = self._forwards.begin(started)
+        try:
+            results = await run_isolated(
+                self._call,
+                [item.payload for item in batch.items],
+                stage="batch",
+                on_out_of_memory=self._lower_budget,
+            )
+        finally:
+            ended = self._clock()
+            device_s = self._forwards.end(ended, mark)
         self.meter.service.observe(ended - started)
-        self._pace.observe(batch.cost, ended - started)
+        self._pace.observe(batch.cost, device_s)
         tokens = sum(item.cost for item in batch.items)
         self.tokens += tokens
         self.padding_tokens += batch.cost - tokens
@@ -175,7 +201,11 @@ class BatchStage(Stage, Generic[P, R]):
         return done
 
     async def _call(self, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
-        return await self._device(self._forward, payloads)
+        alone = self._forwards.running == 1 and not self._builder
+        return await self._device(partial(self._run_forward, 1 if alone else self._slots), payloads)
+
+    def _run_forward(self, at_once: int, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
+        return self._forward(payloads, at_once)
 
     def _lower_budget(self, items: int) -> None:
         """The device had no room for a batch: plan smaller ones from now on."""

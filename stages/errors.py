@@ -1,5 +1,14 @@
 """What can go wrong with a request, in words of the engine; `api/status.py` maps each class to an HTTP status."""
 
+ECHO_LIMIT = 40
+"""Characters of a value of the caller's that a message may repeat."""
+
+
+def shortened(value: str) -> str:
+    """What a message may repeat of a value that the caller wrote: a few characters, all of them in one line."""
+    cut = value if len(value) <= ECHO_LIMIT else f"{value[: ECHO_LIMIT - 1]}…"
+    return "".join(character if character.isprintable() else " " for character in cut)
+
 
 class StagedPoolError(Exception):
     """Base of every error that this package raises on purpose."""

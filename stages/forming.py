@@ -2,7 +2,7 @@
 
 The rules:
 
-1. Nothing is frozen early: a batch is cut when the device asks for one, out of everything that waits then.
+1. Nothing is frozen early: a batch is cut when a slot of the device asks for one, out of everything that waits then.
 2. Nothing is waited for: whatever waits is a batch, however small.
 3. Requests share the device fairly, by tokens: one of a thousand documents and one of a single text get on equally
    quickly. Each item has a turn, as in start-time fair queueing (Goyal, Vin and Cheng, 1996): the virtual time at which
@@ -13,10 +13,12 @@ The rules:
    exceed the budget: it would never go otherwise.
 6. Without padding, items follow by their turns. With padding a batch costs its longest item times its items, so those
    that are nearest in length to the first go with it.
+7. Where several slots are free, what waits is shared among them, unless the shares would be too small to be worth it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from heapq import heapify, heappop, heappush
@@ -44,12 +46,14 @@ class BatchBuilder(Generic[P]):
         max_items: Items of a batch at most.
         max_cost: Token budget of a batch.
         pads: Whether a batch costs its longest item times its items, rather than the sum of its items.
+        min_share: Tokens below which a share is not worth a batch of its own.
     """
 
-    def __init__(self, *, max_items: int, max_cost: int, pads: bool) -> None:
+    def __init__(self, *, max_items: int, max_cost: int, pads: bool, min_share: int = 1) -> None:
         self.max_items = max_items
         self.max_cost = max_cost
         self._pads = pads
+        self._min_share = min_share
         self._waiting: dict[Hashable, list[_Waiting[P]]] = {}
         """By batch key; each a heap."""
         self._requests: Counter[Ticket] = Counter()
@@ -83,11 +87,12 @@ class BatchBuilder(Generic[P]):
             self._items += 1
             self._cost += item.cost
 
-    def take(self, still_wanted: Callable[[Item[P]], bool]) -> Batch[P] | None:
+    def take(self, still_wanted: Callable[[Item[P]], bool], *, among: int = 1) -> Batch[P] | None:
         """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.
 
         Args:
             still_wanted: Asked of each item that is looked at; one that is not wanted is let go of.
+            among: Slots that are free, and so may share what waits.
         """
         self._drop_unwanted_heads(still_wanted)
         if not self._waiting:
@@ -95,7 +100,11 @@ class BatchBuilder(Generic[P]):
         key = min(self._waiting, key=lambda k: self._waiting[k][0][:2])
         waiting = self._waiting[key]
         requests = len(self._requests)
-        chosen, trigger = (self._nearest if self._pads else self._in_turn)(waiting, still_wanted)
+        parts = max(1, min(among, self._cost // self._min_share))
+        limit = min(self.max_cost, math.ceil(self._cost / parts)) if parts > 1 else self.max_cost
+        chosen, trigger = (self._nearest if self._pads else self._in_turn)(waiting, still_wanted, limit)
+        if trigger is BatchTrigger.COST and limit < self.max_cost:
+            trigger = BatchTrigger.SHARE
         if not waiting:
             del self._waiting[key]
         chosen.sort(key=lambda item: item.cost)  # neighbours of equal length can share a call of the kernel
@@ -118,7 +127,7 @@ class BatchBuilder(Generic[P]):
             del self._requests[item.ticket]
 
     def _in_turn(
-        self, waiting: list[_Waiting[P]], still_wanted: Callable[[Item[P]], bool]
+        self, waiting: list[_Waiting[P]], still_wanted: Callable[[Item[P]], bool], limit: int
     ) -> tuple[list[Item[P]], BatchTrigger]:
         chosen: list[Item[P]] = []
         cost = 0
@@ -127,7 +136,7 @@ class BatchBuilder(Generic[P]):
             if still_wanted(item):
                 if len(chosen) == self.max_items:
                     return chosen, BatchTrigger.SIZE
-                if chosen and cost + item.cost > self.max_cost:
+                if chosen and cost + item.cost > limit:
                     return chosen, BatchTrigger.COST
                 chosen.append(item)
                 cost += item.cost
@@ -136,11 +145,11 @@ class BatchBuilder(Generic[P]):
         return chosen, BatchTrigger.DEMAND
 
     def _nearest(
-        self, waiting: list[_Waiting[P]], still_wanted: Callable[[Item[P]], bool]
+        self, waiting: list[_Waiting[P]], still_wanted: Callable[[Item[P]], bool], limit: int
     ) -> tuple[list[Item[P]], BatchTrigger]:
         first_in_turn = waiting[0].item
         by_cost = sorted((w.item for w in waiting if still_wanted(w.item)), key=lambda item: item.cost)
-        first, end, trigger = self._run_around(by_cost, by_cost.index(first_in_turn))
+        first, end, trigger = self._run_around(by_cost, by_cost.index(first_in_turn), limit)
         chosen = by_cost[first:end]
         kept = {id(item) for item in by_cost[:first] + by_cost[end:]}
         for waits in waiting:
@@ -150,7 +159,7 @@ class BatchBuilder(Generic[P]):
         heapify(waiting)
         return chosen, trigger
 
-    def _run_around(self, by_cost: list[Item[P]], start: int) -> tuple[int, int, BatchTrigger]:
+    def _run_around(self, by_cost: list[Item[P]], start: int, limit: int) -> tuple[int, int, BatchTrigger]:
         """Grow a run of neighbours in length around an item, always on the side that pads less."""
         first, end = start, start + 1
         while end - first < len(by_cost):
@@ -159,9 +168,9 @@ class BatchBuilder(Generic[P]):
                 return first, end, BatchTrigger.SIZE
             longest = by_cost[end - 1].cost
             padding: dict[str, int] = {}
-            if first > 0 and longest * (count + 1) <= self.max_cost:
+            if first > 0 and longest * (count + 1) <= limit:
                 padding["shorter"] = longest - by_cost[first - 1].cost
-            if end < len(by_cost) and by_cost[end].cost * (count + 1) <= self.max_cost:
+            if end < len(by_cost) and by_cost[end].cost * (count + 1) <= limit:
                 padding["longer"] = (by_cost[end].cost - longest) * count
             if not padding:
                 return first, end, BatchTrigger.COST

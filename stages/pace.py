@@ -5,6 +5,42 @@ from __future__ import annotations
 import math
 
 
+class Overlap:
+    """How much of the device a batch had, where several run at once.
+
+    Pure: it is told the time. While n batches run, each has 1/n of the device: seconds on the whole device are then
+    comparable between a batch that ran alone and one that did not, and add up to how long the device needs for all.
+    """
+
+    def __init__(self) -> None:
+        self.running = 0
+        """Batches that have begun and not ended."""
+        self._batch_s = 0.0
+        """Seconds of all batches, those that ran at the same time added up."""
+        self._now = 0.0
+
+    def begin(self, now: float) -> tuple[float, float]:
+        """Count a batch that begins; what is returned is for `end`."""
+        self._advance(now)
+        self.running += 1
+        return now, self._batch_s
+
+    def end(self, now: float, began: tuple[float, float]) -> float:
+        """Count a batch that ends.
+
+        Returns:
+            The seconds that it took, divided by the mean number of batches that ran meanwhile.
+        """
+        self._advance(now)
+        self.running -= 1
+        seconds, batch_s = now - began[0], self._batch_s - began[1]
+        return seconds * seconds / batch_s if batch_s > 0.0 else seconds
+
+    def _advance(self, now: float) -> None:
+        self._batch_s += self.running * (now - self._now)
+        self._now = now
+
+
 class Pace:
     """Fits seconds = fixed + tokens x each to the batches of late, by least squares with fading weights.
 
@@ -22,7 +58,7 @@ class Pace:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Count a batch of `tokens` that took `seconds`."""
+        """Count a batch of `tokens` that took `seconds` of the whole device."""
         fade = self._fade
         self._weight = self._weight * fade + 1.0
         self._x = self._x * fade + tokens

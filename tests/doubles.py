@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import ModelCard, ModelInput, Row, Tokens, TokenSequence
-from staged_pool.runtime.requests import Output, TextInput
+from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Plan, Prepared
 
@@ -30,6 +30,7 @@ CARD = ModelCard(
     device="cpu",
     attention="packed",
     torch_threads=1,
+    forward_workers=1,
     load_s=0.0,
 )
 
@@ -53,6 +54,8 @@ class LetterModel:
     on_forward: Callable[[Sequence[str]], None] = lambda texts: None
     preprocessed: list[list[str]] = field(default_factory=list)
     forwarded: list[list[str]] = field(default_factory=list)
+    at_once: list[int] = field(default_factory=list)
+    """What each forward was told."""
 
     def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[TokenSequence] | InvalidInput]:
         texts = [f"{given.prompt}{_text(given)}" for given in inputs]
@@ -65,23 +68,35 @@ class LetterModel:
             for given, text in zip(inputs, texts, strict=True)
         ]
 
-    def forward(self, payloads: Sequence[TokenSequence]) -> list[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
         texts = ["".join(map(chr, payload.ids)) for payload in payloads]
         self.forwarded.append(texts)
+        self.at_once.append(at_once)
         self.on_forward(texts)
         return [
             ModelFailed("NaN") if "NaN" in text else Row({Output.DENSE: vector(payload.ids)}, payload)
             for text, payload in zip(texts, payloads, strict=True)
         ]
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        text = source if isinstance(source, str) else rendered(source)
         return Tokens([ord(c) for c in text], list(text))
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
+
+
+def rendered(chat: Chat) -> str:
+    """The chat template of `LetterModel`."""
+    said = "".join(f"<{message['role']}>{message['content']}" for message in chat.messages)
+    return said + ("<assistant>" if chat.add_generation_prompt else "")
 
 
 def _text(given: ModelInput) -> str:
     assert isinstance(given.source, TextInput)
     source = given.source.source
-    assert isinstance(source, str | tuple)
+    if isinstance(source, Chat):
+        return rendered(source)
     return source if isinstance(source, str) else "".join(map(chr, source))
 
 

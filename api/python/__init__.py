@@ -7,8 +7,9 @@ async with staged_pool.open_engine(staged_pool.EngineConfig(model="...")) as eng
 from importlib.metadata import version
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine, open_engine
+from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelCard, SparseVector, Tokens
+from staged_pool.runtime.opening import open_engine, open_engines
 from staged_pool.runtime.requests import (
     MODEL_MAX,
     Chat,
@@ -91,4 +92,5 @@ __all__ = [
     "Usage",
     "__version__",
     "open_engine",
+    "open_engines",
 ]

@@ -7,14 +7,15 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import InvalidInput, shortened
 
 T = TypeVar("T")
 
 _LOCATED = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 _FIRST_INDEX = re.compile(r"[^\[]*\[(?P<index>\d+)\]")
-_MESSAGE_LIMIT = 300
+_SHAPE = re.compile(rb"[ \t\r\n]*((?:\[[ \t\r\n]*){0,2})(.)", re.DOTALL)
+_ECHOED = re.compile(r"(?P<quote>['\"])(?P<value>.*)(?P=quote)", re.DOTALL)
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: msgspec.Raw | bytes | bytearray, *, root: str = "") -> T:
@@ -39,13 +40,20 @@ def decode(decoder: msgspec.json.Decoder[T], body: msgspec.Raw | bytes | bytearr
         raise InvalidInput("The body is not valid JSON: it is nested too deeply") from None
 
 
+def shape(raw: msgspec.Raw) -> tuple[int, bytes]:
+    """Which form a value has: how many brackets open it, up to 2, and the character after them."""
+    opening = _SHAPE.match(memoryview(raw))
+    brackets, first = opening.groups() if opening else (b"", b"")
+    return brackets.count(b"["), first
+
+
 def _explain(text: str, root: str, expected: Any) -> InvalidInput:
     """Turn msgspec's message, such as ``Expected `str`, got `int` - at `$[2]` ``, into ours."""
     if missing := _MISSING.fullmatch(text):
         return InvalidInput(f"{missing['field']}: this field is required", param=missing["field"])
     located = _LOCATED.fullmatch(text)
     path = (root + located["path"]).removeprefix(".") if located else root
-    what = (located["what"] if located else text)[:_MESSAGE_LIMIT]
+    what = _ECHOED.sub(_shortened, located["what"] if located else text)
     if not path:
         return InvalidInput(f"The body is wrong: {what}")
     param = re.split(r"[.\[]", path, maxsplit=1)[0]
@@ -53,6 +61,15 @@ def _explain(text: str, root: str, expected: Any) -> InvalidInput:
         what = f"{what}; expected one of {choices}"
     index = _FIRST_INDEX.match(path)
     return InvalidInput(f"{path}: {what}", param=param, index=int(index["index"]) if index else None)
+
+
+def is_null(raw: msgspec.Raw) -> bool:
+    """Whether a value is null."""
+    return shape(raw) == (0, b"n")
+
+
+def _shortened(echoed: re.Match[str]) -> str:
+    return f"'{shortened(echoed['value'])}'"
 
 
 def _choices(expected: Any, field: str) -> str:

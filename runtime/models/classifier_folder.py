@@ -87,9 +87,8 @@ def read_classifier(
     kind: Architecture,
     config: Mapping[str, Any],
     settings: JsonFile,
-    transformer: JsonFile,
     *,
-    score_template: str | None,
+    pair_template: PairTemplate | None,
 ) -> Labelling:
     """Read a sequence or token classifier.
 
@@ -97,8 +96,7 @@ def read_classifier(
         kind: Which of them.
         config: `config.json`.
         settings: `config_sentence_transformers.json`.
-        transformer: `sentence_bert_config.json`.
-        score_template: What makes one text of a pair, where the user says so.
+        pair_template: What makes one text of a pair. None: the tokenizer's special tokens do.
 
     Raises:
         ConfigError: The labels cannot be read, or the activation is not known.
@@ -114,7 +112,7 @@ def read_classifier(
         scoring="cross-encoder" if len(labels) == 1 else None,
         labels=labels,
         activation=_named_activation(config, settings) or _usual_activation(config, len(labels)),
-        pair_template=_template(score_template, transformer, None),
+        pair_template=pair_template,
     )
 
 
@@ -124,8 +122,7 @@ def read_logit_score(
     transformer: JsonFile,
     score: JsonFile,
     *,
-    instruction: str,
-    score_template: str | None,
+    pair_template: PairTemplate | None,
 ) -> Labelling:
     """Read a language model whose answer is the score, as the CrossEncoder of sentence-transformers saves it.
 
@@ -134,8 +131,7 @@ def read_logit_score(
         settings: `config_sentence_transformers.json`.
         transformer: `sentence_bert_config.json`.
         score: `config.json` of its LogitScore.
-        instruction: The folder's default prompt; empty for none.
-        score_template: As for `read_classifier`.
+        pair_template: As for `read_classifier`.
 
     Raises:
         ConfigError: A field is malformed.
@@ -152,13 +148,18 @@ def read_logit_score(
     return _language_model(
         LogitScoreSpec(true_token=true, false_token=false),
         _named_activation(config, settings) or "sigmoid",
-        _template(score_template, transformer, instruction or None),
+        pair_template,
     )
 
 
-def asked_language_model(*, score_template: str | None) -> Labelling:
-    """Read a language model that nothing but the user calls a reranker: as Qwen3-Reranker is published."""
-    template = PairTemplate(text=QUESTION if score_template is None else score_template, instruction=INSTRUCTION)
+def asked_language_model(pair_template: PairTemplate | None) -> Labelling:
+    """Read a language model that nothing but the user calls a reranker, as Qwen3-Reranker is published.
+
+    Args:
+        pair_template: The user's, or the folder's where its chat template is one for pairs. None: that of
+            Qwen3-Reranker.
+    """
+    template = pair_template or PairTemplate(text=QUESTION, instruction=INSTRUCTION)
     return _language_model(LogitScoreSpec(true_token="yes", false_token="no"), "sigmoid", template)
 
 
@@ -170,22 +171,6 @@ def _language_model(head: LogitScoreSpec, activation: Activation, template: Pair
         labels=("LABEL_0",),
         activation=activation,
         pair_template=template,
-    )
-
-
-def _template(score_template: str | None, transformer: JsonFile, instruction: str | None) -> PairTemplate | None:
-    """The user's template, or the tokenizer's own where the Transformer reads messages; else None."""
-    if score_template is not None:
-        return PairTemplate(text=score_template, instruction=INSTRUCTION if instruction is None else instruction)
-    modalities = JsonFile(f"{transformer.name}: modality_config", transformer.get("modality_config", dict, {}))
-    message = modalities.get("message", dict, None)
-    if message is None:
-        return None
-    arguments = JsonFile(transformer.name, transformer.get("processing_kwargs", dict, {})).get(
-        "chat_template", dict, {}
-    )
-    return PairTemplate(
-        instruction=instruction, structured=message.get("format", "flat") == "structured", arguments=arguments
     )
 
 

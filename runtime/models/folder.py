@@ -8,21 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, get_args
 
 from staged_pool.runtime.config import Task
-from staged_pool.runtime.model import Similarity
 from staged_pool.runtime.models import classifier_folder
+from staged_pool.runtime.models.bge_m3_folder import has_bge_m3_heads, with_bge_m3_heads
+from staged_pool.runtime.models.folder_parts import (
+    SAFE_WEIGHT_FILES,
+    expect_level,
+    read_body_config,
+    read_chain,
+    read_dense,
+    read_prompts,
+    read_similarity,
+    read_transformer_settings,
+    required,
+)
 from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.multi_vector_folder import is_multi_vector, read_multi_vector_folder
+from staged_pool.runtime.models.pair_folder import chat_template, pair_template
 from staged_pool.runtime.models.readme import trained_for_shorter_vectors
+from staged_pool.runtime.models.sparse_folder import read_sparse_folder
 from staged_pool.runtime.models.specs import (
-    Dense,
     DenseSpec,
     HeadModule,
     LayerNorm,
     ModelFolder,
     Normalize,
+    PairTemplate,
     PoolingMode,
+    SpladeSpec,
+    TokenWeightsSpec,
 )
 from staged_pool.runtime.models.transformer_settings import read_max_seq_length
 from staged_pool.stages.errors import ConfigError
@@ -38,15 +54,6 @@ _POOLING_FLAGS: Final[Mapping[str, PoolingMode]] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """How older folders name the modes, in the order in which several are concatenated."""
-
-_TRANSFORMER_FILES: Final = tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-
-_SAFE_WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
-
-_WEIGHT_FILES: Final = (*_SAFE_WEIGHT_FILES, "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def read_folder(
@@ -67,9 +74,11 @@ def read_folder(
     folder = _read(path, task, score_template)
     if task == "score" and folder.scoring is None:
         raise ConfigError(f"task='score': {path.name} has {len(folder.labels)} labels, and a score is one number")
+    if task == "sparse" and not any(isinstance(spec, SpladeSpec | TokenWeightsSpec) for spec in folder.heads):
+        raise ConfigError(f"task='sparse': {path.name} is not a model that gives sparse vectors")
     if score_template is not None and folder.pair_template is None:
         raise ConfigError("score_template='...': this model does not read a query and a document together")
-    if not (allow_pickle or any((folder.body / name).is_file() for name in _SAFE_WEIGHT_FILES)):
+    if not (allow_pickle or any((folder.body / name).is_file() for name in SAFE_WEIGHT_FILES)):
         raise ConfigError(
             f"{folder.body}: the weights are pickled (pytorch_model.bin), and loading those may run code that is in "
             "them: convert them to model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
@@ -81,22 +90,29 @@ def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
     modules_file = JsonFile.read(path / "modules.json", root=path, kind=list)
     settings = JsonFile.read(path / "config_sentence_transformers.json", root=path) or JsonFile.empty()
     kind = settings.get("model_type", str, "SentenceTransformer")
+    if is_multi_vector(path, modules_file, settings):
+        return read_multi_vector_folder(path, modules_file, settings)
+    asked = task == "sparse" and modules_file is None and not has_bge_m3_heads(path)
+    if kind == "SparseEncoder" or asked:
+        return read_sparse_folder(path, modules_file, settings)
     if kind == "CrossEncoder" or (modules_file is None and _gives_labels(path, task)):
-        chain = [("Transformer", path)] if modules_file is None else _chain(modules_file, path)
+        chain = [("Transformer", path)] if modules_file is None else read_chain(modules_file, path)
         return _label_folder(path, chain, settings, score_template)
     if kind != "SentenceTransformer":
         raise ConfigError(f"{path}: this is a {kind}, not a model that gives one vector for each text")
+    folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
+    return with_bge_m3_heads(folder)
 
-    if modules_file is None:
-        return _plain_folder(path, settings)
 
-    chain = _chain(modules_file, path)
+def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) -> ModelFolder:
+    """A chain that ends in one vector for each text."""
+    chain = read_chain(modules_file, path)
     if not chain or chain[0][0] != "Transformer":
         first = chain[0][0] if chain else "nothing"
         raise ConfigError(f"modules.json: must begin with a Transformer, begins with {first}")
     body = chain[0][1]
-    config = _body_config(body, root=path)
-    transformer = _transformer_settings(body, root=path)
+    config = read_body_config(body, root=path)
+    transformer = read_transformer_settings(body, root=path)
     if transformer.get("transformer_task", str, "feature-extraction") != "feature-extraction":
         raise ConfigError(f"{transformer.name}: transformer_task must be feature-extraction for embeddings")
     if transformer.get("processing_kwargs", dict, {}):
@@ -106,9 +122,9 @@ def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
             f"modules.json: the Transformer must be followed by a Pooling, the chain is "
             f"{' -> '.join(name for name, _ in chain)}"
         )
-    pooling_file = _required(chain[1][1] / "config.json", root=path)
+    pooling_file = required(chain[1][1] / "config.json", root=path)
     modules, normalize = _head(chain[2:], root=path)
-    prompts, prompt = _prompts(settings)
+    prompts, prompt = read_prompts(settings)
     return ModelFolder(
         path=path,
         body=body,
@@ -122,7 +138,7 @@ def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
                 truncate_dim=settings.positive("truncate_dim"),
             ),
         ),
-        similarity=_similarity(settings),
+        similarity=read_similarity(settings),
         **_matryoshka(path, config, settings),
         max_seq_length=read_max_seq_length(transformer),
         lower_case=transformer.get("do_lower_case", bool, False),
@@ -133,11 +149,11 @@ def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
 
 def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
     """A transformer without `modules.json`: read as sentence-transformers reads it (mean, not normalised)."""
-    config = _body_config(path, root=path)
+    config = read_body_config(path, root=path)
     architectures = config.get("architectures") or [""]
     causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
     mode: PoolingMode = "lasttoken" if causal else "mean"
-    prompts, prompt = _prompts(settings)
+    prompts, prompt = read_prompts(settings)
     return ModelFolder(
         path=path,
         body=path,
@@ -145,7 +161,7 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
         heads=(
             DenseSpec(pooling=(mode,), modules=(), normalize=False, truncate_dim=settings.positive("truncate_dim")),
         ),
-        similarity=_similarity(settings),
+        similarity=read_similarity(settings),
         **_matryoshka(path, config, settings),
         prompts=prompts,
         default_prompt=prompt,
@@ -155,7 +171,7 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
 
 def _gives_labels(path: Path, task: Task) -> bool:
     """Whether a transformer without `modules.json` is to be read as a model that gives labels."""
-    config = _body_config(path, root=path)
+    config = read_body_config(path, root=path)
     asked = task == "score" and classifier_folder.class_name(config).endswith("ForCausalLM")
     return asked or (task != "embed" and classifier_folder.classifier(config) is not None)
 
@@ -168,22 +184,24 @@ def _label_folder(
     if names not in (["Transformer"], ["Transformer", "LogitScore"]):
         raise ConfigError(f"modules.json: {' -> '.join(names) or 'nothing'} is not a cross-encoder that is known")
     body = chain[0][1]
-    config = _body_config(body, root=path)
-    transformer = _transformer_settings(body, root=path)
-    prompts, prompt = _prompts(settings)
+    config = read_body_config(body, root=path)
+    transformer = read_transformer_settings(body, root=path)
+    prompts, prompt = read_prompts(settings)
     kind = classifier_folder.classifier(config)
-    if len(chain) > 1:
-        score = _required(chain[1][1] / "config.json", root=path)
-        labelling = classifier_folder.read_logit_score(
-            config, settings, transformer, score, instruction=prompt, score_template=score_template
-        )
+    asks = len(chain) > 1
+    template = (
+        pair_template(transformer, chat_template(body, root=path), instruction=(prompt or None) if asks else None)
+        if score_template is None
+        else PairTemplate(text=score_template, instruction=prompt or classifier_folder.INSTRUCTION)
+    )
+    if asks:
+        score = required(chain[1][1] / "config.json", root=path)
+        labelling = classifier_folder.read_logit_score(config, settings, transformer, score, pair_template=template)
         prompt = ""  # it is the instruction
     elif kind is not None:
-        labelling = classifier_folder.read_classifier(
-            kind, config, settings, transformer, score_template=score_template
-        )
+        labelling = classifier_folder.read_classifier(kind, config, settings, pair_template=template)
     elif classifier_folder.class_name(config).endswith("ForCausalLM"):
-        labelling = classifier_folder.asked_language_model(score_template=score_template)
+        labelling = classifier_folder.asked_language_model(template)
     else:
         name = classifier_folder.class_name(config) or "no class"
         raise ConfigError(f"config.json: architectures names {name}, which has no head that gives labels")
@@ -197,14 +215,6 @@ def _label_folder(
         prompts=prompts,
         default_prompt=prompt,
     )
-
-
-def _similarity(settings: JsonFile) -> Similarity | None:
-    name = settings.get("similarity_fn_name", str, None)
-    if name is not None and name not in get_args(Similarity):
-        known = ", ".join(get_args(Similarity))
-        raise ConfigError(f"{settings.name}: similarity_fn_name={name!r} is not known, only {known}")
-    return cast("Similarity | None", name)
 
 
 def _matryoshka(path: Path, config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
@@ -222,38 +232,18 @@ def _matryoshka(path: Path, config: Mapping[str, Any], settings: JsonFile) -> di
     return {"matryoshka": said, "dimensions": tuple(sorted(dimensions))}
 
 
-def _chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:
-    """The modules in order: the last part of each one's type, and its folder. Dropout does nothing here."""
-    chain = []
-    for place, entry in enumerate(modules.content):
-        module = JsonFile(f"{modules.name}[{place}]", entry)
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{module.name}: must be an object")
-        kind, folder = module.get("type", str, None), module.get("path", str, "")
-        if kind is None:
-            raise ConfigError(f"{module.name}: type is missing")
-        if not (path / folder).resolve().is_relative_to(path.resolve()):
-            raise ConfigError(f"{module.name}: path={folder!r} leads out of the model folder")
-        name = kind.rpartition(".")[2]
-        if not kind.startswith(("sentence_transformers.", "pylate.")):
-            raise ConfigError(f"{module.name}: module {kind} is the folder's own code, which is never run")
-        if name != "Dropout":
-            chain.append((name, path / folder))
-    return chain
-
-
 def _head(chain: list[tuple[str, Path]], *, root: Path) -> tuple[tuple[HeadModule, ...], bool]:
     """What follows the pooling, and whether the chain ends by normalising (left to postprocess)."""
     head: list[HeadModule] = []
     for name, folder in chain:
         if name == "Normalize":
             settings = JsonFile.read(folder / "config.json", root=root) or JsonFile.empty()
-            _refuse_token_level(settings)
+            expect_level(settings, "sentence_embedding")
             head.append(Normalize())
         elif name == "Dense":
-            head.append(_dense(folder, root=root))
+            head.append(read_dense(folder, root=root))
         elif name == "LayerNorm":
-            file = _required(folder / "config.json", root=root)
+            file = required(folder / "config.json", root=root)
             head.append(LayerNorm(folder=folder, dimension=file.size("dimension")))
         else:
             raise ConfigError(f"modules.json: module {name} is not supported after the pooling")
@@ -262,29 +252,6 @@ def _head(chain: list[tuple[str, Path]], *, root: Path) -> tuple[tuple[HeadModul
         head.pop()
         normalize = True
     return tuple(head), normalize
-
-
-def _dense(folder: Path, *, root: Path) -> Dense:
-    file = _required(folder / "config.json", root=root)
-    _refuse_token_level(file)
-    activation = file.get("activation_function", str, "torch.nn.modules.activation.Tanh")
-    if not activation.startswith("torch.nn.modules."):
-        raise ConfigError(f"{file.name}: activation_function={activation!r} is not one of torch.nn")
-    return Dense(
-        folder=folder,
-        in_features=file.size("in_features"),
-        out_features=file.size("out_features"),
-        bias=file.get("bias", bool, True),
-        activation=activation.rpartition(".")[2],
-        residual=file.get("use_residual", bool, False),
-    )
-
-
-def _refuse_token_level(file: JsonFile) -> None:
-    for field in ("module_input_name", "module_output_name"):
-        value = file.get(field, str, None) or "sentence_embedding"
-        if value != "sentence_embedding":
-            raise ConfigError(f"{file.name}: {field}={value!r} is not supported, only sentence_embedding")
 
 
 def _pooling_modes(file: JsonFile) -> tuple[PoolingMode, ...]:
@@ -304,38 +271,3 @@ def _pooling_modes(file: JsonFile) -> tuple[PoolingMode, ...]:
             raise ConfigError(f"{file.name}: pooling_mode={name!r} is not known, only {', '.join(_POOLING_MODES)}")
         modes.append(name)
     return tuple(modes)
-
-
-def _prompts(settings: JsonFile) -> tuple[Mapping[str, str], str]:
-    """All prompts by name, and the one that goes before every text."""
-    prompts = settings.get("prompts", dict, {})
-    for name, text in prompts.items():
-        if text is not None and not isinstance(text, str):
-            raise ConfigError(f"{settings.name}: prompts[{name!r}] must be a text")
-    prompts = {name: text or "" for name, text in prompts.items()}
-    default = settings.get("default_prompt_name", str, None)
-    if default is not None and default not in prompts:
-        raise ConfigError(f"{settings.name}: default_prompt_name={default!r} is not among the prompts")
-    return prompts, prompts[default] if default is not None else ""
-
-
-def _body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
-    """The transformer's config. That its weights are there is checked here too, before anything is built."""
-    config = _required(body / "config.json", root=root)
-    if not any((body / name).is_file() for name in _WEIGHT_FILES):
-        raise ConfigError(f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index)")
-    content: Mapping[str, Any] = config.content
-    return content
-
-
-def _transformer_settings(body: Path, *, root: Path) -> JsonFile:
-    for name in _TRANSFORMER_FILES:
-        if (file := JsonFile.read(body / name, root=root)) is not None:
-            return file
-    return JsonFile.empty()
-
-
-def _required(path: Path, *, root: Path) -> JsonFile:
-    if (file := JsonFile.read(path, root=root)) is None:
-        raise ConfigError(f"{root}: no {path.relative_to(root)}, so this is not a complete model folder")
-    return file

@@ -35,11 +35,7 @@ class InputLimits:
         """
         if not ids:
             raise InvalidInput("The input has no tokens; it must have at least one.", param="input")
-        self.check_known(ids)
-
-    def check_known(self, ids: Sequence[int]) -> None:
-        """Raises `InvalidInput` for a token that the model does not know."""
-        if ids and ((lowest := min(ids)) < 0 or max(ids) >= self.vocabulary):
+        if (lowest := min(ids)) < 0 or max(ids) >= self.vocabulary:
             wrong = lowest if lowest < 0 else max(ids)
             raise InvalidInput(f"Token id {wrong} is out of vocabulary", param="input")
 

@@ -23,10 +23,22 @@ from staged_pool.runtime.models.folder import read_folder
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, TokenLabelsHead
+from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
+from staged_pool.runtime.models.heads.sparse import TokenWeightsHead, build_splade
 from staged_pool.runtime.models.resolver import resolve
-from staged_pool.runtime.models.specs import DenseSpec, LabelsSpec, LogitScoreSpec, ModelFolder, TokenLabelsSpec
+from staged_pool.runtime.models.roles import resolve_roles, with_written_markers
+from staged_pool.runtime.models.specs import (
+    DenseSpec,
+    LabelsSpec,
+    LogitScoreSpec,
+    ModelFolder,
+    MultiVectorSpec,
+    SpladeSpec,
+    TokenLabelsSpec,
+    TokenWeightsSpec,
+)
 from staged_pool.runtime.models.text_encoder import TextEncoder
-from staged_pool.runtime.models.threads import ThreadPlan, plan_threads
+from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.models.tokenizing import TextTokenizer
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
@@ -37,8 +49,7 @@ log = structlog.get_logger("staged_pool.models")
 def load_model(config: EngineConfig) -> TextEncoder:
     """Load the model that `config` names, and warm it up. Takes seconds, or minutes where it downloads.
 
-    Must be called in the thread that will call `forward`: torch keeps its number of threads for each thread. Where
-    other threads use the same cores, set OMP_WAIT_POLICY=PASSIVE before torch is first imported: its threads then
+    Where other threads use the same cores, set OMP_WAIT_POLICY=PASSIVE before torch is first imported: its threads then
     sleep between parallel regions instead of spinning on a core that tokenizing needs.
 
     Raises:
@@ -47,6 +58,10 @@ def load_model(config: EngineConfig) -> TextEncoder:
     started = time.monotonic()
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
+    if device.type != "cpu" and (config.forward_workers or 1) > 1:
+        raise ConfigError(
+            f"forward_workers={config.forward_workers}: a {device.type} device runs one forward at a time"
+        )
     threads = config.torch_threads or _usable_cores()
     torch.set_num_threads(threads)
 
@@ -56,6 +71,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
         offline=config.offline,
         served_name=config.served_name,
         own_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
     )
     folder = read_folder(
         resolved.folder, task=config.task, score_template=config.score_template, allow_pickle=config.allow_pickle
@@ -65,14 +81,15 @@ def load_model(config: EngineConfig) -> TextEncoder:
         log.info("model.assumed", model=resolved.name, note=note)
 
     source = load_tokenizer(folder, own_code=config.trust_remote_code)
+    folder = with_written_markers(folder, source.backend)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=config.trust_remote_code)
     body = Body(loaded.base)
-    heads = _heads(folder, loaded, body, source.backend)
+    check_vocabulary(source.backend, body.vocabulary)
+    max_tokens = _max_tokens(folder, source.max_tokens, body)
+    heads = _heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
     del loaded  # what a head does not need of its own is given back
     dense = heads.get(Output.DENSE)
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
-    check_vocabulary(source.backend, body.vocabulary)
-    max_tokens = _max_tokens(folder, source.max_tokens, body)
     tokenizer = TextTokenizer(
         source.backend,
         max_tokens=max_tokens,
@@ -83,6 +100,13 @@ def load_model(config: EngineConfig) -> TextEncoder:
         chat_template=source.chat_template,
         special_tokens=source.special_tokens,
         pair_template=folder.pair_template,
+        roles=resolve_roles(
+            folder.roles,
+            source.backend,
+            special_tokens=source.special_tokens,
+            vocabulary=body.vocabulary,
+            max_tokens=max_tokens,
+        ),
     )
     if folder.scoring == "cross-encoder":
         tokenizer.require_pairs()
@@ -119,6 +143,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
             splits_long_inputs=config.split_long_inputs and Output.DENSE in heads,
             attention=body.layout,
             torch_threads=threads,
+            forward_workers=config.forward_workers or 1,
             load_s=0.0,
         ),
         tokenizer=tokenizer,
@@ -127,10 +152,13 @@ def load_model(config: EngineConfig) -> TextEncoder:
         plan=ThreadPlan(threads, alone_tokens=0),
     )
     long = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
-    _warm_up(encoder, long[: config.max_batch_tokens])
+    _warm_up(encoder, long[: config.batch_tokens(device.type)])
     if device.type == "cpu":
-        encoder = replace(encoder, plan=plan_threads(threads, partial(_run, encoder), long))
-        log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens)
+        run = partial(_run, encoder)
+        encoder = replace(encoder, plan=plan_threads(threads, run, long))
+        workers = config.forward_workers or plan_workers(threads, run, long)
+        encoder = replace(encoder, card=replace(encoder.card, forward_workers=workers))
+        log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens, forward_workers=workers)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     _say(encoder.card)
     return encoder
@@ -156,13 +184,16 @@ def _say(card: ModelCard) -> None:
     )
 
 
-def _heads(folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer) -> dict[Output, Head]:
+def _heads(
+    folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer, *, max_tokens: int
+) -> dict[Output, Head]:
     """What the folder says is on top of its transformer, by what it gives. Before the body is changed in any way."""
+    device = body.model.device
     heads: dict[Output, Head] = {}
     for spec in folder.heads:
         match spec:
             case DenseSpec():
-                heads[Output.DENSE] = DenseHead(spec, body.width, body.model.device)
+                heads[Output.DENSE] = DenseHead(spec, body.width, device)
             case LabelsSpec():
                 heads[Output.LABELS] = LabelsHead(loaded.whole, body, len(folder.labels))
             case TokenLabelsSpec():
@@ -172,6 +203,14 @@ def _heads(folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer
                 if true is None:
                     raise ConfigError("the answer that means yes is missing")
                 heads[Output.LABELS] = LogitScoreHead(loaded.whole, body, true, false)
+            case SpladeSpec():
+                heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
+            case TokenWeightsSpec():
+                heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
+            case MultiVectorSpec():
+                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device)
+    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads:
+        heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
     return heads
 
 

@@ -8,8 +8,8 @@ ids(P) is a beginning of ids(P + S), step by step:
 - Added tokens are matched leftmost and longest. None may have a content that can lie across that blank: it holds no
   whitespace, or (where normalizing keeps the blank's neighbours, see below) only runs of two and more. So every match
   that begins in P ends in P, and the same ones are found in P alone. What they look at beside themselves
-  (`single_word`, `lstrip`, `rstrip`) is the blank, which like the end of a text is no part of a word; and the
-  whitespace that a token takes with it is not P's, which ends with something else.
+  (`single_word`, `lstrip`) is the blank, which like the end of a text is no part of a word; and the whitespace that a
+  token of S takes with it is not P's, which ends with something else. None may take the blank behind it (`rstrip`).
 - The normalizers allowed turn characters into characters one by one, or are Unicode's normal forms, for which a blank
   is a boundary: it composes with nothing before it, and marks are not reordered across it. So N(P + S) is N(P) + N(S),
   and N(S) begins with a blank.
@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-_CUT: Final = re.compile(r"(?<=\S) (?=\S)")
+CUT: Final = re.compile(r"(?<=\S) (?=\S)")
 """Python's whitespace holds all of Unicode's White_Space, which is what tokenizers know as whitespace."""
 
 _CHARACTERS_PER_TOKEN: Final = 8
@@ -46,7 +46,7 @@ _SPLIT_FURTHER: Final = _SPLIT_AT_WHITESPACE | {"ByteLevel", "Digits", "Punctuat
 _PER_CHARACTER: Final = frozenset({"BertNormalizer", "Lowercase", "StripAccents", "NFC", "NFD", "NFKC", "NFKD"})
 _KEEP_NEIGHBOURS: Final = frozenset({"NFC", "Lowercase"})
 
-_EXPRESSIONS: Final = frozenset(
+EXPRESSIONS: Final = frozenset(
     {
         # Llama 3
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -95,6 +95,8 @@ def encode_beginnings(
 
 def can_cut(tokenizer: Tokenizer) -> bool:
     """Whether the ids of a beginning, cut as above, are a beginning of the ids."""
+    if any(token.rstrip for token in tokenizer.get_added_tokens_decoder().values()):
+        return False
     normalizers = _steps(tokenizer.normalizer, "normalizers")
     pre_tokenizers = _steps(tokenizer.pre_tokenizer, "pretokenizers")
     if normalizers is None or not pre_tokenizers:
@@ -109,10 +111,10 @@ def can_cut(tokenizer: Tokenizer) -> bool:
 
 
 def _beginning(text: str, size: int) -> str:
-    """The text up to a place where it may be cut, some time after `size` characters; all of it if there is none."""
+    """The text up to the first place behind `size` characters where it may be cut; all of it if there is none."""
     if len(text) <= size:
         return text
-    found = _CUT.search(text, size, _GROWTH * size)
+    found = CUT.search(text, size)
     return text if found is None else text[: found.start()]
 
 
@@ -138,7 +140,7 @@ def _has_known_expression(step: dict[str, Any]) -> bool:
         return bool(step.get("use_regex", True))
     return (
         step["type"] == "Split"
-        and step["pattern"].get("Regex") in _EXPRESSIONS
+        and step["pattern"].get("Regex") in EXPRESSIONS
         and step["behavior"] == "Isolated"
         and not step["invert"]
     )

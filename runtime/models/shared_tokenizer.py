@@ -56,7 +56,7 @@ class SharedTokenizer:
             offsets: Whether `offsets` and `word_ids` are needed, which cost a little.
         """
         call = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
-        if wanted is None or not self._can_cut:
+        if wanted is None or not self._can_cut or not any(wanted):
             encodings: list[Encoding] = call(list(texts), add_special_tokens=False)
             return encodings
         return encode_beginnings(partial(call, add_special_tokens=False), texts, wanted)

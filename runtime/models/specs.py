@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from staged_pool.runtime.model import Activation, Scoring, Similarity
+from staged_pool.runtime.model import Activation, Role, Scoring, Similarity
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+SpladePooling: TypeAlias = Literal["max", "sum"]
+SpladeActivation: TypeAlias = Literal["relu", "log1p_relu"]
 
 Architecture: TypeAlias = Literal[
     "encoder", "sequence classifier", "token classifier", "masked language model", "causal language model"
@@ -44,7 +47,19 @@ class Normalize:
     """Vectors are brought to length 1 here, and more modules follow."""
 
 
-HeadModule: TypeAlias = Dense | LayerNorm | Normalize
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """A linear layer whose tensors lie in a file by themselves, or among those of the transformer."""
+
+    files: tuple[Path, ...]
+    """The first of these that there is: safetensors, or what torch has pickled."""
+    weight: str
+    """Name of the tensor [out, in] in the file."""
+    bias: str | None
+    """Name of the tensor [out]. None: there is none."""
+
+
+HeadModule: TypeAlias = Dense | LayerNorm | Normalize | Projection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +76,34 @@ class DenseSpec:
     """Whether the tokens of a prompt count in the pooling."""
     truncate_dim: int | None = None
     """Keep the first so many values of each vector. None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpladeSpec:
+    """Weights for the whole vocabulary, from the logits of a masked language model."""
+
+    pooling: SpladePooling = "max"
+    """Over the tokens of an input."""
+    activation: SpladeActivation = "relu"
+    """`relu`: log(1 + relu(x)). `log1p_relu`: log(1 + log(1 + relu(x)))."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWeightsSpec:
+    """Weights for the tokens that an input has, as BGE-M3 gives them."""
+
+    projection: Projection
+    """To one value."""
+    left_out: tuple[str, ...]
+    """Tokens that have no weight, in the tokenizer's own spelling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiVectorSpec:
+    """One vector for each token."""
+
+    modules: tuple[HeadModule, ...] = ()
+    """What every token vector goes through, without the normalisation at the very end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +126,31 @@ class LogitScoreSpec:
     """The one that says no, whose logit is subtracted. None: nothing is subtracted."""
 
 
-HeadSpec: TypeAlias = DenseSpec | LabelsSpec | TokenLabelsSpec | LogitScoreSpec
+HeadSpec: TypeAlias = (
+    DenseSpec | SpladeSpec | TokenWeightsSpec | MultiVectorSpec | LabelsSpec | TokenLabelsSpec | LogitScoreSpec
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSettings:
+    """What the folder says is done to a query, or to a document, for late interaction."""
+
+    marker: str = ""
+    """Goes before the text, behind the tokens that the tokenizer puts first."""
+    max_tokens: int | None = None
+    """Longest input, special tokens and marker included. None: what the model takes."""
+    always_cut: bool = False
+    """Whether longer inputs are cut without being asked: the model knows no others."""
+    expand_to: int = 0
+    """Fill shorter inputs up to so many tokens. 0: do not."""
+    expansion: str | None = None
+    """The token that they are filled up with. None: the tokenizer's mask token, else its last token of a text."""
+    attend_to_expansion: bool = False
+    """Whether tokens attend to those that were filled in."""
+    skipped: tuple[str, ...] = ()
+    """Tokens whose vectors are left out."""
+    skipped_first: str | None = None
+    """A token whose vector is left out where it stands first, such as `<s>`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +220,9 @@ class ModelFolder:
 
     default_prompt: str = ""
     """The prompt that the folder puts before every text; empty for most models."""
+
+    roles: Mapping[Role, RoleSettings] = field(default_factory=dict)
+    """How queries and documents are read; empty where they are read alike."""
 
     notes: tuple[str, ...] = ()
     """What the reader had to assume, for the log."""

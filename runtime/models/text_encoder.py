@@ -16,7 +16,7 @@ from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing import TextTokenizer
-from staged_pool.runtime.requests import Output
+from staged_pool.runtime.requests import Chat, Output
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared
 
@@ -28,8 +28,7 @@ _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memor
 class TextEncoder:
     """A transformer and its heads, behind `runtime.model.Model`.
 
-    The tokenizer's methods may run in several threads at once. `forward` belongs to one thread: the one that
-    loaded the model, because the number of torch's threads is set for that one.
+    Every method may run in several threads at once; `forward` in `card.forward_workers` of them.
     """
 
     card: ModelCard
@@ -47,17 +46,18 @@ class TextEncoder:
     ) -> Sequence[Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput]:
         return self.tokenizer.preprocess(inputs)
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
-        return self.tokenizer.tokenize(text, add_special_tokens=add_special_tokens)
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        return self.tokenizer.tokenize(source, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self.tokenizer.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
-    def forward(self, payloads: Sequence[TokenSequence]) -> Sequence[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
         """Run one batch: one copy to the device, one copy of each output back.
 
         Args:
             payloads: At least one, all for the same outputs.
+            at_once: Forwards that share torch's threads.
 
         Returns:
             For each payload its row, or `ModelFailed` for a row that is not finite.
@@ -66,7 +66,7 @@ class TextEncoder:
             OutOfMemory: The device has no room for this batch.
             DeviceLost: The device can no longer be trusted.
         """
-        self.plan.use(sum(len(payload.ids) for payload in payloads))
+        self.plan.use(sum(len(payload.ids) for payload in payloads), at_once)
         return self.compute(payloads)
 
     def compute(self, payloads: Sequence[TokenSequence]) -> Sequence[Row | ModelFailed]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from staged_pool.runtime.model import ModelInput, Span, TokenIds, TokenSequence
+from staged_pool.runtime.model import ModelInput, Role, Span, TokenIds, TokenSequence
 from staged_pool.runtime.models.limits import InputLimits, check_text, own_limit, token_limit
+from staged_pool.runtime.models.roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.shared_tokenizer import Encoding, SharedTokenizer, shared_beginning
 from staged_pool.runtime.models.special_tokens import SpecialTokens
 from staged_pool.runtime.models.templates import ChatTemplate
@@ -24,7 +25,7 @@ _NONE: Final = SpecialTokens([], [])
 Outcome: TypeAlias = "Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Reading:
     """One input on its way."""
 
@@ -32,7 +33,10 @@ class _Reading:
     text: TextInput
     special: SpecialTokens
     """What goes around it."""
+    role: RoleSpec
     limit: int | None
+    longest: int
+    """What it may have uncut."""
     written: str = ""
     """The text that is tokenized, its prompt included."""
     prompt: TokenIds | None = None
@@ -51,6 +55,7 @@ class TextReader:
         limits: The model's.
         pools_prompt: Whether pooling counts the tokens of a prompt. False marks them in each sequence.
         chat_template: What makes one text of a conversation. None: nothing does.
+        roles: How queries and documents are read, where that differs; a text without a role is a document.
     """
 
     def __init__(
@@ -61,9 +66,14 @@ class TextReader:
         *,
         pools_prompt: bool,
         chat_template: ChatTemplate | None,
+        roles: Mapping[Role, RoleSpec],
     ) -> None:
         self._shared = shared
         self._special = special
+        self._roles = {role: roles.get(role, PLAIN) for role in ROLES}
+        self._marked = {
+            role: SpecialTokens([*special.prefix, *spec.marker], special.suffix) for role, spec in self._roles.items()
+        }
         self._limits = limits
         self._pools_prompt = pools_prompt
         self._chat_template = chat_template
@@ -78,19 +88,28 @@ class TextReader:
 
     def _begin(self, given: ModelInput, text: TextInput) -> _Reading | InvalidInput:
         source = text.source
+        name: Role = given.role or "document"
+        role = self._roles[name]
         try:
-            limit = token_limit(text.max_tokens, self._limits.max_tokens)
-            own_limit(text.max_own_tokens)
+            asked = token_limit(text.max_tokens, self._limits.max_tokens)
+            limit, longest = role.limit(asked, self._limits.max_tokens)
+            if text.max_own_tokens is not None:
+                own_limit(text.max_own_tokens)
             if isinstance(source, tuple):
-                return _Reading(given, text, _NONE, limit, bare=list(source))
-            written = given.prompt + source if isinstance(source, str) else self._chat(source, given.prompt)
+                return _Reading(given, text, _NONE, role, limit, longest, bare=list(source))
+            written = given.prompt + source if isinstance(source, str) else self.write_chat(source, given.prompt)
             check_text(written)
         except InvalidInput as error:
             return error
-        return _Reading(given, text, self._special if text.add_special_tokens else _NONE, limit, written)
+        special = self._marked[name] if text.add_special_tokens else _NONE
+        return _Reading(given, text, special, role, limit, longest, written)
 
-    def _chat(self, chat: Chat, prompt: str) -> str:
-        """A conversation as one text. A prompt becomes a system message before it, as in sentence-transformers."""
+    def write_chat(self, chat: Chat, prompt: str = "") -> str:
+        """A conversation as one text. A prompt becomes a system message before it, as in sentence-transformers.
+
+        Raises:
+            InvalidInput: There is no chat template, or it does not take this conversation.
+        """
         if self._chat_template is None:
             raise InvalidInput("The model's tokenizer has no chat template, so it takes no messages.", param="messages")
         return self._chat_template.chat(chat, prompt)
@@ -98,15 +117,17 @@ class TextReader:
     def _encode(self, readings: Sequence[_Reading]) -> None:
         self._encode_prompts(readings)
         written = [reading for reading in readings if reading.bare is None]
-        for spans in (False, True):
-            some = [reading for reading in written if (Output.TOKEN_LABELS in reading.given.outputs) is spans]
-            if some:
-                encodings = self._shared.encode(
-                    [reading.written for reading in some], [_wanted(reading) for reading in some], offsets=spans
-                )
-                for reading, encoding in zip(some, encodings, strict=True):
-                    reading.bare = encoding.ids
-                    reading.encoding = encoding if spans else None
+        with_spans = [reading for reading in written if Output.TOKEN_LABELS in reading.given.outputs]
+        others = [reading for reading in written if Output.TOKEN_LABELS not in reading.given.outputs]
+        for reading, encoding in zip(others, self._encodings(others), strict=True):
+            reading.bare = encoding.ids
+        for reading, encoding in zip(with_spans, self._encodings(with_spans, offsets=True), strict=True):
+            reading.bare = encoding.ids
+            reading.encoding = encoding
+
+    def _encodings(self, readings: Sequence[_Reading], *, offsets: bool = False) -> list[Encoding]:
+        texts = [reading.written for reading in readings]
+        return self._shared.encode(texts, [_wanted(reading) for reading in readings], offsets=offsets)
 
     def _encode_prompts(self, readings: Sequence[_Reading]) -> None:
         some = [
@@ -129,28 +150,30 @@ class TextReader:
         bare = reading.bare if reading.bare is not None else []
         if text.max_own_tokens is not None:
             bare = bare[: shared_beginning(bare, reading.prompt) + text.max_own_tokens]
-        tokens = len(bare) + len(special)
+        around = len(special)
+        tokens = len(bare) + around
         start, end = 0, len(bare)
         try:
             if limit is not None and tokens > limit:
-                room = max(limit - len(special), 0)
+                room = max(limit - around, 0)
                 start, end = (0, room) if text.truncate_side == "right" else (end - room, end)
-            elif tokens > self._limits.max_tokens:
+            elif tokens > reading.longest:
                 if reading.given.may_split and limit is None:
                     return tuple(self._split(reading, bare))
-                self._limits.check_length(tokens)
+                replace(self._limits, max_tokens=reading.longest).check_length(tokens)
             # A limit below the special tokens leaves no text at all, and not even all of them.
             ids = [*special.prefix, *bare[start:end], *special.suffix][:limit]
             self._limits.check_ids(ids)
         except InvalidInput as error:
             return error
-        sequence = TokenSequence(
+        sequence = reading.role.sequence(
             ids,
             reading.given.outputs,
-            prompt_tokens=self._prompt_tokens(reading, cut=start),
+            expand=special is not _NONE,
+            prompt_tokens=0 if self._pools_prompt else self._prompt_tokens(reading, cut=start),
             spans=None if reading.encoding is None else _spans(reading, start, end),
         )
-        return Prepared(sequence, cost=len(ids), batch_key=reading.given.outputs)
+        return Prepared(sequence, cost=len(sequence.ids), batch_key=reading.given.outputs)
 
     def _split(self, reading: _Reading, bare: TokenIds) -> Iterator[Prepared[TokenSequence]]:
         """Parts that each are as long as the model takes: of the tokens behind the prompt's, which stand in each."""
@@ -190,12 +213,12 @@ class TextReader:
 
 def _wanted(reading: _Reading) -> int | None:
     """How many leading tokens of a text have to be known; None for all."""
-    wanted = []
-    if reading.limit is not None and reading.text.truncate_side == "right":
-        wanted.append(reading.limit + 1)
-    if reading.text.max_own_tokens is not None:
-        wanted.append(len(reading.prompt or ()) + reading.text.max_own_tokens)
-    return min(wanted, default=None)
+    own = reading.text.max_own_tokens
+    limit = reading.limit if reading.text.truncate_side == "right" else None
+    if own is None:
+        return None if limit is None else limit + 1
+    own += len(reading.prompt or ())
+    return own if limit is None else min(own, limit + 1)
 
 
 def _spans(reading: _Reading, start: int, end: int) -> tuple[Span, ...] | None:

@@ -1,10 +1,16 @@
-"""How many threads a forward is worth: waking a sleeping thread at every layer costs more than a small batch gains."""
+"""How many threads a forward is worth, and how many forwards at once the threads are.
+
+Threads that share a forward meet at every layer: each waits there for the slowest, and a sleeping one has to be woken.
+A small batch loses more by that than it gains, and where other threads use the same cores a large one does too.
+Forwards beside each other never wait for each other.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +26,20 @@ _TRIES: Final = 5
 _WORTH_IT: Final = 1.1
 """More threads must be quicker by this factor: they take cores from tokenizing."""
 
+_WORKERS: Final = (1, 2, 4)
+"""Forwards at once that are tried. With more, each batch takes so long that requests wait for it."""
+
+_WORKER_TEXTS: Final = 8
+"""Texts of the batches that forwards at once are tried with."""
+
+_WORKER_TEXT_TOKENS: Final = 64
+
+_WORKER_TRIES: Final = 3
+
+_WORTH_ONE: Final = 1.05
+"""One forward at a time must get so much more done: whatever interrupts one of its threads holds up all of them, and
+how often that will happen is not seen at load."""
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
@@ -29,10 +49,15 @@ class ThreadPlan:
     alone_tokens: int
     """Batches of up to so many tokens run on one thread."""
 
-    def use(self, tokens: int) -> None:
-        """Set the calling thread's number of torch threads for a batch of so many tokens."""
-        if self.threads > 1:
-            torch.set_num_threads(1 if tokens <= self.alone_tokens else self.threads)
+    def use(self, tokens: int, at_once: int = 1) -> None:
+        """Set the calling thread's number of torch threads.
+
+        Args:
+            tokens: Of the batch that it will run.
+            at_once: Batches that share the threads.
+        """
+        # Also where there is but one: a thread that was never told begins with as many as there are cores.
+        torch.set_num_threads(1 if tokens <= self.alone_tokens else max(1, self.threads // at_once))
 
 
 def plan_threads(threads: int, forward: Callable[[Sequence[TokenIds]], object], text: TokenIds) -> ThreadPlan:
@@ -56,6 +81,52 @@ def plan_threads(threads: int, forward: Callable[[Sequence[TokenIds]], object], 
             alone_tokens = size
     torch.set_num_threads(threads)
     return ThreadPlan(threads, alone_tokens)
+
+
+def plan_workers(threads: int, forward: Callable[[Sequence[TokenIds]], object], text: TokenIds) -> int:
+    """Find out, by running the same batches in different ways, how many forwards at once get most done.
+
+    The quickest of a few tries counts, as for `plan_threads`.
+
+    Args:
+        threads: What the forwards share.
+        forward: Runs a batch on as many threads as are set for the thread that calls it.
+        text: Token ids to make batches of.
+    """
+    batch = [text[:_WORKER_TEXT_TOKENS]] * _WORKER_TEXTS
+    choices = [workers for workers in _WORKERS if workers <= threads]
+    if len(choices) < 2:
+        return 1
+    quickest = dict.fromkeys(choices, math.inf)
+    for _ in range(_WORKER_TRIES):
+        for workers in choices:
+            seconds = _seconds_at_once(forward, batch, workers, threads // workers, batches=choices[-1])
+            quickest[workers] = min(quickest[workers], seconds)
+    best = min(choices[1:], key=lambda workers: quickest[workers])
+    return 1 if quickest[best] > _WORTH_ONE * quickest[1] else best
+
+
+def _seconds_at_once(
+    forward: Callable[[Sequence[TokenIds]], object],
+    batch: Sequence[TokenIds],
+    workers: int,
+    threads: int,
+    *,
+    batches: int,
+) -> float:
+    """How long so many batches take, in so many workers of so many torch threads each."""
+
+    def work(_: int) -> tuple[float, float]:
+        torch.set_num_threads(threads)
+        forward(batch)  # what a thread needs once is not counted
+        started = time.perf_counter()
+        for _ in range(batches // workers):
+            forward(batch)
+        return started, time.perf_counter()
+
+    with ThreadPoolExecutor(workers) as pool:
+        times = list(pool.map(work, range(workers)))
+    return max(ended for _, ended in times) - min(started for started, _ in times)
 
 
 def _seconds(forward: Callable[[Sequence[TokenIds]], object], batch: Sequence[TokenIds]) -> float:

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
-from staged_pool.runtime.model import ModelInput, Tokens, TokenSequence
+from staged_pool.runtime.model import ModelInput, Role, Tokens, TokenSequence
 from staged_pool.runtime.models.limits import InputLimits, check_text
 from staged_pool.runtime.models.pair_templates import TemplateReader
 from staged_pool.runtime.models.pairs import PairReader
+from staged_pool.runtime.models.roles import RoleSpec
 from staged_pool.runtime.models.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.special_tokens import find_pair_special_tokens, find_special_tokens
 from staged_pool.runtime.models.specs import PairTemplate
 from staged_pool.runtime.models.templates import ChatTemplate
 from staged_pool.runtime.models.texts import TextReader
-from staged_pool.runtime.requests import PairInput
+from staged_pool.runtime.requests import Chat, PairInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -33,6 +34,7 @@ class TextTokenizer:
         chat_template: Jinja that makes one text of a conversation. None: the model takes no conversations.
         special_tokens: What templates are told of the special tokens: the text of each by its name.
         pair_template: What makes one text of a pair. None: the tokenizer's special tokens do.
+        roles: How queries and documents are read, where that differs; a text without a role is a document.
 
     Raises:
         ConfigError: The special tokens are not a fixed beginning and end, or leave the text no room; or the pair
@@ -51,6 +53,7 @@ class TextTokenizer:
         chat_template: str | None = None,
         special_tokens: Mapping[str, object] | None = None,
         pair_template: PairTemplate | None = None,
+        roles: Mapping[Role, RoleSpec] | None = None,
     ) -> None:
         self._shared = SharedTokenizer(source, lower_case=lower_case)
         self._limits = InputLimits(max_tokens, vocabulary)
@@ -58,7 +61,9 @@ class TextTokenizer:
         if len(special) >= max_tokens:
             raise ConfigError(f"the model takes {max_tokens} tokens, which its special tokens alone fill")
         chat = None if chat_template is None else ChatTemplate(chat_template, special_tokens or {})
-        self._texts = TextReader(self._shared, special, self._limits, pools_prompt=pools_prompt, chat_template=chat)
+        self._texts = TextReader(
+            self._shared, special, self._limits, pools_prompt=pools_prompt, chat_template=chat, roles=roles or {}
+        )
         self._pairs: PairReader | TemplateReader | ConfigError
         if pair_template is not None:
             self._pairs = TemplateReader(self._shared, special, self._limits, template=pair_template, chat=chat)
@@ -94,12 +99,13 @@ class TextTokenizer:
         of_texts, of_pairs = iter(self._texts.read(texts)), iter(self._read_pairs(pairs))
         return [next(of_pairs if isinstance(given.source, PairInput) else of_texts) for given in inputs]
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
-        """Tokenize one text without prompt and without cutting it.
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        """Tokenize one text or conversation without prompt and without cutting it.
 
         Raises:
-            InvalidInput: The text is not valid Unicode.
+            InvalidInput: The text is not valid Unicode, or the model has no chat template for the conversation.
         """
+        text = source if isinstance(source, str) else self._texts.write_chat(source)
         check_text(text)
         encoding = self._shared.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return Tokens(encoding.ids, encoding.tokens)
@@ -110,7 +116,9 @@ class TextTokenizer:
         Raises:
             InvalidInput: An id is out of vocabulary.
         """
-        self._limits.check_known(ids)
+        if not ids:
+            return ""
+        self._limits.check_ids(ids)
         text: str = self._shared.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Role
+from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, Scoring, Similarity, SparseVector
 from staged_pool.runtime.requests import DENSE_ONLY, Output, Outputs, PairInput, ScoreRequest, TextInput
 from staged_pool.runtime.results import Ranked, RerankResult, ScoreResult, Usage
 from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated
@@ -17,7 +17,12 @@ from staged_pool.runtime.tasks.embed import array, normalized
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Plan
 
-_MULTI_VECTOR_ONLY: Final[Outputs] = frozenset({Output.MULTI_VECTOR})
+_OUTPUTS: Final[Mapping[Scoring, Outputs]] = {
+    "bi-encoder": DENSE_ONLY,
+    "sparse": frozenset({Output.SPARSE}),
+    "late-interaction": frozenset({Output.MULTI_VECTOR}),
+}
+"""What is compared."""
 
 
 def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
@@ -31,7 +36,7 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
         raise Unsupported(f"The model `{card.name}` cannot score pairs of texts.")
     _check(request, card)
     if card.scoring == "cross-encoder":
-        return Plan(_pairs(request), partial(_finish_pairs, request, card))
+        return Plan(_pairs(request, card), partial(_finish_pairs, request, card))
     if request.instruction is not None:
         raise InvalidInput(f"The model `{card.name}` takes no instruction.", param="instruction")
     queries = [_text(text, "query", request, card) for text in request.queries]
@@ -74,7 +79,7 @@ def _check(request: ScoreRequest, card: ModelCard) -> None:
             raise InvalidInput(message, param=name)
 
 
-def _pairs(request: ScoreRequest) -> list[ModelInput]:
+def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
     queries = request.queries if len(request.queries) > 1 else request.queries * len(request.documents)
     return [
         ModelInput(
@@ -87,6 +92,7 @@ def _pairs(request: ScoreRequest) -> list[ModelInput]:
                 instruction=request.instruction,
             ),
             LABELS_ONLY,
+            card.default_prompt,
         )
         for query, document in zip(queries, request.documents, strict=True)
     ]
@@ -97,8 +103,8 @@ def _text(text: str, role: Role, request: ScoreRequest, card: ModelCard) -> Mode
     names = ("query",) if role == "query" else ("document", "passage", "corpus")
     prompt = next((card.prompts[name] for name in names if name in card.prompts), card.default_prompt)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
-    outputs = DENSE_ONLY if card.scoring == "bi-encoder" else _MULTI_VECTOR_ONLY
-    return ModelInput(TextInput(text, request.max_tokens, max_own_tokens=own), outputs, prompt, role)
+    source = TextInput(text, request.max_tokens, max_own_tokens=own)
+    return ModelInput(source, _OUTPUTS[card.scoring or "bi-encoder"], prompt, role)
 
 
 def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
@@ -109,11 +115,12 @@ def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object]
 
 def _finish_texts(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
     queries, documents = rows[: len(request.queries)], rows[len(request.queries) :]
-    scores = (
-        _similarities(queries, documents, card)
-        if card.scoring == "bi-encoder"
-        else _late_interaction(queries, documents)
-    )
+    if card.scoring == "bi-encoder":
+        scores = _similarities(queries, documents, card)
+    elif card.scoring == "sparse":
+        scores = _sparse_similarities(queries, documents, card.similarity)
+    else:
+        scores = _late_interaction(queries, documents)
     return ScoreResult(scores=scores, usage=Usage(tokens), model=card.name)
 
 
@@ -129,6 +136,27 @@ def _similarities(queries: Sequence[object], documents: Sequence[object], card: 
         return np.asarray(products, np.float32)
     distances = np.linalg.norm(q - d, ord=2 if similarity == "euclidean" else 1, axis=1)
     return np.asarray(-distances, np.float32)
+
+
+def _sparse_similarities(
+    queries: Sequence[object], documents: Sequence[object], similarity: Similarity
+) -> NDArray[np.float32]:
+    """The dot product of each sparse vector with that of its query; for cosine over the product of their lengths."""
+    qs, ds = (
+        [cast("SparseVector", cast(Row, row).values[Output.SPARSE]) for row in rows] for rows in (queries, documents)
+    )
+    if len(qs) == 1:
+        qs *= len(ds)
+    scores = np.array([_sparse_dot(q, d) for q, d in zip(qs, ds, strict=True)], np.float32)
+    if similarity == "cosine":
+        lengths = [np.linalg.norm(q.values) * np.linalg.norm(d.values) for q, d in zip(qs, ds, strict=True)]
+        scores /= np.maximum(np.array(lengths, np.float32), 1e-12)
+    return scores
+
+
+def _sparse_dot(one: SparseVector, other: SparseVector) -> float:
+    _, ones, others = np.intersect1d(one.indices, other.indices, assume_unique=True, return_indices=True)
+    return float(one.values[ones] @ other.values[others])
 
 
 def _late_interaction(queries: Sequence[object], documents: Sequence[object]) -> NDArray[np.float32]:

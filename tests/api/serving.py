@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 import anyio.abc
@@ -19,12 +19,15 @@ import httpx
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.listener import bind
-from staged_pool.api.server import OpenEngine, Server
+from staged_pool.api.server import OpenEngines, Server
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThread
-from staged_pool.runtime.engine import Engine, open_engine, run_engine
+from staged_pool.runtime.device import DeviceThreads
+from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.opening import open_engines
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import LetterModel, until
+
+OpenEngine: TypeAlias = Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]
 
 
 def engine_on(model: LetterModel, options: StageOptions | None = None) -> OpenEngine:
@@ -32,9 +35,21 @@ def engine_on(model: LetterModel, options: StageOptions | None = None) -> OpenEn
 
     @asynccontextmanager
     async def open_(config: EngineConfig) -> AsyncIterator[Engine]:
-        async with DeviceThread("test device", watchdog_s=config.watchdog_s).running() as device:
+        async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
             async with run_engine(config, model, device=device, options=options) as engine:
                 yield engine
+
+    return open_
+
+
+def only(open_engine: OpenEngine) -> OpenEngines:
+    """For a server of a single model."""
+
+    @asynccontextmanager
+    async def open_(configs: Sequence[EngineConfig]) -> AsyncIterator[dict[str, Engine]]:
+        (config,) = configs
+        async with open_engine(config) as engine:
+            yield {engine.card.name: engine}
 
     return open_
 
@@ -46,8 +61,7 @@ class Served:
 
     @property
     def engine(self) -> Engine:
-        engine = self.server.lobby.engine
-        assert engine is not None
+        (engine,) = self.server.lobby.engines
         return engine
 
     @property
@@ -77,7 +91,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    open_engine: OpenEngine = open_engine,
+    open_engine: OpenEngine | None = None,
     *,
     engine: EngineConfig | None = None,
     listener: socket.socket | None = None,
@@ -85,7 +99,8 @@ async def serving(
 ) -> AsyncIterator[Served]:
     listener = listener or bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = Server(ServerConfig(**config), engine or EngineConfig(), open_engine=open_engine)
+    engines = open_engines if open_engine is None else only(open_engine)
+    server = Server(ServerConfig(**config), [engine or EngineConfig()], open_engines=engines)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener)
         try:

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from staged_pool.api.app import Application
 from staged_pool.api.lobby import Lobby
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.requests import Chat
 from staged_pool.stages.errors import DeviceLost
 from tests.api.serving import engine_on
 from tests.doubles import CARD, Gate, LetterModel, expected, until
@@ -198,7 +199,7 @@ async def test_a_timeout_must_be_a_number_of_seconds(timeout: str, header: str, 
 
 async def test_a_bug_is_answered_500_and_logged_with_its_traceback(logged: Logged) -> None:
     class Broken(LetterModel):
-        def tokenize(self, text: str, *, add_special_tokens: bool) -> Any:
+        def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Any:
             raise ZeroDivisionError("secret")
 
     async with served(Broken()) as client:
@@ -252,7 +253,7 @@ async def test_ready_shows_the_model() -> None:
         response = await client.get("/ready")
     assert (response.status_code, response.json()) == (
         200,
-        {"ready": True, "model": json.loads(msgspec.json.encode(CARD))},
+        {"ready": True, "models": [json.loads(msgspec.json.encode(CARD))]},
     )
 
 
@@ -289,7 +290,7 @@ async def test_the_snapshot_shows_what_is_inside() -> None:
     async with served(LetterModel(on_preprocess=gate)) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
         await gate.arrived()
-        snapshot = (await client.get("/stages")).json()
+        snapshot = (await client.get("/stages")).json()["models"]["letters"]
         gate.open()
     assert snapshot["admission"]["requests"] == 1
     assert [stage["name"] for stage in snapshot["stages"]] == ["parse", "preprocess", "batch", "postprocess"]
@@ -309,12 +310,12 @@ async def test_metrics_are_prometheus_text_and_add_up(nothing_blocks_the_event_l
         for sample in family.samples
     }
     assert samples["staged_pool_ready",] == 1
-    assert samples["staged_pool_stage_items_total", "batch"] == 2
-    assert samples["staged_pool_stage_wait_seconds_count", "batch"] > 0
-    assert samples["staged_pool_stage_wait_seconds_bucket", "+Inf", "batch"] > 0
-    assert samples["staged_pool_device_tokens_total",] == 3
-    assert samples["staged_pool_batches_total", "demand"] >= 1
-    assert samples["staged_pool_admission_inside", "requests"] == 0
+    assert samples["staged_pool_stage_items_total", "batch", "letters"] == 2
+    assert samples["staged_pool_stage_wait_seconds_count", "batch", "letters"] > 0
+    assert samples["staged_pool_stage_wait_seconds_bucket", "+Inf", "batch", "letters"] > 0
+    assert samples["staged_pool_device_tokens_total", "letters"] == 3
+    assert samples["staged_pool_batches_total", "demand", "letters"] >= 1
+    assert samples["staged_pool_admission_inside", "letters", "requests"] == 0
     assert samples["staged_pool_http_requests_total", "/v1/embeddings", "200"] == 1
     assert samples["staged_pool_http_requests_total", "/v1/embeddings", "400"] == 1
     assert samples["staged_pool_http_requests_total", "404", "other"] == 1

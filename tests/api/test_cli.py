@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from staged_pool.api.cli import _in_flag_words
+from staged_pool.api.program import in_flag_words
+from tests.models.tiny import CLASSIFIERS, build
 
 COMMAND = [sys.executable, "-c", "from staged_pool.api.cli import main; main(prog_name='staged-pool')"]
 
@@ -196,6 +197,35 @@ def test_embed_prints_one_object_a_text(from_stdin: bool, tiny_folder: Path) -> 
     ]
 
 
+@pytest.mark.parametrize("from_stdin", [False, True])
+def test_score_prints_one_object_a_document(from_stdin: bool, tiny_folder: Path) -> None:
+    documents = ["a query", "another"]
+    arguments, stdin = ([], "\n".join(documents) + "\n") if from_stdin else (documents, "")
+    done = run(
+        "score", "--model", str(tiny_folder), "--offline", "--dtype", "float32", "a query", *arguments, stdin=stdin
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr
+    assert [(row["index"], row["document"]) for row in rows] == [(0, "a query"), (1, "another")]
+    assert rows[0]["score"] == pytest.approx(1, abs=1e-5)
+    assert rows[1]["score"] < rows[0]["score"]
+
+
+def test_classify_prints_one_object_a_text(tmp_path: Path) -> None:
+    folder = build(next(iter(CLASSIFIERS)), tmp_path / "classifier")
+    done = run("classify", "--model", str(folder), "--offline", "a text", "another")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stderr
+    assert [(row["index"], row["text"]) for row in rows] == [(0, "a text"), (1, "another")]
+    assert all(isinstance(row["label"], str) and len(row["probs"]) > 1 for row in rows)
+
+
+def test_a_task_that_the_model_cannot_do_ends_with_one_line(tiny_folder: Path) -> None:
+    done = run("classify", "--model", str(tiny_folder), "--offline", "a text")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].endswith("has no labels to classify texts by.")
+
+
 def test_the_version_is_printed() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout.strip().count(".")) == (0, 2)
@@ -210,4 +240,4 @@ def test_the_version_is_printed() -> None:
     ],
 )
 def test_messages_speak_of_flags(message: str, words: str) -> None:
-    assert _in_flag_words(message) == words
+    assert in_flag_words(message) == words

@@ -20,7 +20,7 @@ from staged_pool.api.listener import bind
 from staged_pool.api.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError, DeviceLost
-from tests.api.serving import EMBED, Http2, Served, engine_on, post, read_to_end, serving, statuses
+from tests.api.serving import EMBED, Http2, Served, engine_on, only, post, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio
@@ -264,7 +264,7 @@ async def run_to_its_end(served: Server) -> None:
 
 
 async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
-    server = Server(ServerConfig(), EngineConfig(model=str(tmp_path / "nothing")))
+    server = Server(ServerConfig(), [EngineConfig(model=str(tmp_path / "nothing"))])
     with pytest.raises(ConfigError, match="nothing"):
         await run_to_its_end(server)
 
@@ -274,7 +274,7 @@ async def test_a_broken_engine_ends_the_server_with_its_reason() -> None:
         raise DeviceLost("gone")
 
     listener = bind("127.0.0.1", 0)
-    server = Server(ServerConfig(), EngineConfig(), open_engine=engine_on(LetterModel(on_forward=lose)))
+    server = Server(ServerConfig(), [EngineConfig()], open_engines=only(engine_on(LetterModel(on_forward=lose))))
     served = Served(server, listener.getsockname()[1])
 
     async def ask() -> None:
@@ -300,7 +300,7 @@ async def test_the_first_signal_drains_and_the_second_ends_the_process_at_once(
     gate = Gate()
     listener = bind("127.0.0.1", 0)
     model = LetterModel(on_preprocess=gate)
-    server = Server(ServerConfig(), EngineConfig(), owns_process=True, open_engine=engine_on(model))
+    server = Server(ServerConfig(), [EngineConfig()], owns_process=True, open_engines=only(engine_on(model)))
     served = Served(server, listener.getsockname()[1])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener)

@@ -28,6 +28,7 @@ def test_every_error_of_the_stages_has_a_row_of_its_own() -> None:
         (errors.UnknownModel("x"), 404, "NotFoundError", None),
         (errors.TooLarge("x"), 413, "RequestTooLargeError", None),
         (errors.ModelFailed("x"), 424, "ModelFailedError", None),
+        (errors.Unsupported("x"), 501, "NotImplementedError", None),
         (errors.Overloaded("x", retry_after_s=2.1), 429, "RateLimitError", b"3"),
         (errors.Overloaded("x", retry_after_s=0.001), 429, "RateLimitError", b"1"),
         (errors.EngineStopped("x", retry_after_s=4), 503, "ServiceUnavailableError", b"4"),

@@ -30,7 +30,7 @@ from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import DeviceLost, ModelFailed, StagedPoolError
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
-from tests.api.serving import engine_on
+from tests.api.serving import OpenEngine, engine_on, only
 from tests.doubles import LetterModel
 
 Scenario: TypeAlias = Literal["plain", "crash", "hang", "loading", "few files", "wide"]
@@ -70,7 +70,7 @@ class Deeds:
 class WideModel(LetterModel):
     """Its vectors are far too long."""
 
-    def forward(self, payloads: Sequence[TokenSequence]) -> list[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
         return [Row({Output.DENSE: np.zeros(WIDE, dtype=np.float32)}, payload) for payload in payloads]
 
 
@@ -79,7 +79,7 @@ async def crash(point: str) -> None:
         raise RuntimeError("a bug")
 
 
-def open_engine(scenario: Scenario, gate: Path) -> server.OpenEngine:
+def open_engine(scenario: Scenario, gate: Path) -> OpenEngine:
     deeds = Deeds(gate)
     options = StageOptions(
         restarts=RestartPolicy(first_delay_s=0.001, max_delay_s=0.01), seam=crash if scenario == "crash" else None
@@ -106,9 +106,9 @@ async def main(scenario: Scenario, listener: socket.socket, gate: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     serving = server.Server(
         ServerConfig(),
-        EngineConfig(watchdog_s=WATCHDOG_S if scenario == "hang" else 120, drain_timeout_s=10),
+        [EngineConfig(watchdog_s=WATCHDOG_S if scenario == "hang" else 120, drain_timeout_s=10)],
         owns_process=True,
-        open_engine=open_engine(scenario, gate),
+        open_engines=only(open_engine(scenario, gate)),
     )
     await serving.run(listener)
 

@@ -19,18 +19,21 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import openai
+from staged_pool.api.routes import TASKS
+from staged_pool.api.wire import classify, openai, pooling, score, tokens
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.requests import EmbedRequest
+from staged_pool.runtime.requests import Chat, EmbedRequest
 from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.work import Request
 from tests.api.serving import EMBED, Http2, post, read_answer, serving, statuses
 from tests.chaos.harness import UnderFire, eventually
 from tests.conftest import BACKENDS
-from tests.doubles import Gate, expected
+from tests.doubles import CARD, Gate, expected
 
 pytestmark = pytest.mark.anyio
 
@@ -222,7 +225,16 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=12,
 )
-FIELDS = [*sorted(openai.EmbeddingsBody.__struct_fields__), "prompt", "return_token_strs"]
+BODIES: list[type[msgspec.Struct]] = [
+    openai.EmbeddingsBody,
+    pooling.PoolingBody,
+    classify.ClassifyTokensBody,
+    score.ScoreBody,
+    score.RerankBody,
+    tokens.TokenizeBody,
+    tokens.DetokenizeBody,
+]
+FIELDS = sorted({field for body in BODIES for field in body.__struct_fields__})
 
 
 def assert_decided(body: bytes) -> None:
@@ -234,12 +246,19 @@ def assert_decided(body: bytes) -> None:
         assert all(
             isinstance(given.source, str)
             or (isinstance(given.source, tuple) and given.source and min(given.source) >= 0)
+            or (isinstance(given.source, Chat) and given.source.messages)
             for given in request.inputs
         )
         assert request.dimensions is None or request.dimensions >= 1
         assert encoding in ("float", "base64")
     with suppress(InvalidInput):
-        assert isinstance(openai.decode_tokenize(body).prompt, str)
+        source, _ = tokens.decode_tokenize(body)
+        assert isinstance(source, str) or source.messages
+    with suppress(InvalidInput):
+        assert all(token >= 0 for token in tokens.decode_detokenize(body).tokens)
+    for task in TASKS.values():
+        with suppress(InvalidInput):
+            assert isinstance(task.read(body, CARD)[0], Request)
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), VALUES, max_size=6) | VALUES)
@@ -267,7 +286,7 @@ def test_row_34_any_bytes_in_the_place_of_the_input_are_a_valid_request_or_inval
 # Images
 
 PNG = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAw1AAAMNQ"  # the head of one of 50 000 by 50 000 pixels
-IMAGES = [
+IMAGES: list[dict[str, Any]] = [
     {"input": {"image": PNG}},
     {"input": [{"type": "image_url", "image_url": {"url": PNG}}]},
     {"input": [{"type": "image_url", "image_url": {"url": "data:text/html;base64,!!!"}}]},
@@ -289,8 +308,10 @@ async def test_rows_35_to_38_an_image_is_refused_by_this_text_server_which_never
             response = await client.post("/v1/embeddings", json=body)
             assert response.status_code == 400, body
             error = response.json()["error"]
-            assert error["param"] == "input"
-            assert re.search(r"Expected `str`, got `object`|this field is required", error["message"]), error
+            assert error["param"] == next(iter(body))
+            assert re.search(
+                r"Expected `str`, got `object`|this field is required|`image_url` is not supported", error["message"]
+            ), error
             assert "base64" not in response.text
         as_text = await client.post("/v1/embeddings", json={"input": PNG})
     assert as_text.json()["data"][0]["embedding"] == expected(PNG).tolist()

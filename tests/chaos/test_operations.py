@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,9 +29,11 @@ import httpx
 import pytest
 
 from staged_pool.api.listener import bind
+from staged_pool.api.program import EXIT_CONFIG
 from staged_pool.api.server import EXIT_OVERDUE
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import DeadlineExceeded, OutOfMemory, StagedPoolError
+from staged_pool.stages.meter import BUCKETS_S
 from tests.api.serving import EMBED, post, statuses
 from tests.chaos.harness import UnderFire
 from tests.chaos.program import EXIT_FAILED, FILES, Scenario
@@ -153,7 +156,7 @@ async def test_row_50_one_input_that_the_device_has_no_memory_for_is_answered_50
 async def overdue(fire: UnderFire) -> float:
     async with fire.served.client() as client:
         text = (await client.get("/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("staged_pool_preprocess_overdue_calls ")]
+    lines = [line for line in text.splitlines() if line.startswith("staged_pool_preprocess_overdue_calls{")]
     return float(lines[0].split()[1])
 
 
@@ -248,6 +251,8 @@ async def test_row_58_everything_is_answered_after_the_event_loop_was_blocked(po
             asking.ask(f"request {n}")
     assert set(asking.statuses().values()) == {200}
     assert blocks == []
+    lag = fire.served.server.traffic.lag
+    await until(lambda: sum(lag.snapshot().counts[bisect_right(BUCKETS_S, 0.1) :]) > 0)  # the metric shows it
 
 
 @pytest.mark.parametrize("anyio_backend", ASYNCIO)
@@ -405,7 +410,7 @@ class Child:
         self.wait_until(lambda: self.get("/ready")[0] == status)
 
     def wait_inside(self, requests: int) -> None:
-        self.wait_until(lambda: bool(self.get("/stages")[1]["admission"]["requests"] == requests))
+        self.wait_until(lambda: bool(self.get("/stages")[1]["models"]["letters"]["admission"]["requests"] == requests))
 
     def open_gate(self) -> None:
         self.gate.touch()
@@ -558,7 +563,7 @@ def test_row_55_after_a_stop_the_expired_requests_are_answered_504_and_the_other
     with child("plain", backend, tmp_path) as server:
         server.wait_ready()
         patient, hurried = server.send("hold"), server.send("hold", "x-request-timeout: 0.8")
-        server.wait_until(lambda: bool(server.get("/stages")[1]["admission"]["admitted"] == 2))
+        server.wait_until(lambda: bool(server.get("/stages")[1]["models"]["letters"]["admission"]["admitted"] == 2))
         server.process.send_signal(signal.SIGSTOP)
         time.sleep(0.9)  # what is tested: time that passes while the process stands still
         server.process.send_signal(signal.SIGCONT)
@@ -605,3 +610,21 @@ def test_row_56_a_server_whose_log_is_on_a_full_disk_goes_on(backend: str, tmp_p
         server.assert_serves()
         server.process.send_signal(signal.SIGTERM)
         assert server.exit_code() == 0
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_row_56_without_names_a_start_from_the_hub_ends_in_one_line(loop: str, tmp_path: Path) -> None:
+    """The hub is the one name that a server without images asks for; `.invalid` never resolves (RFC 6761)."""
+    program = "from staged_pool.api.cli import main; main(prog_name='staged-pool')"
+    arguments = ("serve", "--port", "0", "--backend", loop, "--model", "organisation/model", "--log-format", "json")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=os.environ | {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "not in the local cache, and the hub cannot be reached" in error

@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import Attention, EngineConfig
-from staged_pool.runtime.engine import Engine, open_engine
+from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelInput, Row
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.text_encoder import TextEncoder
+from staged_pool.runtime.opening import open_engine
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput, TextInput
 from staged_pool.runtime.tasks.classify import activated
 from staged_pool.stages.errors import ConfigError, Unsupported
@@ -195,12 +196,13 @@ def test_a_plain_language_model_scores_where_the_user_says_so(tiny_folder: TinyF
     """The folder with sentence-transformers' files asks the same question, so both give one score."""
     saved = tiny_folder("ce-qwen3-lm")
     plain = shutil.copytree(saved, tmp_path / "plain")
-    for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
+    unsaid = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", "chat_template.jinja")
+    for name in unsaid:
         (plain / name).unlink()
     found = ask(plain, lambda engine: engine.score(TEXTS[0], TEXTS[2:4], activate=False), task="score")
     assert np.abs(found.scores - oracle.scores(saved, [(TEXTS[0], text) for text in TEXTS[2:4]])).max() < 1e-4
     assert load_model(EngineConfig(model=str(plain), task="score")).card.activation == "sigmoid"
-    assert load_model(EngineConfig(model=str(plain))).card.outputs == (Output.DENSE,)
+    assert load_model(EngineConfig(model=str(plain))).card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
 
 
 def test_the_users_template_replaces_the_question(tiny_folder: TinyFolder) -> None:
@@ -219,6 +221,48 @@ def answer(folder: Path, text: str) -> float:
     with torch.inference_mode():
         of_last = model[0].model(input_ids=ids).logits[0, -1]
     return float(of_last[yes] - of_last[no])
+
+
+# What stands around pairs
+
+
+def test_a_chat_template_for_pairs_is_used_by_a_classifier_too(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("ce-qwen3-seqcls"), tmp_path / "model")
+    role = '{{ messages | selectattr("role", "eq", "%s") | map(attribute="content") | first }}'
+    (folder / "chat_template.jinja").write_text(f"Q: {role % 'query'} D: {role % 'document'} Is D right?")
+    found = ask(folder, lambda engine: engine.score(TEXTS[0], TEXTS[2:4]))
+    assert np.abs(found.scores - oracle.scores(folder, [(TEXTS[0], text) for text in TEXTS[2:4]])).max() < 1e-4
+
+
+def test_the_folders_prompt_goes_before_the_first_text(folder: Path) -> None:
+    settings = {"model_type": "CrossEncoder", "prompts": {"ask": "Find: "}, "default_prompt_name": "ask"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    found = ask(folder, lambda engine: engine.score(TEXTS[0], TEXTS[2:4]))
+    expected = oracle.scores(folder, [(TEXTS[0], text) for text in TEXTS[2:4]], prompt="Find: ")
+    assert np.abs(found.scores - expected).max() < 1e-4
+
+
+def test_the_folders_prompt_is_what_a_language_model_is_told_to_look_for(
+    tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder("ce-qwen3-lm"), tmp_path / "model")
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"default_prompt_name": "query"}))
+    found = ask(folder, lambda engine: engine.score(TEXTS[0], TEXTS[2:4]))
+    pairs = [(TEXTS[0], text) for text in TEXTS[2:4]]
+    expected = oracle.scores(folder, pairs, prompt="Find passages that answer the question")
+    assert np.abs(found.scores - expected).max() < 1e-4
+    assert np.abs(found.scores - oracle.scores(tiny_folder("ce-qwen3-lm"), pairs)).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["ce-bert-1label", "ce-qwen3-lm"])
+def test_what_sentence_transformers_saves_again_gives_the_same_scores(
+    kind: str, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    oracle.loaded("CrossEncoder", tiny_folder(kind)).save_pretrained(str(tmp_path / "saved"))
+    found = ask(tmp_path / "saved", lambda engine: engine.score(TEXTS[0], TEXTS[2:4]))
+    expected = oracle.scores(tiny_folder(kind), [(TEXTS[0], text) for text in TEXTS[2:4]])
+    assert np.abs(found.scores - expected).max() < 1e-4
 
 
 # Folders that are refused
@@ -277,6 +321,30 @@ def test_code_of_the_folders_own_is_refused(folder: Path) -> None:
     assert "--trust-remote-code" in refusal(folder)
 
 
+def test_code_of_the_folders_own_runs_where_the_user_trusts_it(
+    folder: Path, tmp_path: Path, load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    plain = load_tiny("ce-bert-1label")
+    change(
+        folder,
+        auto_map={"AutoModelForSequenceClassification": "mine.Mine"},
+        architectures=["MineForSequenceClassification"],
+    )
+    (folder / "mine.py").write_text(
+        "from transformers import BertForSequenceClassification\n\n\n"
+        "class Mine(BertForSequenceClassification):\n"
+        "    def forward(self, *arguments, **others):\n"
+        "        given = super().forward(*arguments, **others)\n"
+        "        given.logits = given.logits + 1\n"
+        "        return given\n"
+    )
+    assert "is not a sequence classifier" in refusal(folder)
+    trusted = load_model(EngineConfig(model=str(folder), dtype="float32", trust_remote_code=True))
+    assert np.abs(pair_logits(trusted, PAIRS) - 1 - pair_logits(plain, PAIRS)).max() < 2e-5
+
+
 def test_a_class_that_transformers_does_not_have_is_refused(folder: Path) -> None:
     change(folder, architectures=["MineForSequenceClassification"])
     assert "['MineForSequenceClassification'] is not a sequence classifier" in refusal(folder)
@@ -306,4 +374,4 @@ def test_a_template_is_refused_where_nothing_reads_pairs(tiny_folder: TinyFolder
 
 def test_a_classifier_gives_vectors_where_the_user_says_so(folder: Path) -> None:
     card = load_model(EngineConfig(model=str(folder), task="embed")).card
-    assert card.outputs == (Output.DENSE,)
+    assert card.outputs == (Output.DENSE, Output.MULTI_VECTOR)

@@ -89,13 +89,16 @@ def test_the_pooler_does_not_matter(folder: Path) -> None:
 def test_a_folder_with_code_of_its_own_is_refused(folder: Path) -> None:
     auto_map = {"AutoModel": "modeling.Mine"}
     change(folder / "config.json", model_type="mine", auto_map=auto_map)
-    assert refusal(folder) == f"config.json: auto_map={auto_map!r} asks for code of its own, which is never run"
+    assert refusal(folder) == (
+        f"config.json: auto_map={auto_map!r} asks for code of its own, which is not run unless trust_remote_code "
+        "(--trust-remote-code) is set"
+    )
 
 
 def test_code_of_its_own_under_a_known_name_is_told_by_the_weights(folder: Path) -> None:
     change(folder / "config.json", auto_map={"AutoModel": "modeling.Mine"})
     change_weights(folder, embeddings_position_embeddings_weight=None)
-    assert "its auto_map asks for code of its own, which is never run" in refusal(folder)
+    assert "its auto_map asks for code of its own, which was not run" in refusal(folder)
 
 
 def test_an_unknown_architecture_is_refused(folder: Path) -> None:

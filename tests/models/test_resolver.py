@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -117,6 +118,28 @@ def test_a_cached_model_is_found_offline(cache: Path) -> None:
 def test_a_cached_model_with_pickled_weights_is_found_offline(cache: Path) -> None:
     snapshot = store(cache, "config.json", "pytorch_model.bin")
     assert resolve("org/tiny", offline=True).folder.resolve() == snapshot.resolve()
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, (False, True)),
+        ({"own_code": True}, (True, True)),
+        ({"allow_pickle": False}, (False, False)),
+    ],
+)
+def test_code_and_pickled_weights_are_downloaded_where_they_are_allowed(
+    settings: dict[str, Any], wanted: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[str] = set()
+
+    def download(model: str, *, allow_patterns: list[str], **_: object) -> str:
+        asked.update(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("staged_pool.runtime.models.resolver.snapshot_download", download)
+    resolve("org/tiny", **settings)
+    assert ("*.py" in asked, "pytorch_model*.bin" in asked) == wanted
 
 
 @pytest.mark.usefixtures("cache")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import structlog
 import torch
 from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import TokenIds
+from staged_pool.runtime.model import Row, TokenIds, TokenSequence
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.threads import ThreadPlan, plan_threads
+from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
+from staged_pool.runtime.requests import DENSE_ONLY, Output
 from tests.models.conftest import LoadTiny, TinyFolder
 
 
@@ -66,6 +71,10 @@ def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:
         assert torch.get_num_threads() == 1
         plan.use(33)
         assert torch.get_num_threads() == 2
+        plan.use(33, 2)
+        assert torch.get_num_threads() == 1
+        plan.use(33, 5)
+        assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
 
@@ -86,3 +95,58 @@ def test_the_plan_is_made_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) 
         assert plan_threads(1, forward, [0] * 512) == ThreadPlan(1, alone_tokens=0)
     finally:
         torch.set_num_threads(before)
+
+
+def _seconds_of(seconds: dict[int, float]) -> Callable[..., float]:
+    return lambda forward, batch, workers, threads, *, batches: seconds[workers]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [({1: 4.0, 2: 2.0, 4: 3.0}, 2), ({1: 4.0, 2: 4.3, 4: 4.1}, 4), ({1: 1.0, 2: 2.0, 4: 3.0}, 1)],
+    ids=["more done", "hardly less done", "clearly less done"],
+)
+def test_several_forward_workers_are_used_unless_they_get_clearly_less_done(
+    seconds: dict[int, float], best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staged_pool.runtime.models.threads._seconds_at_once", _seconds_of(seconds))
+    assert plan_workers(4, lambda batch: None, [0] * 64) == best
+
+
+def test_one_thread_is_one_forward_worker() -> None:
+    def forward(batch: Sequence[TokenIds]) -> None:
+        raise AssertionError("there is nothing to find out")
+
+    assert plan_workers(1, forward, [0] * 64) == 1
+
+
+def test_every_way_to_run_forwards_does_the_same_work_on_its_share_of_the_threads() -> None:
+    ran: list[tuple[int, int]] = []
+
+    def forward(batch: Sequence[TokenIds]) -> None:
+        ran.append((threading.get_ident(), torch.get_num_threads()))
+
+    before = torch.get_num_threads()
+    plan_workers(4, forward, [0] * 64)
+    assert torch.get_num_threads() == before
+    tries = Counter(threads for _, threads in ran)
+    assert {threads: count // 3 for threads, count in tries.items()} == {4: 4 + 1, 2: 4 + 2, 1: 4 + 4}
+
+
+def test_the_card_says_how_many_forwards_run_at_once(tiny_folder: TinyFolder) -> None:
+    folder = str(tiny_folder("bert-mean"))
+    assert load_model(EngineConfig(model=folder, forward_workers=3)).card.forward_workers == 3
+    assert load_model(EngineConfig(model=folder, torch_threads=1)).card.forward_workers == 1
+
+
+def test_forwards_at_once_give_what_they_give_alone(tiny_folder: TinyFolder) -> None:
+    model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", torch_threads=2))
+    batches = [[TokenSequence([2, 5 + i, 6 + i, 3], DENSE_ONLY)] * (i % 3 + 1) for i in range(24)]
+    alone = [model.forward(batch, 1) for batch in batches]
+    with ThreadPoolExecutor(4) as pool:
+        at_once = list(pool.map(lambda batch: model.forward(batch, 2), batches))
+    for one, other in zip(alone, at_once, strict=True):
+        for row, same in zip(one, other, strict=True):
+            assert isinstance(row, Row)
+            assert isinstance(same, Row)
+            np.testing.assert_allclose(row.values[Output.DENSE], same.values[Output.DENSE], atol=1e-5)  # type: ignore[arg-type]

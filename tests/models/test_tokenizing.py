@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
-import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from staged_pool.runtime.models.checkpoint import load_tokenizer
-from staged_pool.runtime.models.folder import read_folder
-from staged_pool.runtime.models.resolver import resolve
-from staged_pool.runtime.models.tokenizing import TextTokenizer, token_limit
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.models.limits import token_limit
+from staged_pool.runtime.models.tokenizing import TextTokenizer
+from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
-from staged_pool.stages.work import MODEL_MAX, Prepared, TextInput
+from staged_pool.stages.work import Prepared
 from tests.models.conftest import TinyFolder
+from tests.models.reading import STRANGE, TokenizerOf, load, read, reader, refusal
 from tests.models.test_oracle import MIXED, TEXTS
 
 Side = Literal["left", "right"]
-TokenizerOf = Callable[[str], tuple[TextTokenizer, Any]]
 
 KINDS = ["real", "bert-mean", "roberta-mean", "xlmr-prompt", "qwen3-last"]
 """WordPiece twice, byte-BPE, Unigram, and one with a token at the end only."""
@@ -31,34 +29,21 @@ KINDS = ["real", "bert-mean", "roberta-mean", "xlmr-prompt", "qwen3-last"]
 def tokenizer_of(tiny_folder: TinyFolder) -> TokenizerOf:
     """Our tokenizer of a kind of model, and that of transformers."""
 
-    def load(kind: str) -> tuple[TextTokenizer, Any]:
-        folder = resolve(None).folder if kind == "real" else tiny_folder(kind)
-        source, _ = load_tokenizer(read_folder(folder))
-        ours = TextTokenizer(source, max_tokens=10_000, vocabulary=source.get_vocab_size())
-        return ours, transformers.AutoTokenizer.from_pretrained(folder)
+    def both(kind: str) -> tuple[TextTokenizer, Any]:
+        source, theirs = load(kind, tiny_folder)
+        return reader(source), theirs
 
-    return load
+    return both
 
 
 def ids(tokenizer: TextTokenizer, given: TextInput) -> list[int]:
-    prepared = tokenizer.preprocess([given])[0]
-    assert isinstance(prepared, Prepared)
-    assert prepared.cost == len(prepared.payload)
-    return prepared.payload
-
-
-def refusal(tokenizer: TextTokenizer, given: TextInput) -> InvalidInput:
-    refused = tokenizer.preprocess([given])[0]
-    assert isinstance(refused, InvalidInput)
-    assert refused.index is None
-    return refused
+    return read(tokenizer, given).ids
 
 
 @pytest.fixture
 def small(tiny_folder: TinyFolder) -> TextTokenizer:
     """A tokenizer with [CLS] = 2 and [SEP] = 3, of a model that takes 12 tokens and knows 1500."""
-    source, _ = load_tokenizer(read_folder(tiny_folder("bert-mean")))
-    return TextTokenizer(source, max_tokens=12, vocabulary=1500)
+    return reader(load("bert-mean", tiny_folder)[0], max_tokens=12, vocabulary=1500)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,16 +72,19 @@ def test_ids_without_special_tokens_are_those_of_transformers(kind: str, tokeniz
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_that_cut_differently_do_not_disturb_each_other(kind: str, tokenizer_of: TokenizerOf) -> None:
     ours, theirs = tokenizer_of(kind)
-    whole = {text: theirs(text)["input_ids"] for text in MIXED}
-    limits = random.Random(1).choices(range(3, 40), k=2000)
-    given = [TextInput(MIXED[n % 64], max_tokens=limit) for n, limit in enumerate(limits)]
-    one_by_one = [ids(ours, each) for each in given]
+    texts = [" ".join(text.split()[:12]) for text in MIXED[:40]]
+    wanted = {
+        (text, limit): theirs(text, truncation=True, max_length=limit)["input_ids"]
+        for text in texts
+        for limit in range(3, 20)
+    }
+    calls = random.Random(1).choices(list(wanted), k=20_000)
+
+    def wrong(some: list[tuple[str, int]]) -> int:
+        return sum(ids(ours, TextInput(text, max_tokens=limit)) != wanted[text, limit] for text, limit in some)
+
     with ThreadPoolExecutor(16) as threads:
-        at_once = list(threads.map(lambda each: ids(ours, each), given))
-    assert at_once == one_by_one
-    assert all(
-        len(got) == min(g.max_tokens or 0, len(whole[str(g.source)])) for got, g in zip(at_once, given, strict=True)
-    )
+        assert sum(threads.map(wrong, [calls[n::16] for n in range(16)])) == 0
 
 
 @pytest.mark.parametrize("add_special_tokens", [True, False])
@@ -119,21 +107,13 @@ def test_a_limit_below_the_special_tokens_is_kept(small: TextTokenizer) -> None:
     assert ids(small, TextInput("food", max_tokens=1)) == [2]
 
 
-def test_a_prompt_goes_before_texts_only(tiny_folder: TinyFolder) -> None:
-    source, _ = load_tokenizer(read_folder(tiny_folder("bert-mean")))
-    plain = TextTokenizer(source, max_tokens=90, vocabulary=1500)
-    prompted = TextTokenizer(source, max_tokens=90, vocabulary=1500, prompt="query: ")
-    assert ids(prompted, TextInput("food")) == ids(plain, TextInput("query: food"))
-    assert ids(prompted, TextInput((7, 8))) == [7, 8]
-    assert prompted.tokenize("food", add_special_tokens=True) == plain.tokenize("food", add_special_tokens=True)
-
-
 def test_one_bad_input_does_not_spoil_the_others(small: TextTokenizer) -> None:
     bad = TextInput("half \ud800 pair")
     good = TextInput("food")
-    first, second, third = small.preprocess([good, bad, good])
+    first, second, third = small.preprocess([ModelInput(given, DENSE_ONLY) for given in (good, bad, good)])
     assert isinstance(second, InvalidInput)
-    assert first == third == Prepared(ids(small, good), cost=len(ids(small, good)))
+    whole = read(small, good)
+    assert first == third == Prepared(whole, cost=len(whole.ids), batch_key=DENSE_ONLY)
     assert "half" not in str(second).removeprefix("The input is not valid Unicode: it holds half of")
 
 
@@ -178,10 +158,27 @@ def test_half_a_surrogate_pair_cannot_be_tokenized(small: TextTokenizer) -> None
 
 
 def test_a_text_with_a_token_that_the_weights_lack_is_refused(tiny_folder: TinyFolder) -> None:
-    source, _ = load_tokenizer(read_folder(tiny_folder("bert-mean")))
-    source.add_tokens(["unheardof"])
-    tokenizer = TextTokenizer(source, max_tokens=12, vocabulary=1500)
+    source, _ = load("bert-mean", tiny_folder)
+    source.backend.add_tokens(["unheardof"])
+    tokenizer = reader(source, max_tokens=12, vocabulary=1500)
     assert str(refusal(tokenizer, TextInput("an unheardof word"))) == "Token id 1500 is out of vocabulary"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_tokens_spell_the_text_of_transformers(kind: str, skip_special_tokens: bool, tokenizer_of: TokenizerOf) -> None:
+    ours, theirs = tokenizer_of(kind)
+    for text in STRANGE:
+        tokens = ours.tokenize(text, add_special_tokens=True)
+        wanted = theirs.backend_tokenizer.decode(tokens.ids, skip_special_tokens=skip_special_tokens)
+        assert ours.detokenize(tokens.ids, skip_special_tokens=skip_special_tokens) == wanted
+    assert ours.detokenize([], skip_special_tokens=skip_special_tokens) == ""
+
+
+@pytest.mark.parametrize("wrong", [-1, 1500, 2**70])
+def test_an_id_out_of_vocabulary_spells_nothing(wrong: int, small: TextTokenizer) -> None:
+    with pytest.raises(InvalidInput, match=f"Token id {wrong} is out of vocabulary"):
+        small.detokenize([7, wrong], skip_special_tokens=False)
 
 
 def test_a_limit_is_checked_against_the_model() -> None:
@@ -201,6 +198,6 @@ def test_special_tokens_in_the_middle_are_not_imitated() -> None:
 
 
 def test_special_tokens_must_leave_room_for_a_text(tiny_folder: TinyFolder) -> None:
-    source, _ = load_tokenizer(read_folder(tiny_folder("bert-mean")))
+    source, _ = load("bert-mean", tiny_folder)
     with pytest.raises(ConfigError, match="special tokens alone fill"):
-        TextTokenizer(source, max_tokens=2, vocabulary=1500)
+        reader(source, max_tokens=2)

@@ -22,7 +22,7 @@ class Clock:
 
 
 def door(pace: Pace | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
-    return Admission(EngineConfig(**limits), pace or Pace(), clock or Clock())
+    return Admission(EngineConfig(**limits), pace or Pace(), clock or Clock(), batch_tokens=2048)
 
 
 def a_pace(tokens_per_s: float) -> Pace:

@@ -15,7 +15,7 @@ import trio
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThread
+from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.statistics import Phase
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def engine_on(model: LetterModel, **settings: Any) -> AsyncIterator[Engine]:
     config = EngineConfig(**settings)
-    async with DeviceThread("test device", watchdog_s=config.watchdog_s).running() as device:
+    async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
         async with run_engine(config, model, device=device) as engine:
             yield engine
             assert engine.statistics().admission.requests == 0
@@ -384,7 +384,7 @@ async def test_a_stage_that_crashes_again_and_again_breaks_the_engine(
         raise RuntimeError("a bug")
 
     options = StageOptions(restarts=RestartPolicy(max_crashes=2, first_delay_s=0.0))
-    async with DeviceThread("test device", watchdog_s=9).running() as device:
+    async with DeviceThreads("test device", watchdog_s=9).running() as device:
         async with run_engine(EngineConfig(), LetterModel(), device=device, options=options) as engine:
             monkeypatch.setattr(engine._pipeline.postprocess, "_deliver", crash)
             for _ in range(3):

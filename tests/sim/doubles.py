@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import anyio
@@ -11,7 +12,7 @@ import anyio.lowlevel
 import numpy as np
 
 from staged_pool.runtime.model import ModelCard, ModelInput, Row, Tokens, TokenSequence
-from staged_pool.runtime.requests import Output
+from staged_pool.runtime.requests import Chat, Output
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared
 from tests.doubles import CARD
@@ -70,7 +71,7 @@ class SimPreprocess(SimOffload):
 
 
 class SimDevice:
-    """The device's thread, as `DeviceThread`: one call at a time, never interrupted, given up after the watchdog."""
+    """The device's threads, as `DeviceThreads`: calls are never interrupted, and given up after the watchdog."""
 
     def __init__(self, watch: Watch, rng: random.Random) -> None:
         self._watch = watch
@@ -80,7 +81,7 @@ class SimDevice:
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         watch, world = self._watch, self._watch.world
         if self._lost:
-            raise DeviceLost("the device's thread is stuck")
+            raise DeviceLost("one of the device's threads is stuck")
         call = watch.device_calls
         watch.device_calls += 1
         watch.note(f"device call {call}: {argument}")
@@ -95,11 +96,12 @@ class SimDevice:
             await anyio.sleep(min(seconds, patience_s))
         watch.note(f"device call {call} has ended")
         watch.active()
-        if seconds > patience_s:
-            self._lost = True
-        if self._lost or call == world.lost_at_call:
+        stuck = seconds > patience_s
+        if stuck or call == world.lost_at_call:
+            if stuck:
+                self._lost = True
             watch.device_lost_at = min(watch.device_lost_at, watch.now())
-            watch.on_device -= not self._lost
+            watch.on_device -= not stuck
             raise DeviceLost(f"the device did not answer within {patience_s:g} s")
         watch.on_device -= 1
         return function(argument)
@@ -114,7 +116,7 @@ class SimModel:
 
     @property
     def card(self) -> ModelCard:
-        return CARD
+        return replace(CARD, forward_workers=self._world.slots)
 
     @property
     def pads(self) -> bool:
@@ -134,7 +136,7 @@ class SimModel:
             for name, given in zip(names, inputs, strict=True)
         ]
 
-    def forward(self, payloads: Sequence[TokenSequence]) -> list[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
         items = [self._item(payload.ids) for payload in payloads]
         faults = {item.fault for item in items}
         most = self._world.out_of_memory_above
@@ -155,8 +157,12 @@ class SimModel:
             for payload, item in zip(payloads, items, strict=True)
         ]
 
-    def tokenize(self, text: str, *, add_special_tokens: bool) -> Tokens:
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        text = str(source)
         return Tokens([ord(c) for c in text], [text])
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
 
 
 def _names(inputs: Any) -> list[tuple[int, int]]:

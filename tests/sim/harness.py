@@ -137,10 +137,10 @@ class Simulation:
             del watch.rooms[id(room)]
 
         def watched_take(
-            still_wanted: Callable[[Item[TokenSequence]], bool],
+            still_wanted: Callable[[Item[TokenSequence]], bool], *, among: int
         ) -> Batch[TokenSequence] | None:
             waiting_cost = builder.cost
-            batch = take(still_wanted)
+            batch = take(still_wanted, among=among)
             if batch is not None:
                 watch.batch_formed(batch, waiting_cost)
             return batch

@@ -165,8 +165,8 @@ class Watch:
                 self.fail(f"item {item.payload.ids} entered a batch, and nobody waits for it")
         costs = [item.cost for item in items]
         cost = max(costs) * len(costs) if self.world.pads else sum(costs)
-        if cost != batch.cost or (cost > config.max_batch_tokens and len(items) > 1):
-            self.fail(f"a batch of {cost} tokens; it says {batch.cost}, and {config.max_batch_tokens} are allowed")
+        if cost != batch.cost or (cost > config.batch_tokens("cpu") and len(items) > 1):
+            self.fail(f"a batch of {cost} tokens; it says {batch.cost}, and {config.batch_tokens('cpu')} are allowed")
         if len(items) > min(config.max_batch_items, self.most_items):
             self.fail(f"a batch of {len(items)} items")
         if len({item.batch_key for item in items}) > 1:
@@ -180,8 +180,8 @@ class Watch:
         return ticket is None or ticket.settled or ticket.deadline < self.now() - EPSILON
 
     def device_starts(self) -> None:
-        if self.on_device:
-            self.fail("two batches on the device")
+        if self.on_device >= self.world.slots:
+            self.fail(f"{self.on_device + 1} batches on the device")
         if self.now() > self.cancelled_at + EPSILON:
             self.fail("a forward began after the engine had been stopped")
         if self.ended:
@@ -374,6 +374,8 @@ class Watch:
                 self.fail(f"something is left in front of {channel.name}")
             if statistics.open_send_streams or statistics.open_receive_streams:
                 self.fail(f"the channel in front of {channel.name} is open")
+        if engine._pipeline.batch.running:
+            self.fail(f"{engine._pipeline.batch.running} batches are thought to be on the device")
         for stage in engine._pipeline.stages:
             injected = len(self.crashed_at.get(stage.meter.name, ()))
             if stage.meter.crashes != injected:

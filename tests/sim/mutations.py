@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -25,6 +26,7 @@ from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.meter import StageMeter
+from staged_pool.stages.pace import Overlap
 from staged_pool.stages.parse import ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import PreprocessStage
@@ -467,11 +469,22 @@ def waiting_room_without_a_limit() -> Plan:
 
 
 @mutation
-def two_slots_on_one_device() -> Plan:
+def one_slot_more_than_the_device_has() -> Plan:
     async def run(self: BatchStage[Any, Any]) -> None:
-        await self._run((self._fill_waiting_room, self._serve_slot, self._serve_slot), self._close)
+        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + 1)), self._close)
 
     return [(BatchStage, "run", run)]
+
+
+@mutation
+def failed_forwards_count_as_running_for_ever() -> Plan:
+    original = Overlap.end
+
+    def end(self: Overlap, now: float, began: tuple[float, float]) -> float:
+        self.running += sys.exc_info()[0] is not None
+        return original(self, now, began)
+
+    return [(Overlap, "end", end)]
 
 
 @mutation
@@ -501,8 +514,8 @@ def room_of_a_request_never_freed() -> Plan:
 def token_budget_ignored() -> Plan:
     original = BatchBuilder.__init__
 
-    def init(self: BatchBuilder[Any], *, max_items: int, max_cost: int, pads: bool) -> None:
-        original(self, max_items=max_items, max_cost=max_cost * 2, pads=pads)
+    def init(self: BatchBuilder[Any], *, max_cost: int, **others: Any) -> None:
+        original(self, max_cost=max_cost * 2, **others)
 
     return [(BatchBuilder, "__init__", init)]
 

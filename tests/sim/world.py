@@ -69,6 +69,9 @@ class World:
     parse_workers: int
     postprocess_workers: int
     pads: bool
+    slots: int = 1
+    """Batches on the device at once."""
+    min_share_tokens: int = 1
     clients: list[ClientPlan]
     crashes: set[tuple[str, int]] = field(default_factory=set)
     """A seam, and which time it is reached."""
@@ -144,6 +147,8 @@ def draw(seed: int) -> World:
     if chance() < 0.12:
         for _ in range(rng.choice((1, 1, 2, 3))):
             world.drains.append((ticks(span * 3), rng.choice((0.0, 0.002, 0.01, 0.5, 30.0))))
+    world.slots = rng.choice((1, 1, 2, 2, 3))
+    world.min_share_tokens = rng.choice((1, 4, 12))
     return world
 
 

@@ -78,6 +78,44 @@ def test_a_batch_is_cut_only_where_the_next_item_would_not_fit(
                 assert same_key
             case BatchTrigger.COST:
                 assert batch.cost + same_key[0].cost > max_cost
+            case BatchTrigger.SHARE:
+                raise AssertionError("nobody else was free")
+
+
+@given(arrivals, limits, st.integers(1, 4), st.integers(1, 40))
+def test_a_share_is_a_batch_and_no_item_is_lost_by_sharing(
+    arrived: list[tuple[int, str, bool]], limit: tuple[int, int, bool], among: int, min_share: int
+) -> None:
+    max_items, max_cost, pads = limit
+    builder: BatchBuilder[int] = BatchBuilder(max_items=max_items, max_cost=max_cost, pads=pads, min_share=min_share)
+    builder.add(items_of(arrived))
+    taken: list[int] = []
+    while batch := builder.take(lambda item: True, among=among):
+        assert len(batch.items) == 1 or batch.cost <= max_cost
+        if batch.trigger is BatchTrigger.SHARE:
+            assert among > 1
+            assert builder.cost
+        taken += [item.index for item in batch.items]
+    assert sorted(taken) == list(range(len(arrived)))
+    assert builder.cost == 0
+
+
+def test_what_waits_is_shared_among_the_free_slots() -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=20)
+    builder.add(items_of([(10, "a", True)] * 8))
+    first, second = builder.take(lambda item: True, among=2), builder.take(lambda item: True, among=1)
+    assert first is not None
+    assert second is not None
+    assert (first.cost, first.trigger) == (40, BatchTrigger.SHARE)
+    assert (second.cost, second.trigger) == (40, BatchTrigger.DEMAND)
+
+
+def test_what_is_too_little_to_share_goes_together() -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=20)
+    builder.add(items_of([(13, "a", True)] * 3))
+    batch = builder.take(lambda item: True, among=3)
+    assert batch is not None
+    assert batch.cost == 39
 
 
 def test_padded_batches_keep_to_similar_lengths() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.stages.pace import Pace
+from staged_pool.stages.pace import Overlap, Pace
 
 
 def test_it_predicts_nothing_before_it_has_seen_something() -> None:
@@ -35,6 +35,34 @@ def test_it_follows_a_change_of_pace() -> None:
         for tokens in [100, 1000] * 50:
             pace.observe(tokens, factor * tokens * 1e-4)
     assert pace.batch_s(500) == pytest.approx(3 * 500e-4, rel=0.02)
+
+
+def test_a_batch_that_ran_alone_had_the_device_for_as_long_as_it_took() -> None:
+    overlap = Overlap()
+    began = overlap.begin(10.0)
+    assert overlap.end(10.5, began) == pytest.approx(0.5)
+
+
+def test_batches_that_ran_at_once_share_the_seconds() -> None:
+    overlap = Overlap()
+    first, second = overlap.begin(10.0), overlap.begin(10.0)
+    assert overlap.running == 2
+    assert overlap.end(10.5, first) == pytest.approx(0.25)
+    assert overlap.end(10.5, second) == pytest.approx(0.25)
+    assert overlap.running == 0
+
+
+def test_a_batch_that_ran_alone_for_half_its_time_shares_the_other_half() -> None:
+    overlap = Overlap()
+    first = overlap.begin(10.0)
+    overlap.begin(11.0)
+    assert overlap.end(12.0, first) == pytest.approx(2.0 / 1.5)
+
+
+def test_a_batch_that_takes_no_time_has_none_of_the_device() -> None:
+    overlap = Overlap()
+    first, second = overlap.begin(1.0), overlap.begin(1.0)
+    assert overlap.end(1.0, first) == overlap.end(1.0, second) == 0.0
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 10)), max_size=50), st.integers(0, 10_000))

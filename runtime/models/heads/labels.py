@@ -183,14 +183,14 @@ def _probe(whole: PreTrainedModel, body: Body, output: Output, *, ends_in_paddin
         outputs=frozenset({output}),
         pairs=takes_types(whole),
     )
+    alone = run_alone(whole, sequences)
     with torch.inference_mode():
-        alone = run_alone(whole, sequences)
         by_itself = body.hidden(PackedBatch.of(sequences, whole.device))
-        if not difference(by_itself, torch.cat([one.hidden for one in alone])) <= TOLERANCE[whole.dtype]:
-            raise ConfigError(f"{type(whole).__name__} gives its head other vectors than its transformer by itself")
-        if ends_in_padding and padding is not None and len(sequences[0].ids) > 2:
-            ids = [*sequences[0].ids[:-2], padding, padding]
-            alone += run_alone(whole, [TokenSequence(ids, frozenset({output}))])
+    if not difference(by_itself, torch.cat([one.hidden for one in alone])) <= TOLERANCE[whole.dtype]:
+        raise ConfigError(f"{type(whole).__name__} gives its head other vectors than its transformer by itself")
+    if ends_in_padding and padding is not None and len(sequences[0].ids) > 2:
+        ids = [*sequences[0].ids[:-2], padding, padding]
+        alone += run_alone(whole, [TokenSequence(ids, frozenset({output}))])
     return alone
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from staged_pool.runtime.models.specs import Dense, HeadModule, LayerNorm
+from staged_pool.runtime.models.specs import Dense, HeadModule, LayerNorm, Projection
 from staged_pool.stages.errors import ConfigError
 
 
@@ -37,9 +38,53 @@ def build_modules(modules: Sequence[HeadModule], width: int) -> tuple[nn.Sequent
         elif isinstance(module, LayerNorm):
             _expect(module.dimension, width, module.folder)
             layers.append(_loaded(_LayerNorm(module), module.folder))
+        elif isinstance(module, Projection):
+            linear = load_projection(module, width)
+            layers.append(linear)
+            width = linear.out_features
         else:
             layers.append(_Normalize())
     return nn.Sequential(*layers).eval(), width
+
+
+def load_projection(projection: Projection, width: int) -> nn.Linear:
+    """A linear layer that lies in a file of its own or among other tensors, in float32. On the CPU.
+
+    Raises:
+        ConfigError: There is no such file, the tensors are not in it, or it expects vectors of another width.
+    """
+    file = next((file for file in projection.files if file.is_file()), None)
+    if file is None:
+        raise ConfigError(f"none of {', '.join(file.name for file in projection.files)} is there")
+    names = [projection.weight, *([projection.bias] if projection.bias else [])]
+    try:
+        tensors = _tensors(file, names)
+    except (OSError, RuntimeError, ValueError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        raise ConfigError(f"{file.name}: the weights cannot be used: {error}") from error
+    if missing := [name for name in names if not isinstance(tensors.get(name), Tensor)]:
+        raise ConfigError(f"{file.name}: there is no tensor {missing[0]}")
+    weight = tensors[projection.weight]
+    if weight.ndim != 2:
+        raise ConfigError(f"{file.name}: {projection.weight} must have 2 dimensions, it has {weight.ndim}")
+    _expect(weight.shape[1], width, file)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=projection.bias is not None)
+    own = {"weight": weight} | ({"bias": tensors[projection.bias]} if projection.bias else {})
+    try:
+        linear.load_state_dict(own)
+    except RuntimeError as error:
+        raise ConfigError(f"{file.name}: the weights cannot be used: {error}") from error
+    return linear.eval()
+
+
+def _tensors(file: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Those of a file that have these names. Of a pickled file, nothing but tensors is ever made."""
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as stored:
+            return {name: stored.get_tensor(name) for name in names if name in stored.keys()}  # noqa: SIM118
+    pickled = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(pickled, dict):
+        raise ValueError(f"it holds a {type(pickled).__name__}, not tensors by name")
+    return pickled
 
 
 # The attributes below are named as the tensors are in the weights' files.

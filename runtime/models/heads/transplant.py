@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,7 +36,7 @@ _PROBE_LENGTHS: Final = (7, 1, 12, 5)
 
 
 class TransplantedHead:
-    """The head of a model without its transformer, on the device of its weights.
+    """The head of a model without its transformer, on the device of its weights. Several threads may call it at once.
 
     Keeps the head's weights, and of the transformer only what the head reads: BERT's pooler.
 
@@ -56,9 +57,8 @@ class TransplantedHead:
         base, prefix = whole.base_model, whole.base_model_prefix
         if base is whole or whole._modules.get(prefix) is not base:
             raise ConfigError(f"{type(whole).__name__} does not keep its head apart from its transformer")
-        self._states = _GivenStates(getattr(base, "pooler", None))
         self._model = _shallow_copy(whole)
-        self._model._modules[prefix] = self._states
+        self._model._modules[prefix] = _GivenStates(base)
         if entries is not None:
             _narrow(self._model, whole.get_output_embeddings(), entries)
         inherited = {id(parameter) for parameter in base.parameters()}
@@ -66,7 +66,6 @@ class TransplantedHead:
         self._dtype = dtype or whole.dtype
         if dtype is not None:
             self._model = copy.deepcopy(self._model).to(dtype)
-            self._states = self._model._modules[prefix]
 
     @property
     def name(self) -> str:
@@ -87,26 +86,34 @@ class TransplantedHead:
             What the whole model calls its logits: [sequences, labels], or [sequences, tokens, labels] where it has
             them for every token.
         """
-        self._states.hidden = hidden.to(self._dtype)
+        ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
+        before = _HIDDEN.set(hidden.to(self._dtype))
         try:
-            ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
             logits: Tensor = self._model(input_ids=ids).logits
         finally:
-            self._states.hidden = None
+            _HIDDEN.reset(before)
         return logits
 
 
-class _GivenStates(nn.Module):
-    """Stands in the place of a transformer, and gives the states that were put in here."""
+_HIDDEN: Final[ContextVar[Tensor]] = ContextVar("hidden")
+"""What the transformer of the head that runs in this thread is to have given: [sequences, tokens, width]."""
 
-    def __init__(self, pooler: nn.Module | None) -> None:
+
+class _GivenStates(nn.Module):
+    """Stands in the place of a transformer, and gives the states that are given to it, and what it pools of them."""
+
+    def __init__(self, base: PreTrainedModel) -> None:
         super().__init__()
-        self.pooler = pooler
-        self.hidden: Tensor | None = None
+        self.pooler: nn.Module | None = getattr(base, "pooler", None)
+        self.activation: nn.Module | None = getattr(base, "pooler_activation", None)
 
     def forward(self, *_: object, **__: object) -> BaseModelOutputWithPoolingAndCrossAttentions:
-        pooled = None if self.pooler is None else self.pooler(self.hidden)
-        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=self.hidden, pooler_output=pooled)
+        hidden, pooled = _HIDDEN.get(), None
+        if self.pooler is not None and self.activation is not None:
+            pooled = self.activation(self.pooler(hidden[:, 0]))  # ALBERT's, whose pooler is a bare layer
+        elif self.pooler is not None:
+            pooled = self.pooler(hidden)
+        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
 
 
 def _shallow_copy(whole: PreTrainedModel) -> PreTrainedModel:
@@ -148,7 +155,7 @@ class Alone:
 
 
 def run_alone(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> list[Alone]:
-    """Run a whole model, its own head included, on one sequence after the other. In inference mode.
+    """Run a whole model, its own head included, on one sequence after the other.
 
     Raises:
         ConfigError: It does not run on token ids alone.
@@ -163,7 +170,8 @@ def run_alone(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> lis
             if sequence.first_tokens is not None and takes_types(whole):
                 second = torch.arange(ids.shape[1], device=whole.device) >= sequence.first_tokens
                 types["token_type_ids"] = second.long().unsqueeze(0)
-            logits = whole(input_ids=ids, attention_mask=torch.ones_like(ids), **types).logits[0]
+            with torch.inference_mode():
+                logits = whole(input_ids=ids, attention_mask=torch.ones_like(ids), **types).logits[0]
             alone.append(Alone(sequence, seen[-1], logits))
     except MISFITS as error:
         raise ConfigError(f"{type(whole).__name__} does not run on token ids alone: {error}") from error

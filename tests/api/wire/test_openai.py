@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from staged_pool.api.wire import openai
-from staged_pool.runtime.model import Tokens
+from staged_pool.api.wire.exchange import EncodingFormat, Exchange
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.stages.errors import InvalidInput
@@ -107,7 +107,7 @@ def test_minus_one_cuts_at_what_the_model_takes() -> None:
         (b'{"input":[]}', "You must pass at least one prompt", "input", None),
         (b'{"input":[[]]}', "input[0]: a list of token ids must not be empty", "input", 0),
         (b'{"input":[[1],[]]}', "input[1]: a list of token ids must not be empty", "input", 1),
-        (b'{"input":[{"type":"text"}]}', "input[0]: Expected `str`, got `object`", "input", 0),
+        (b'{"input":[{"type":"text"}]}', "input[0].role: this field is required", "input", None),
         (b'{"input":["a",1]}', "input[1]: Expected `str`, got `int`", "input", 1),
         (b'{"input":[1,"a"]}', "input[1]: Expected `int`, got `str`", "input", 1),
         (b'{"input":[1,true]}', "input[1]: Expected `int`, got `bool`", "input", 1),
@@ -138,7 +138,7 @@ def test_minus_one_cuts_at_what_the_model_takes() -> None:
         ),
         (
             b'{"input":"a","truncate_prompt_tokens":0}',
-            "truncate_prompt_tokens: 0 leaves nothing to embed; expected -1 or at least 1",
+            "truncate_prompt_tokens: 0 leaves nothing of an input; expected -1 or at least 1",
             "truncate_prompt_tokens",
             None,
         ),
@@ -161,18 +161,18 @@ def test_a_lone_surrogate_is_refused() -> None:
     assert "not valid JSON" in str(refusal(rb'{"input":"\ud800"}'))
 
 
-def test_what_the_caller_wrote_cannot_make_the_message_long() -> None:
-    for field in (b"encoding_format", b"model"):
-        assert len(str(refusal(b'{"input":"a","' + field + b'":"' + b"x" * 10**6 + b'"}'))) < 500
-    with pytest.raises(InvalidInput, match="model: Expected `str` of length <= 1024"):
-        openai.decode_tokenize(b'{"prompt":"a","model":"' + b"x" * 10**6 + b'"}')
+def test_of_what_the_caller_wrote_an_error_repeats_little_and_in_one_line() -> None:
+    error = refusal(b'{"input":"a","encoding_format":"' + b"x" * 10**6 + b'"}')
+    assert str(error) == f"encoding_format: Invalid enum value '{'x' * 39}…'; expected one of `float`, `base64`"
+    error = refusal(b'{"input":"a","encoding_format":"it\'s ' + b"x" * 10**6 + rb'\n"}')
+    assert str(error) == f"encoding_format: Invalid enum value 'it's {'x' * 34}…'; expected one of `float`, `base64`"
+    assert len(str(refusal(b'{"input":"a","model":"' + b"x" * 10**6 + b'"}'))) < 100
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_at_all_raise_anything_but_invalid_input(body: bytes) -> None:
-    for decode in (openai.decode_embeddings, openai.decode_tokenize):
-        with pytest.raises(InvalidInput):
-            decode(body)
+    with pytest.raises(InvalidInput):
+        openai.decode_embeddings(body)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=8))
@@ -183,7 +183,7 @@ def test_no_value_of_input_raises_anything_but_invalid_input(value: object) -> N
         return
 
 
-def answer(vectors: np.ndarray[Any, Any], encoding: openai.EncodingFormat) -> Any:
+def answer(vectors: np.ndarray[Any, Any], encoding: EncodingFormat) -> Any:
     result = EmbedResult(dense=vectors, usage=Usage(7), model="m")
     return json.loads(openai.encode_embeddings(result, encoding, request_id="r", created=1))
 
@@ -222,24 +222,49 @@ def test_a_view_into_wider_rows_is_encoded_too() -> None:
 
 
 def test_a_call_answers_in_the_encoding_that_its_body_asked_for() -> None:
-    call = openai.EmbeddingsCall(b'{"input":"a","encoding_format":"base64"}', "r")
+    call = Exchange(openai.read_embeddings, b'{"input":"a","encoding_format":"base64"}', CARD, "r")
     assert call.decode() == EmbedRequest(inputs=(TextInput("a"),))
     body = json.loads(call.encode(EmbedResult(dense=np.ones((1, 2), np.float32), usage=Usage(1), model="m")))
+    assert body["id"] == "embd-r"
     assert body["data"][0]["embedding"] == base64.b64encode(np.ones(2, "<f4").tobytes()).decode()
 
 
-def test_tokenize_has_vllms_defaults() -> None:
-    body = openai.decode_tokenize(b'{"prompt":"a"}')
-    assert (body.prompt, body.model, body.add_special_tokens, body.return_token_strs) == ("a", None, True, False)
+@pytest.mark.parametrize(
+    ("fields", "prompt_name", "prompt"),
+    [
+        ({}, None, None),
+        ({"input_type": "query"}, "query", None),
+        ({"prompt_name": "query"}, "query", None),
+        ({"prompt_name": "query", "input_type": "query"}, "query", None),
+        ({"prompt": ""}, None, ""),
+        ({"prompt": None, "input_type": None, "prompt_name": None}, None, None),
+    ],
+)
+def test_a_prompt_is_named_in_either_way_or_given(
+    fields: dict[str, object], prompt_name: str | None, prompt: str | None
+) -> None:
+    decoded = request(input="a", **fields)
+    assert (decoded.prompt_name, decoded.prompt) == (prompt_name, prompt)
 
 
-@pytest.mark.parametrize("with_strings", [True, False])
-def test_tokens_are_answered_with_their_strings_only_if_asked(with_strings: bool) -> None:
-    body = json.loads(openai.encode_tokens(Tokens([5, 6], ["a", "b"]), max_tokens=9, with_strings=with_strings))
-    strings = ["a", "b"] if with_strings else None
-    assert body == {"count": 2, "max_model_len": 9, "tokens": [5, 6], "token_strs": strings}
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input_type": "query", "prompt_name": "document"},
+        {"prompt": "x", "prompt_name": "q"},
+        {"prompt": "", "input_type": "q"},
+    ],
+)
+def test_two_prompts_are_refused(fields: dict[str, str]) -> None:
+    assert refusal(json.dumps({"input": "a", **fields}).encode()).param == "prompt_name"
 
 
 def test_the_list_of_models_holds_the_one_that_is_served() -> None:
-    [model] = json.loads(openai.encode_models(CARD, created=1))["data"]
+    [model] = json.loads(openai.encode_models([CARD], created=1))["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("letters", "model", 512)
+
+
+def test_the_facts_of_the_model_stand_under_one_key() -> None:
+    [model] = json.loads(openai.encode_models([CARD], created=1))["data"]
+    assert model["staged_pool"]["outputs"] == ["dense"]
+    assert set(model["staged_pool"]) == set(CARD.__dataclass_fields__)

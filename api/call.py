@@ -1,0 +1,93 @@
+"""One HTTP request as a handler sees it, and one answer."""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from staged_pool.api import status
+from staged_pool.api.asgi import Headers, Receive, Scope
+from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.ticket import Timeline
+
+JSON: Final = b"application/json"
+
+MAX_TIMEOUT_S: Final = 86_400.0
+"""A day: more is a mistake in the unit."""
+
+_PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
+_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One HTTP answer, complete."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: bytes = JSON
+    headers: Headers = field(default_factory=list)
+    word: str | None = None
+    """What the log calls the problem, where this answers one."""
+
+    @staticmethod
+    def of(problem: Problem) -> Answer:
+        return Answer(problem.body(), problem.status, headers=problem.headers(), word=problem.row.word)
+
+
+class Call:
+    """One request, as its handler sees it."""
+
+    __slots__ = ("_receive", "body_bytes", "headers", "request_id", "scope", "timeline")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope = scope
+        self._receive = receive
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = self.headers.get(b"x-request-id", b"")
+        self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.body_bytes: int | None = None
+        self.timeline: Timeline | None = None
+
+    async def json_body(self) -> bytes | bytearray:
+        """The body, which says that it is JSON. The guard has made one message of it.
+
+        Raises:
+            HttpRefusal: It says that it is something else.
+        """
+        media_type = self.headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+        if media_type != JSON:
+            message = "Unsupported Media Type: Only 'application/json' is allowed"
+            raise HttpRefusal(status.UNSUPPORTED_MEDIA, message)
+        body: bytes | bytearray = (await self._receive()).get("body", b"")
+        self.body_bytes = len(body)
+        return body
+
+    def timeout_s(self) -> float:
+        """How long the client waits for the answer, in seconds: `X-Request-Timeout`, or `Prefer: wait=`.
+
+        Raises:
+            InvalidInput: The header is not a number of seconds in range.
+        """
+        field, text = "X-Request-Timeout", self.headers.get(b"x-request-timeout")
+        if text is None:
+            wait = _PREFERRED_WAIT.search(self.headers.get(b"prefer", b""))
+            if wait is None:
+                return math.inf
+            field, text = "Prefer: wait", wait[1]
+        try:
+            timeout_s = float(text)
+        except ValueError:
+            timeout_s = math.nan
+        if not 0 < timeout_s <= MAX_TIMEOUT_S:
+            message = f"{field}: expected a number of seconds above 0 and up to {MAX_TIMEOUT_S:.0f}"
+            raise InvalidInput(message, param=field)
+        return timeout_s
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Answer]]

@@ -1,0 +1,125 @@
+"""The flags that several commands share, each also a variable of the environment."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from staged_pool.runtime.config import Attention, Device, DType, Task
+
+Backend: TypeAlias = Literal["asyncio", "trio"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+LogFormat: TypeAlias = Literal["auto", "text", "json"]
+
+
+def flag(name: str, panel: str, text: str) -> Any:
+    """An option that can also be set in the environment, as `STAGED_POOL_` and its name."""
+    variable = "STAGED_POOL_" + name.split("/", maxsplit=1)[0].removeprefix("--").replace("-", "_").upper()
+    return typer.Option(name, envvar=variable, rich_help_panel=panel, help=text)
+
+
+Model = Annotated[
+    str | None,
+    flag("--model", "Model", "Folder, or hub id. Default: the installed first-run model, else all-MiniLM-L6-v2."),
+]
+Models = Annotated[
+    list[str] | None,
+    flag(
+        "--model",
+        "Model",
+        "Folder, or hub id. Default: the installed first-run model, else all-MiniLM-L6-v2. Repeat it, as name=folder "
+        "or name=hub-id, to serve several; requests say which by its name.",
+    ),
+]
+Revision = Annotated[
+    str | None, flag("--revision", "Model", "Branch, tag or commit of a hub id. Pin it, or an update changes vectors.")
+]
+Offline = Annotated[
+    bool, flag("--offline", "Model", "Never ask the hub: start from the local cache or fail. Faster starts.")
+]
+TaskFlag = Annotated[
+    Task,
+    flag(
+        "--task",
+        "Model",
+        "What a model is for where its folder does not say it. score: ask a language model whether a document answers "
+        "a query, as Qwen3-Reranker is asked. embed: vectors, whatever head the checkpoint has.",
+    ),
+]
+ScoreTemplate = Annotated[
+    str | None,
+    flag(
+        "--score-template",
+        "Model",
+        "What a model that scores reads of a pair: a text with {query}, {document} and, if wanted, {instruction}.",
+    ),
+]
+AllowPickle = Annotated[
+    bool, flag("--allow-pickle", "Model", "Load pickled weights (pytorch_model.bin). Only from those you trust.")
+]
+TrustRemoteCode = Annotated[
+    bool,
+    flag("--trust-remote-code", "Model", "Run Python code of the model folder. Only code that you have read."),
+]
+DeviceFlag = Annotated[
+    Device, flag("--device", "Device", "Where the forward runs. auto: the first CUDA device, else the CPU.")
+]
+DTypeFlag = Annotated[
+    DType,
+    flag(
+        "--dtype",
+        "Device",
+        "Of the weights. auto: bfloat16 where the device computes in it natively. bfloat16 is up to three times as "
+        "fast, with cosines to float32 above 0.9998.",
+    ),
+]
+AttentionFlag = Annotated[
+    Attention,
+    flag(
+        "--attention", "Device", "packed computes no padding; padded suits any model. auto: packed where it is right."
+    ),
+]
+Matryoshka = Annotated[
+    bool | None,
+    flag(
+        "--matryoshka/--no-matryoshka",
+        "Model",
+        "Whether vectors may be cut to fewer dimensions. Default: where the folder says that the model was trained for "
+        "it.",
+    ),
+]
+SplitLongInputs = Annotated[
+    bool,
+    flag(
+        "--split-long-inputs",
+        "Model",
+        "Cut a text that is too long into parts and give the mean of their vectors, instead of refusing it.",
+    ),
+]
+TorchThreads = Annotated[
+    int | None,
+    flag(
+        "--torch-threads",
+        "Device",
+        "Threads of all forwards together on the CPU. Default: every core. Fewer leave cores to preprocessing; more "
+        "than there are cores slow everything down.",
+    ),
+]
+ForwardWorkers = Annotated[
+    int | None,
+    flag(
+        "--forward-workers",
+        "Device",
+        "Forwards at once on the CPU, which share the torch threads. Default: several where they get as much done as "
+        "one.",
+    ),
+]
+LogLevelFlag = Annotated[LogLevel, flag("--log-level", "Logs", "The least that is logged. debug includes probes.")]
+LogFormatFlag = Annotated[
+    LogFormat, flag("--log-format", "Logs", "auto: text on a terminal, else one JSON object a line. To stderr.")
+]
+BackendFlag = Annotated[
+    Backend,
+    flag("--backend", "Server", "Event loop. asyncio uses uvloop where it is installed, and is the faster one."),
+]

@@ -1,0 +1,275 @@
+"""The commands that ask a model without a server. Each prints one JSON object a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from staged_pool.api.flags import (
+    AllowPickle,
+    AttentionFlag,
+    Backend,
+    BackendFlag,
+    DeviceFlag,
+    DTypeFlag,
+    ForwardWorkers,
+    LogFormat,
+    LogFormatFlag,
+    LogLevel,
+    LogLevelFlag,
+    Matryoshka,
+    Model,
+    Offline,
+    Revision,
+    ScoreTemplate,
+    SplitLongInputs,
+    TaskFlag,
+    TorchThreads,
+    TrustRemoteCode,
+    flag,
+)
+from staged_pool.api.program import errors_in_flag_words, prepare_environment, run
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.requests import MODEL_MAX
+
+if TYPE_CHECKING:
+    from staged_pool.runtime.engine import Engine
+
+Texts = Annotated[
+    list[str] | None, typer.Argument(help="The texts. Without any: one text a line from the standard input.")
+]
+Activate = Annotated[
+    bool, typer.Option("--activate/--logits", help="Print what the model's activation makes of its logits, or these.")
+]
+Use: TypeAlias = Callable[["Engine", EngineConfig], Awaitable[None]]
+
+_DEFAULT = EngineConfig()
+
+
+def embed(
+    *,
+    texts: Texts = None,
+    dimensions: Annotated[
+        int | None,
+        flag("--dimensions", "Vectors", "Keep the first so many values. Only Matryoshka models lose little by it."),
+    ] = None,
+    backend: BackendFlag = "asyncio",
+    model: Model = None,
+    revision: Revision = None,
+    offline: Offline = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+    device: DeviceFlag = _DEFAULT.device,
+    dtype: DTypeFlag = _DEFAULT.dtype,
+    attention: AttentionFlag = _DEFAULT.attention,
+    matryoshka: Matryoshka = None,
+    split_long_inputs: SplitLongInputs = False,
+    torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
+    log_level: LogLevelFlag = "warning",
+    log_format: LogFormatFlag = "auto",
+) -> None:
+    """Embed texts without a server. Prints one JSON object a text: {"index", "text", "embedding"}."""
+
+    async def use(engine: Engine, config: EngineConfig) -> None:
+        for first, some in _portions(_lines(texts), config):
+            result = await engine.embed(some, dimensions=dimensions)
+            for index, (text, vector) in enumerate(zip(some, result.embeddings.tolist(), strict=True), start=first):
+                _print(index=index, text=text, embedding=vector)
+
+    _ask(
+        use,
+        backend=backend,
+        log_level=log_level,
+        log_format=log_format,
+        model=model,
+        revision=revision,
+        offline=offline,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        matryoshka=matryoshka,
+        split_long_inputs=split_long_inputs,
+        torch_threads=torch_threads,
+        forward_workers=forward_workers,
+    )
+
+
+def score(
+    *,
+    query: Annotated[str, typer.Argument(help="What documents are to answer.")],
+    documents: Annotated[
+        list[str] | None, typer.Argument(help="Texts. Without any: one a line from the standard input.")
+    ] = None,
+    activate: Activate = True,
+    backend: BackendFlag = "asyncio",
+    model: Model = None,
+    revision: Revision = None,
+    offline: Offline = False,
+    task: TaskFlag = _DEFAULT.task,
+    score_template: ScoreTemplate = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+    device: DeviceFlag = _DEFAULT.device,
+    dtype: DTypeFlag = _DEFAULT.dtype,
+    attention: AttentionFlag = _DEFAULT.attention,
+    torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
+    log_level: LogLevelFlag = "warning",
+    log_format: LogFormatFlag = "auto",
+) -> None:
+    """Score documents without a server. Prints one JSON object a document: {"index", "document", "score"}.
+
+    Documents that are longer than the model takes are cut.
+    """
+
+    async def use(engine: Engine, config: EngineConfig) -> None:
+        for first, some in _portions(_lines(documents), config, spare=1):
+            result = await engine.score(query, some, activate=activate, max_tokens=MODEL_MAX)
+            for index, (document, value) in enumerate(zip(some, result.scores.tolist(), strict=True), start=first):
+                _print(index=index, document=document, score=value)
+
+    _ask(
+        use,
+        backend=backend,
+        log_level=log_level,
+        log_format=log_format,
+        model=model,
+        revision=revision,
+        offline=offline,
+        task=task,
+        score_template=score_template,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        torch_threads=torch_threads,
+        forward_workers=forward_workers,
+    )
+
+
+def classify(
+    *,
+    texts: Texts = None,
+    activate: Activate = True,
+    backend: BackendFlag = "asyncio",
+    model: Model = None,
+    revision: Revision = None,
+    offline: Offline = False,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+    device: DeviceFlag = _DEFAULT.device,
+    dtype: DTypeFlag = _DEFAULT.dtype,
+    attention: AttentionFlag = _DEFAULT.attention,
+    torch_threads: TorchThreads = None,
+    forward_workers: ForwardWorkers = None,
+    log_level: LogLevelFlag = "warning",
+    log_format: LogFormatFlag = "auto",
+) -> None:
+    """Classify texts without a server. Prints one JSON object a text: {"index", "text", "label", "probs"}."""
+
+    async def use(engine: Engine, config: EngineConfig) -> None:
+        for first, some in _portions(_lines(texts), config):
+            result = await engine.classify(some, activate=activate)
+            best = result.scores.argmax(axis=1).tolist()
+            rows = zip(some, best, result.scores.tolist(), strict=True)
+            for index, (text, place, probs) in enumerate(rows, start=first):
+                _print(index=index, text=text, label=result.labels[place] if result.labels else None, probs=probs)
+
+    _ask(
+        use,
+        backend=backend,
+        log_level=log_level,
+        log_format=log_format,
+        model=model,
+        revision=revision,
+        offline=offline,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        torch_threads=torch_threads,
+        forward_workers=forward_workers,
+    )
+
+
+def check(
+    *,
+    folder: Annotated[str, typer.Argument(help="The model: a folder, or a hub id.")],
+    revision: Revision = None,
+    offline: Offline = False,
+    task: TaskFlag = _DEFAULT.task,
+    score_template: ScoreTemplate = None,
+    allow_pickle: AllowPickle = False,
+    trust_remote_code: TrustRemoteCode = False,
+    device: DeviceFlag = _DEFAULT.device,
+    dtype: DTypeFlag = _DEFAULT.dtype,
+    attention: AttentionFlag = _DEFAULT.attention,
+    log_level: LogLevelFlag = "warning",
+    log_format: LogFormatFlag = "auto",
+) -> None:
+    """Read, load and run a model without serving it. Prints what was understood of it as one JSON object, or says in
+    one line why it cannot be served (exit code 2)."""
+    with errors_in_flag_words():
+        config = EngineConfig(
+            model=folder,
+            revision=revision,
+            offline=offline,
+            task=task,
+            score_template=score_template,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            device=device,
+            dtype=dtype,
+            attention=attention,
+        )
+        prepare_environment(offline=offline)
+
+        from staged_pool.api import logs
+        from staged_pool.runtime.models.load import load_model
+
+        logs.configure(log_level, log_format)
+        _print(**dataclasses.asdict(load_model(config).card))
+
+
+def _ask(use: Use, *, backend: Backend, log_level: LogLevel, log_format: LogFormat, **settings: Any) -> None:
+    """Load the model that the flags name, and run `use` with it."""
+    with errors_in_flag_words():
+        config = EngineConfig(**settings)
+        prepare_environment(offline=config.offline)
+
+        from staged_pool.api import logs
+
+        logs.configure(log_level, log_format)
+        run(backend, lambda: _with_engine(config, use))
+
+
+async def _with_engine(config: EngineConfig, use: Use) -> None:
+    from staged_pool.runtime.opening import open_engine
+
+    async with open_engine(config) as engine:
+        await use(engine, config)
+
+
+def _lines(given: list[str] | None) -> list[str]:
+    return given or [line.rstrip("\n") for line in sys.stdin]
+
+
+def _portions(texts: Sequence[str], config: EngineConfig, *, spare: int = 0) -> Iterator[tuple[int, Sequence[str]]]:
+    """As many texts at once as a request may have, less `spare`; with the place of the first."""
+    size = max(1, config.max_request_items - spare)
+    for first in range(0, len(texts), size):
+        yield first, texts[first : first + size]
+
+
+def _print(**fields: object) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")

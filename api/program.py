@@ -1,0 +1,60 @@
+"""What every command does around its work: settle the environment, run an event loop, end with a line and a code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+import typer
+
+from staged_pool.api.flags import Backend
+from staged_pool.stages.errors import ConfigError, StagedPoolError
+
+EXIT_FAILED: Final = 1
+EXIT_CONFIG: Final = 2
+
+
+def prepare_environment(*, offline: bool) -> None:
+    """Settle what libraries read from the environment when they are imported. What the user has set stays."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle torch threads must not spin on preprocess's cores
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # preprocess has its own threads
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of kernels, a few hundred KB each
+        os.environ.setdefault(cache, "256")  # the sizes of packed batches fit; padded ones have no end of sizes
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def run(backend: Backend, program: Callable[[], Awaitable[None]]) -> None:
+    import anyio
+
+    uvloop = backend == "asyncio" and importlib.util.find_spec("uvloop") is not None
+    anyio.run(program, backend=backend, backend_options={"use_uvloop": True} if uvloop else {})
+
+
+@contextmanager
+def errors_in_flag_words() -> Iterator[None]:
+    """End the process with one line for an error that the user can do something about."""
+    try:
+        yield
+    except ConfigError as error:
+        _exit(in_flag_words(str(error)), EXIT_CONFIG)
+    except StagedPoolError as error:
+        _exit(str(error), EXIT_FAILED)
+
+
+def _exit(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def in_flag_words(message: str) -> str:
+    """`preprocess_limit=0: must be ...` becomes `--preprocess-limit 0: must be ...`."""
+    field = re.match(r"(\w+)=", message)
+    if field is None:
+        return message
+    name = field[1].removesuffix("_s").replace("_", "-")
+    return f"--{name} {message[field.end() :]}"

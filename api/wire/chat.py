@@ -1,0 +1,132 @@
+"""Conversations, as chat completions spell them: lists of messages whose content is a text or a list of parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from staged_pool.api.wire import jsons
+from staged_pool.runtime.requests import Chat
+from staged_pool.stages.errors import InvalidInput, shortened
+
+_MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
+_MESSAGE_LISTS: Final = msgspec.json.Decoder(list[list[dict[str, Any]]])
+
+
+class ChatFields(msgspec.Struct, kw_only=True):
+    """Fields that say how a conversation becomes a text."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+    """Refused: a template is a program, and the model has its own."""
+
+
+def check_chat_fields(fields: ChatFields) -> None:
+    """Refuse what cannot be done with any conversation.
+
+    Raises:
+        InvalidInput: Says which field is wrong.
+    """
+    if fields.chat_template is not None:
+        message = "chat_template: templates of requests are not run; the model's own is"
+        raise InvalidInput(message, param="chat_template")
+    if fields.add_generation_prompt and fields.continue_final_message:
+        message = "continue_final_message: cannot be set together with add_generation_prompt"
+        raise InvalidInput(message, param="continue_final_message")
+
+
+def conversations(raw: msgspec.Raw, fields: ChatFields, root: str) -> list[Chat]:
+    """One conversation, or a list of them.
+
+    Args:
+        raw: The value.
+        fields: Of the request that it is in.
+        root: The field that it is the value of.
+
+    Raises:
+        InvalidInput: Says which part is wrong and what would be right.
+    """
+    depth, first = jsons.shape(raw)
+    if depth == 1 and first == b"{":
+        return [_chat(jsons.decode(_MESSAGES, raw, root=root), fields, root, None)]
+    if depth == 2:
+        lists = jsons.decode(_MESSAGE_LISTS, raw, root=root)
+        return [_chat(messages, fields, f"{root}[{index}]", index) for index, messages in enumerate(lists)]
+    if depth == 1 and first == b"]":
+        raise _none_of(root, None)
+    raise InvalidInput(f"{root}: expected a list of messages, or a list of such lists", param=root)
+
+
+def _chat(messages: list[dict[str, Any]], fields: ChatFields, where: str, index: int | None) -> Chat:
+    if not messages:
+        raise _none_of(where, index)
+    return Chat(
+        messages=tuple(_message(message, f"{where}[{place}]", index) for place, message in enumerate(messages)),
+        add_generation_prompt=bool(fields.add_generation_prompt),
+        continue_final_message=bool(fields.continue_final_message),
+        template_arguments=fields.chat_template_kwargs or {},
+    )
+
+
+def _none_of(where: str, index: int | None) -> InvalidInput:
+    return wrong(where, "at least one message is needed", index)
+
+
+def _message(message: dict[str, Any], where: str, index: int | None) -> Mapping[str, object]:
+    """A message with its content as one text, for there are templates that know no parts; the rest as it was sent."""
+    if "role" not in message:
+        raise wrong(f"{where}.role", "this field is required", index)
+    if not isinstance(message["role"], str):
+        raise wrong(f"{where}.role", "expected a text", index)
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    if content is None and message.get("tool_calls"):  # an assistant that only calls tools says nothing
+        return message | {"content": ""}
+    if "content" not in message:
+        raise wrong(f"{where}.content", "this field is required", index)
+    if not isinstance(content, list):
+        raise wrong(f"{where}.content", "expected a text or a list of parts", index)
+    texts = [_part(part, f"{where}.content[{place}]", index) for place, part in enumerate(content)]
+    return message | {"content": "\n".join(texts)}
+
+
+def _part(part: object, where: str, index: int | None) -> str:
+    if not isinstance(part, dict):
+        raise wrong(where, "expected an object with `type` and `text`", index)
+    if "type" not in part:
+        raise wrong(f"{where}.type", "this field is required", index)
+    return text_of_part(part["type"], part.get("text"), where, index)
+
+
+def text_of_part(kind: object, text: object, where: str, index: int | None) -> str:
+    """The text of a part of a message or of a document.
+
+    Args:
+        kind: What the part says that it is.
+        text: What it has.
+        where: The path to it, from the field on.
+        index: Which input of the request it is in.
+
+    Raises:
+        InvalidInput: It is of another type, or has no text.
+    """
+    if not isinstance(kind, str):
+        raise wrong(f"{where}.type", "expected a text", index)
+    if kind != "text":
+        raise wrong(f"{where}.type", f"`{shortened(kind)}` is not supported; only `text` is", index)
+    if text is None:
+        raise wrong(f"{where}.text", "this field is required", index)
+    if not isinstance(text, str):
+        raise wrong(f"{where}.text", "expected a text", index)
+    return text
+
+
+def wrong(where: str, what: str, index: int | None = None) -> InvalidInput:
+    """The refusal of what stands at a path such as `messages[0].role`."""
+    return InvalidInput(f"{where}: {what}", param=re.split(r"[.\[]", where, maxsplit=1)[0], index=index)

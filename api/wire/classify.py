@@ -1,0 +1,73 @@
+"""vLLM's `/classify`, and `/classify_tokens`, which has no model elsewhere: the entities of each text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from staged_pool.api.wire import jsons
+from staged_pool.api.wire.chat import wrong
+from staged_pool.api.wire.exchange import Body, Write, listing
+from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import Aggregation, ClassifyRequest, TokenClassifyRequest
+from staged_pool.runtime.results import ClassifyResult, TokenClassifyResult
+
+
+class ClassifyBody(InputFields, kw_only=True):
+    """The body of a request for labels of texts, or of pairs; fields that are not named are ignored."""
+
+    use_activation: bool | None = None
+
+
+class ClassifyTokensBody(InputFields, kw_only=True):
+    """The body of a request for labels within texts; fields that are not named are ignored."""
+
+    aggregation_strategy: Aggregation = "simple"
+
+
+_CLASSIFY: Final = msgspec.json.Decoder(ClassifyBody)
+_CLASSIFY_TOKENS: Final = msgspec.json.Decoder(ClassifyTokensBody)
+
+
+def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
+    """See `Read`."""
+    fields = jsons.decode(_CLASSIFY, body)
+    request = ClassifyRequest(
+        inputs=text_or_pair_inputs(fields), model=fields.model, activate=fields.use_activation is not False
+    )
+    return request, encode_classify
+
+
+def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequest, Write]:
+    """See `Read`."""
+    fields = jsons.decode(_CLASSIFY_TOKENS, body)
+    inputs = text_inputs(fields)
+    for index, given in enumerate(inputs):
+        if not isinstance(given.source, str):
+            raise wrong("input", "expected a text or a list of texts, which is what entities are found in", index)
+    request = TokenClassifyRequest(inputs=inputs, model=fields.model, aggregation=fields.aggregation_strategy)
+    return request, encode_classify_tokens
+
+
+def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> bytes:
+    """Write the answer; see `Write`. `label` is null where the model's labels have no names."""
+    best = result.scores.argmax(axis=1).tolist()
+    data = [
+        {
+            "index": index,
+            "label": result.labels[place] if place < len(result.labels) else None,
+            "probs": row,
+            "num_classes": len(row),
+        }
+        for index, (place, row) in enumerate(zip(best, np.ascontiguousarray(result.scores), strict=True))
+    ]
+    return listing("classify", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
+
+
+def encode_classify_tokens(result: TokenClassifyResult, /, *, request_id: str, created: int) -> bytes:
+    """Write the answer; see `Write`."""
+    data = [{"index": index, "entities": entities} for index, entities in enumerate(result.entities)]
+    return listing("classify", data, model=result.model, usage=result.usage, request_id=request_id, created=created)

@@ -1,0 +1,146 @@
+"""What a request is about: texts, token ids, conversations or pairs, in any of the forms that clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
+
+from staged_pool.api.wire import jsons
+from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations, wrong
+from staged_pool.runtime.requests import Chat, PairInput, TextInput
+from staged_pool.stages.errors import InvalidInput
+
+ModelName: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
+MaxTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
+Source: TypeAlias = str | tuple[int, ...] | Chat
+
+_TEXT: Final = msgspec.json.Decoder(str)
+_TEXTS: Final = msgspec.json.Decoder(list[str])
+_TEXT_LISTS: Final = msgspec.json.Decoder(list[list[str]])
+_IDS: Final = msgspec.json.Decoder(list[int])
+_ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
+
+
+class _Model(msgspec.Struct):
+    model: ModelName | None = None
+
+
+_MODEL: Final = msgspec.json.Decoder(_Model)
+
+
+def model_of(body: bytes | bytearray) -> str | None:
+    """The model that a request names; nothing else of it is looked at.
+
+    Raises:
+        InvalidInput: As for `jsons.decode`.
+    """
+    return jsons.decode(_MODEL, body).model
+
+
+class InputFields(ChatFields, kw_only=True):
+    """Fields that say what the inputs of a request are. Fields that are not named are ignored."""
+
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """`str | list[str] | list[int] | list[list[int]]`, or what `messages` may be."""
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """One conversation, or a list of them."""
+    model: ModelName | None = None
+    truncate_prompt_tokens: MaxTokens | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    """None: to texts; not to conversations, whose template writes all that the model is to see."""
+
+
+def text_inputs(fields: InputFields) -> tuple[TextInput, ...]:
+    """The inputs one by one; all of them in one form, or it is an error.
+
+    Raises:
+        InvalidInput: Says which field is wrong and what would be right.
+    """
+    field, raw = _given(fields)
+    sources = conversations(raw, fields, field) if field == "messages" else _sources(raw, fields)
+    return tuple(_text_input(source, fields) for source in sources)
+
+
+def text_or_pair_inputs(fields: InputFields) -> tuple[TextInput | PairInput, ...]:
+    """As `text_inputs`; a list of lists of two texts is a list of pairs.
+
+    Raises:
+        InvalidInput: Says which field is wrong and what would be right.
+    """
+    field, raw = _given(fields)
+    if field == "input" and jsons.shape(raw) == (2, b'"'):
+        lists = jsons.decode(_TEXT_LISTS, raw, root="input")
+        return tuple(_pair_input(texts, index, fields) for index, texts in enumerate(lists))
+    return text_inputs(fields)
+
+
+def check_max_tokens(value: int | None) -> None:
+    """Refuse a `truncate_prompt_tokens` of 0.
+
+    Raises:
+        InvalidInput: It is 0.
+    """
+    if value == 0:
+        raise wrong("truncate_prompt_tokens", "0 leaves nothing of an input; expected -1 or at least 1")
+
+
+def _given(fields: InputFields) -> tuple[str, msgspec.Raw]:
+    """The field that holds the inputs, and its value."""
+    check_max_tokens(fields.truncate_prompt_tokens)
+    check_chat_fields(fields)
+    messages, given = fields.messages, fields.input
+    if isinstance(messages, msgspec.Raw) and not jsons.is_null(messages):
+        if isinstance(given, msgspec.Raw) and not jsons.is_null(given):
+            raise wrong("messages", "give either `input` or `messages`")
+        return "messages", messages
+    if isinstance(given, msgspec.UnsetType):
+        raise wrong("input", "this field is required")
+    return "input", given
+
+
+def _sources(raw: msgspec.Raw, fields: InputFields) -> Sequence[Source]:
+    depth, first = jsons.shape(raw)
+    if depth == 0:
+        return (jsons.decode(_TEXT, raw, root="input"),)
+    if first == b"{":
+        return conversations(raw, fields, "input")
+    if depth == 2:
+        lists = jsons.decode(_ID_LISTS, raw, root="input")
+        return [_checked(ids, index) for index, ids in enumerate(lists)]
+    if first == b"]":
+        raise InvalidInput("You must pass at least one prompt", param="input")
+    if first == b'"':
+        return jsons.decode(_TEXTS, raw, root="input")
+    return (_checked(jsons.decode(_IDS, raw, root="input"), 0),)
+
+
+def _checked(ids: list[int], index: int) -> tuple[int, ...]:
+    if not ids:
+        raise wrong(f"input[{index}]", "a list of token ids must not be empty", index)
+    if (lowest := min(ids)) < 0:
+        raise InvalidInput(f"Token id {lowest} is out of vocabulary", param="input", index=index)
+    return tuple(ids)
+
+
+def _text_input(source: Source, fields: InputFields) -> TextInput:
+    added = not isinstance(source, Chat) if fields.add_special_tokens is None else fields.add_special_tokens
+    return TextInput(
+        source,
+        max_tokens=fields.truncate_prompt_tokens,
+        truncate_side=fields.truncation_side or "right",
+        add_special_tokens=added,
+    )
+
+
+def _pair_input(texts: list[str], index: int, fields: InputFields) -> PairInput:
+    """What says how one text is cut has no meaning for two, and must not look as if it had."""
+    if len(texts) != 2:
+        raise wrong(f"input[{index}]", f"a pair has 2 texts, not {len(texts)}", index)
+    if fields.truncation_side == "left":
+        raise wrong("truncation_side", "of a pair, the longer text is cut on the right")
+    if fields.add_special_tokens is False:
+        raise wrong("add_special_tokens", "a pair is not a pair without the tokens between its texts")
+    return PairInput(first=texts[0], second=texts[1], max_tokens=fields.truncate_prompt_tokens)

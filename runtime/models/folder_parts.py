@@ -1,0 +1,129 @@
+"""Read the files that most model folders have, whatever their models give: settings, no weights and no code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
+
+from staged_pool.runtime.model import Similarity
+from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.specs import Dense
+from staged_pool.stages.errors import ConfigError
+
+Level: TypeAlias = Literal["sentence_embedding", "token_embeddings"]
+"""What a module works on, as sentence-transformers names it: one vector for each input, or one for each token."""
+
+_TRANSFORMER_FILES: Final = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+SAFE_WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
+
+_WEIGHT_FILES: Final = (*SAFE_WEIGHT_FILES, "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def read_similarity(settings: JsonFile) -> Similarity | None:
+    """How the folder wants two vectors to be compared. None: it does not say."""
+    name = settings.get("similarity_fn_name", str, None)
+    if name is not None and name not in get_args(Similarity):
+        known = ", ".join(get_args(Similarity))
+        raise ConfigError(f"{settings.name}: similarity_fn_name={name!r} is not known, only {known}")
+    return cast("Similarity | None", name)
+
+
+def read_chain(modules: JsonFile, path: Path) -> list[tuple[str, Path]]:
+    """The modules in order: the last part of each one's type, and its folder. Dropout does nothing here."""
+    chain = []
+    for place, entry in enumerate(modules.content):
+        module = JsonFile(f"{modules.name}[{place}]", entry)
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{module.name}: must be an object")
+        kind, folder = module.get("type", str, None), module.get("path", str, "")
+        if kind is None:
+            raise ConfigError(f"{module.name}: type is missing")
+        if not (path / folder).resolve().is_relative_to(path.resolve()):
+            raise ConfigError(f"{module.name}: path={folder!r} leads out of the model folder")
+        name = kind.rpartition(".")[2]
+        if not kind.startswith(("sentence_transformers.", "pylate.")):
+            raise ConfigError(f"{module.name}: module {kind} is the folder's own code, which is never run")
+        if name != "Dropout":
+            chain.append((name, path / folder))
+    return chain
+
+
+def read_dense(folder: Path, *, root: Path, level: Level = "sentence_embedding") -> Dense:
+    """A Dense module, which must work on `level`."""
+    file = required(folder / "config.json", root=root)
+    expect_level(file, level)
+    activation = file.get("activation_function", str, "torch.nn.modules.activation.Tanh")
+    if not activation.startswith("torch.nn.modules."):
+        raise ConfigError(f"{file.name}: activation_function={activation!r} is not one of torch.nn")
+    return Dense(
+        folder=folder,
+        in_features=file.size("in_features"),
+        out_features=file.size("out_features"),
+        bias=file.get("bias", bool, True),
+        activation=activation.rpartition(".")[2],
+        residual=file.get("use_residual", bool, False),
+    )
+
+
+def read_prompts(settings: JsonFile) -> tuple[Mapping[str, str], str]:
+    """All prompts by name, and the one that goes before every text."""
+    prompts = settings.get("prompts", dict, {})
+    for name, text in prompts.items():
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{settings.name}: prompts[{name!r}] must be a text")
+    prompts = {name: text or "" for name, text in prompts.items()}
+    default = settings.get("default_prompt_name", str, None)
+    if default is not None and default not in prompts:
+        raise ConfigError(f"{settings.name}: default_prompt_name={default!r} is not among the prompts")
+    return prompts, prompts[default] if default is not None else ""
+
+
+def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
+    """The transformer's config. That its weights are there is checked here too, before anything is built."""
+    config = required(body / "config.json", root=root)
+    if not any((body / name).is_file() for name in _WEIGHT_FILES):
+        raise ConfigError(
+            f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index); pickled ones are "
+            "downloaded only with allow_pickle (--allow-pickle)"
+        )
+    content: Mapping[str, Any] = config.content
+    return content
+
+
+def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:
+    """What sentence-transformers keeps beside the transformer, under one of several names."""
+    for name in _TRANSFORMER_FILES:
+        if (file := JsonFile.read(body / name, root=root)) is not None:
+            return file
+    return JsonFile.empty()
+
+
+def read_special_token(body: Path, field: str, *, root: Path) -> str | None:
+    """A special token by its name, such as `mask_token`, in the tokenizer's own spelling. None: not said."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        value = (JsonFile.read(body / name, root=root) or JsonFile.empty()).content.get(field)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            return value
+    return None
+
+
+def expect_level(file: JsonFile, level: Level, *, default: Level | None = None) -> None:
+    """Refuse a module that works on another level than the place where it stands in the chain."""
+    for field in ("module_input_name", "module_output_name"):
+        value = file.get(field, str, None) or default or level
+        if value != level:
+            raise ConfigError(f"{file.name}: {field}={value!r} is not supported, only {level}")
+
+
+def required(path: Path, *, root: Path) -> JsonFile:
+    """A file that the folder must have."""
+    if (file := JsonFile.read(path, root=root)) is None:
+        raise ConfigError(f"{root}: no {path.relative_to(root)}, so this is not a complete model folder")
+    return file

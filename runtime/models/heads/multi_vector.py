@@ -1,0 +1,63 @@
+"""One vector for each token: for late interaction, and for whatever else wants to see the tokens by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from staged_pool.runtime.model import Values
+from staged_pool.runtime.models.heads.head import on_host
+from staged_pool.runtime.models.heads.modules import build_modules
+from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.specs import MultiVectorSpec
+
+
+class MultiVectorHead:
+    """[tokens kept, width] for each sequence, before the normalisation at the end of the chain.
+
+    Args:
+        spec: See `MultiVectorSpec`.
+        token_width: Values of a token vector.
+        device: Where it computes.
+
+    Raises:
+        ConfigError: Weights of the modules are missing or do not fit.
+    """
+
+    width: int
+    """Values of one vector."""
+
+    def __init__(self, spec: MultiVectorSpec, token_width: int, device: torch.device) -> None:
+        modules, self.width = build_modules(spec.modules, token_width)
+        self._modules = modules.to(device)
+
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self._modules.parameters())
+
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+        kept, counts = _kept(batch)
+        if kept is not None:
+            hidden = hidden[torch.from_numpy(kept).to(hidden.device)]
+        vectors = on_host(self._modules(hidden.float()))
+        # Copies: a row that is kept must not keep those of the whole batch.
+        return [rows.copy() for rows in np.split(vectors, np.cumsum(counts)[:-1])]
+
+
+def _kept(batch: PackedBatch) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]] | None, list[int]]:
+    """The places in the batch of the tokens whose vectors are wanted (None: of all), and how many each sequence has."""
+    sequences = batch.sequences
+    counts = [len(s.ids) if s.kept is None else len(s.kept) for s in sequences]
+    if all(s.kept is None for s in sequences):
+        return None, counts
+    places = np.empty(sum(counts), np.int64)
+    start = end = 0
+    for sequence, count in zip(sequences, counts, strict=True):
+        kept = range(len(sequence.ids)) if sequence.kept is None else sequence.kept
+        places[end : end + count] = kept
+        places[end : end + count] += start
+        start += len(sequence.ids)
+        end += count
+    return places, counts

@@ -1,0 +1,199 @@
+"""Weights of a few entries of the vocabulary: from the logits of a language model, or of the tokens of an input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from staged_pool.runtime.model import SparseVector, TokenIds, Values
+from staged_pool.runtime.models.heads.head import on_host
+from staged_pool.runtime.models.heads.modules import load_projection
+from staged_pool.runtime.models.heads.transplant import (
+    MISFITS,
+    TOLERANCE,
+    TransplantedHead,
+    difference,
+    probe_sequences,
+    run_alone,
+)
+from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.specs import SpladeSpec, TokenWeightsSpec
+from staged_pool.runtime.requests import Output, Outputs
+from staged_pool.stages.errors import ConfigError
+
+_SPARSE_ONLY: Final[Outputs] = frozenset({Output.SPARSE})
+
+_SLICE_BYTES: Final = 64 * 2**20
+"""Of logits that exist at once, in float32. Those of a whole batch could take gigabytes."""
+
+
+class VocabularyHead(Protocol):
+    """What gives the logits of a masked language model."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[1, tokens, width] -> [1, tokens, vocabulary]."""
+        ...
+
+    def parameters(self) -> int: ...
+
+
+class SpladeHead:
+    """For each entry v of the vocabulary: the largest log(1 + relu(logit_tv)) of the tokens t of a sequence, or their
+    sum (Formal et al., 2021, https://arxiv.org/abs/2109.10086, and https://arxiv.org/abs/2107.05720). Special tokens
+    count, as in the SpladePooling of sentence-transformers.
+
+    Args:
+        spec: See `SpladeSpec`.
+        logits: The model's own head.
+        vocabulary: How many logits it gives for a token.
+        slice_bytes: Bound on the logits that exist at once; those of one token always do.
+    """
+
+    def __init__(
+        self, spec: SpladeSpec, logits: VocabularyHead, vocabulary: int, *, slice_bytes: int = _SLICE_BYTES
+    ) -> None:
+        self._spec = spec
+        self._logits = logits
+        self._slice_tokens = max(1, slice_bytes // (4 * vocabulary))
+
+    def parameters(self) -> int:
+        return self._logits.parameters()
+
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+        rows: list[Values] = []
+        start = 0
+        for lengths in _groups([len(s.ids) for s in batch.sequences], self._slice_tokens):
+            end = start + sum(lengths)
+            rows += _sparse_rows(self._pooled(hidden[start:end], lengths))
+            start = end
+        return rows
+
+    def _pooled(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """[sequences, vocabulary] float32, of sequences that fit into one slice, or of a single one that may not."""
+        if len(lengths) > 1:
+            pooled = self._reduced(hidden, lengths)
+        else:
+            pooled = torch.zeros(())  # replaced by the first slice: a sequence has at least one token
+            for place, part in enumerate(torch.split(hidden, self._slice_tokens)):
+                found = self._reduced(part, [len(part)])
+                if place == 0:
+                    pooled = found
+                else:
+                    pooled = pooled.maximum(found) if self._spec.pooling == "max" else pooled + found
+        # The activation never falls, so that it can follow the maximum: it then runs once a sequence.
+        return self._activated(pooled) if self._spec.pooling == "max" else pooled
+
+    def _reduced(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """For each sequence the largest logits of its tokens, or the sum of what the activation makes of them."""
+        logits = self._logits(hidden.unsqueeze(0))[0].float()
+        if self._spec.pooling == "max":
+            return torch.stack([part.amax(dim=0) for part in torch.split(logits, list(lengths))])
+        return torch.stack([part.sum(dim=0) for part in torch.split(self._activated(logits), list(lengths))])
+
+    def _activated(self, logits: Tensor) -> Tensor:
+        once = logits.relu().log1p_()
+        return once.log1p_() if self._spec.activation == "log1p_relu" else once
+
+
+def build_splade(spec: SpladeSpec, whole: PreTrainedModel, *, max_tokens: int) -> SpladeHead:
+    """The head of a masked language model, taken off it and found to give the logits that the whole model gives.
+
+    Args:
+        spec: See `SpladeSpec`.
+        whole: A model such as `BertForMaskedLM`, in eval mode.
+        max_tokens: Longest input of the model.
+
+    Raises:
+        ConfigError: The head cannot be taken off, or gives something else then.
+    """
+    head = TransplantedHead(whole)
+    probe = probe_sequences(
+        vocabulary=whole.get_input_embeddings().num_embeddings,
+        padding=getattr(whole.config, "pad_token_id", None),
+        max_tokens=max_tokens,
+        outputs=_SPARSE_ONLY,
+        pairs=False,
+    )
+    with torch.inference_mode():
+        alone = run_alone(whole, probe)
+        try:
+            found = torch.cat([head(each.hidden.unsqueeze(0))[0] for each in alone])
+        except MISFITS as error:
+            raise ConfigError(f"the head of {head.name} does not run by itself: {error}") from error
+    wanted = torch.cat([each.logits for each in alone])
+    if found.shape != wanted.shape or not difference(found, wanted) <= TOLERANCE[whole.dtype]:
+        raise ConfigError(f"the head of {head.name} gives other logits by itself than with its transformer")
+    return SpladeHead(spec, head, wanted.shape[1])
+
+
+class TokenWeightsHead:
+    """For each token id of a sequence the largest relu(w h + b) of its tokens, without special tokens (Chen et al.,
+    2024, https://arxiv.org/abs/2402.03216, section 3.2; FlagEmbedding's `_process_token_weights`).
+
+    Args:
+        spec: See `TokenWeightsSpec`.
+        token_width: Values of a token vector.
+        tokenizer: The folder's own, for the ids of the tokens that are left out.
+        device: Where it computes.
+
+    Raises:
+        ConfigError: The weights are missing or do not fit.
+    """
+
+    def __init__(self, spec: TokenWeightsSpec, token_width: int, tokenizer: Tokenizer, device: torch.device) -> None:
+        self._linear = load_projection(spec.projection, token_width).to(device)
+        if self._linear.out_features != 1:
+            file = spec.projection.files[0].stem
+            raise ConfigError(f"{file}: must give one weight for a token, it gives {self._linear.out_features}")
+        known = (tokenizer.token_to_id(token) for token in spec.left_out)
+        self._left_out = np.array([i for i in known if i is not None], np.int64)
+
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self._linear.parameters())
+
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+        weights = on_host(self._linear(hidden.float()).relu()[:, 0])
+        rows = []
+        start = 0
+        for sequence in batch.sequences:
+            end = start + len(sequence.ids)
+            rows.append(self._row(sequence.ids, weights[start:end]))
+            start = end
+        return rows
+
+    def _row(self, ids: TokenIds, weights: NDArray[np.float32]) -> SparseVector:
+        indices, places = np.unique(np.array(ids, np.int64), return_inverse=True)
+        largest = np.zeros(len(indices), np.float32)
+        with np.errstate(invalid="ignore"):  # NaN stays, and is found
+            np.maximum.at(largest, places, weights)
+        kept = ~(largest <= 0) & ~np.isin(indices, self._left_out)
+        return SparseVector(indices[kept].astype(np.int32), largest[kept])
+
+
+def _groups(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Neighbours that have at most `limit` tokens together; a longer one is alone."""
+    group: list[int] = []
+    for length in lengths:
+        if group and sum(group) + length > limit:
+            yield group
+            group = []
+        group.append(length)
+    if group:
+        yield group
+
+
+def _sparse_rows(weights: Tensor) -> list[SparseVector]:
+    """The entries of each row of [rows, width] that are not 0: two copies to the host, whatever the rows."""
+    above = ~(weights <= 0)  # NaN stays, and is found
+    rows, columns = above.nonzero(as_tuple=True)
+    ends = np.cumsum(above.sum(dim=1).cpu().numpy())[:-1]
+    indices = np.split(columns.int().cpu().numpy(), ends)
+    values = np.split(on_host(weights[rows, columns]), ends)
+    return [SparseVector(i.copy(), v.copy()) for i, v in zip(indices, values, strict=True)]

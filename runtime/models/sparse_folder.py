@@ -1,0 +1,95 @@
+"""Read the folder of a SPLADE model: a masked language model whose logits are pooled over the tokens of an input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, cast, get_args
+
+from staged_pool.runtime.model import Similarity
+from staged_pool.runtime.models.folder_parts import (
+    read_body_config,
+    read_chain,
+    read_prompts,
+    read_similarity,
+    read_transformer_settings,
+    required,
+)
+from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.specs import ModelFolder, SpladeActivation, SpladePooling, SpladeSpec
+from staged_pool.stages.errors import ConfigError
+
+_SIMILARITIES: Final[tuple[Similarity, ...]] = ("dot", "cosine")
+
+
+def read_sparse_folder(path: Path, modules: JsonFile | None, settings: JsonFile) -> ModelFolder:
+    """Read the folder of a SparseEncoder of sentence-transformers, or of a masked language model without modules.
+
+    Raises:
+        ConfigError: A file is missing or malformed, or a module or setting is not known; names it.
+    """
+    if modules is None:
+        body, spec = path, SpladeSpec()
+        notes: tuple[str, ...] = ("no modules.json: the maximum of log(1 + relu(logits)) is assumed, as in SPLADE",)
+    else:
+        body, spec = _chain(modules, path)
+        notes = ()
+    config = read_body_config(body, root=path)
+    architectures = JsonFile("config.json", config).get("architectures", list, [])
+    if not any(str(name).endswith("ForMaskedLM") for name in architectures):
+        raise ConfigError(
+            f"config.json: architectures={architectures!r} is no masked language model, which SPLADE needs"
+        )
+    transformer = read_transformer_settings(body, root=path)
+    _check_transformer(transformer, modules)
+    if settings.positive("max_active_dims") is not None:
+        raise ConfigError(f"{settings.name}: max_active_dims is not supported")
+    similarity = read_similarity(settings) or "dot"
+    if similarity not in _SIMILARITIES:
+        raise ConfigError(f"{settings.name}: similarity_fn_name={similarity!r} is not supported for sparse vectors")
+    prompts, prompt = read_prompts(settings)
+    return ModelFolder(
+        path=path,
+        body=body,
+        config=config,
+        architecture="masked language model",
+        heads=(spec,),
+        scoring="sparse",
+        similarity=similarity,
+        max_seq_length=transformer.positive("max_seq_length"),
+        lower_case=transformer.get("do_lower_case", bool, False),
+        prompts=prompts,
+        default_prompt=prompt,
+        notes=notes,
+    )
+
+
+def _chain(modules: JsonFile, path: Path) -> tuple[Path, SpladeSpec]:
+    """The transformer's folder, and the pooling: there is nothing else in a SPLADE model."""
+    chain = read_chain(modules, path)
+    names = [name for name, _ in chain]
+    if len(chain) != 2 or names[0] not in ("Transformer", "MLMTransformer") or names[1] != "SpladePooling":
+        raise ConfigError(
+            "modules.json: of sparse models only a Transformer with a SpladePooling is supported, the chain is "
+            f"{' -> '.join(names) or 'empty'}"
+        )
+    file = required(chain[1][1] / "config.json", root=path)
+    pooling = file.get("pooling_strategy", str, "max")
+    activation = file.get("activation_function", str, "relu")
+    for field, value, known in (
+        ("pooling_strategy", pooling, get_args(SpladePooling)),
+        ("activation_function", activation, get_args(SpladeActivation)),
+    ):
+        if value not in known:
+            raise ConfigError(f"{file.name}: {field}={value!r} is not known, only {', '.join(known)}")
+    spec = SpladeSpec(pooling=cast("SpladePooling", pooling), activation=cast("SpladeActivation", activation))
+    return chain[0][1], spec
+
+
+def _check_transformer(file: JsonFile, modules: JsonFile | None) -> None:
+    """The old MLMTransformer implies its task; the new Transformer must name it."""
+    old = modules is None or str(modules.content[0]["type"]).endswith(".MLMTransformer")
+    task = file.get("transformer_task", str, "fill-mask" if old else "feature-extraction")
+    if task != "fill-mask":
+        raise ConfigError(f"{file.name or 'sentence_bert_config.json'}: transformer_task={task!r} must be fill-mask")
+    if file.get("processing_kwargs", dict, {}):
+        raise ConfigError(f"{file.name}: processing_kwargs is not supported")

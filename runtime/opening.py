@@ -1,0 +1,95 @@
+"""Load models and run an engine on each, inside the caller's event loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.device import DeviceThreads
+from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.model import Model
+from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS
+from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.offload import ThreadOffload
+from staged_pool.stages.stage import StageOptions
+
+SHARED = ("device", "forward_workers", "preprocess_limit", "torch_threads", "watchdog_s", "drain_timeout_s")
+"""Settings of what engines share."""
+
+
+@asynccontextmanager
+async def open_engine(config: EngineConfig | None = None) -> AsyncIterator[Engine]:
+    """Load a model and run an engine on it, inside the caller's event loop, asyncio or trio.
+
+    Several engines may be opened side by side: each then has its own device threads and limits; `open_engines` has
+    them share. Loading cannot be interrupted: a cancellation during it is raised when it has ended. At the end of the
+    block the engine drains for `config.drain_timeout_s`; if the block raised or was cancelled, it stops at once, after
+    the forwards that run.
+
+    Raises:
+        ConfigError: The settings, the model folder or the machine do not allow it.
+    """
+    async with open_engines([config or EngineConfig()]) as engines:
+        (engine,) = engines.values()
+        yield engine
+
+
+@asynccontextmanager
+async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping[str, Engine]]:
+    """Load several models, and run an engine on each; the block gets them by their served names.
+
+    Each engine has its own stages, queues and limits. They share the device's threads, which their batches take in
+    turns, and the threads of preprocess. Loading, draining and stopping are as for `open_engine`, and one that breaks
+    leaves the others as they are.
+
+    Args:
+        configs: At least one. Those settings that say how much is shared must be equal in all of them.
+
+    Raises:
+        ConfigError: As for `open_engine`; or two models have the same name, or settings of what is shared differ.
+    """
+    first = _agreed(configs)
+    options = StageOptions(clock=time.perf_counter)
+    preprocess, offload = ThreadOffload(first.preprocess_limit), ThreadOffload(POSTPROCESS_WORKERS)
+    async with DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device:
+        models: dict[str, tuple[EngineConfig, Model]] = {}
+        for config in configs:
+            model = await device.run(_load, config)
+            name = model.card.name
+            if name in models:
+                raise ConfigError(f"served_name={name!r}: two models have this name; name them apart")
+            models[name] = config, model
+            device.grow(model.card.forward_workers)
+        async with AsyncExitStack() as stack:
+            engines: dict[str, Engine] = {}
+            for name, (config, model) in models.items():
+                running = run_engine(
+                    config, model, device=device, preprocess=preprocess, offload=offload, options=options
+                )
+                engines[name] = await stack.enter_async_context(running)
+            yield engines
+            async with anyio.create_task_group() as draining:
+                for engine in engines.values():
+                    draining.start_soon(engine.drain, first.drain_timeout_s)
+
+
+def _agreed(configs: Sequence[EngineConfig]) -> EngineConfig:
+    """The first of them, which says as all others do how much is shared."""
+    if not configs:
+        raise ConfigError("no model: at least one is needed")
+    first = configs[0]
+    for name in SHARED:
+        if len(values := {getattr(config, name) for config in configs}) > 1:
+            said = " and ".join(sorted(map(repr, values)))
+            raise ConfigError(f"{name}={said}: models that share a device must agree on it")
+    return first
+
+
+def _load(config: EngineConfig) -> Model:
+    from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
+
+    return load_model(config)

@@ -1,0 +1,431 @@
+"""Every route of a task on a real engine with models whose answers are known, without sockets."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import httpx
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import ArrayLike, NDArray
+
+import staged_pool
+from staged_pool.api.app import Application
+from staged_pool.api.lobby import Lobby
+from staged_pool.api.routes import TASKS
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import MODEL_MAX, PairInput
+from tests.api.serving import engine_on
+from tests.api.task_doubles import (
+    CLASSIFIER,
+    CROSS_ENCODER,
+    EMBEDDER,
+    TAGGER,
+    TaskModel,
+    label_logits,
+    letter_counts,
+    pair_logit,
+    token_logits,
+    token_vectors,
+)
+from tests.doubles import CARD, Gate, LetterModel, expected
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning"),  # the client's own, on trio
+]
+
+SCORE_ROUTES = ["/score", "/v1/score"]
+RERANK_ROUTES = ["/rerank", "/v1/rerank", "/v2/rerank"]
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+@asynccontextmanager
+async def served(model: LetterModel, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    lobby = Lobby()
+    async with engine_on(model)(EngineConfig(**settings)) as engine:
+        lobby.open(engine)
+        transport = httpx.ASGITransport(Application(lobby))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+
+
+async def ask(card: ModelCard, route: str, **body: Any) -> httpx.Response:
+    async with served(TaskModel(card)) as client:
+        return await client.post(route, json=body, headers={"x-request-id": "r"})
+
+
+async def answer(card: ModelCard, route: str, **body: Any) -> Any:
+    response = await ask(card, route, **body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def error_of(response: httpx.Response, status: int) -> Any:
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+def unit(vectors: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(vectors, np.float64)
+    result: NDArray[np.float64] = array / np.linalg.norm(array, axis=-1, keepdims=True)
+    return result
+
+
+def softmax(logits: ArrayLike) -> NDArray[np.float64]:
+    powers = np.exp(np.asarray(logits, np.float64))
+    result: NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return result
+
+
+def sigmoid(logit: float) -> float:
+    return float(1 / (1 + np.exp(-logit)))
+
+
+def usage(tokens: int) -> dict[str, int | None]:
+    return {
+        "prompt_tokens": tokens,
+        "total_tokens": tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+
+
+async def test_a_prompt_of_the_model_goes_before_each_text_under_either_name() -> None:
+    for field in ("input_type", "prompt_name"):
+        got = await answer(EMBEDDER, "/v1/embeddings", input=["a"], **{field: "query"})
+        assert got["data"][0]["embedding"] == expected("q:a").tolist()
+    got = await answer(EMBEDDER, "/v1/embeddings", input=["a"], prompt="x")
+    assert got["data"][0]["embedding"] == expected("xa").tolist()
+
+
+async def test_an_unknown_prompt_is_refused_with_the_known_ones() -> None:
+    error = error_of(await ask(EMBEDDER, "/v1/embeddings", input="a", prompt_name="other"), 400)
+    assert error["message"] == "prompt_name is not one of the model's prompts: 'query', 'passage'."
+
+
+@pytest.mark.parametrize("field", ["messages", "input"])
+async def test_a_conversation_is_one_input_and_a_list_of_them_is_many(field: str) -> None:
+    one = await answer(EMBEDDER, "/v1/embeddings", **{field: CHAT}, add_generation_prompt=True)
+    two = await answer(EMBEDDER, "/v1/embeddings", **{field: [CHAT, CHAT + CHAT]})
+    assert [row["embedding"] for row in one["data"]] == [expected("<user>hi<assistant>").tolist()]
+    assert [row["embedding"] for row in two["data"]] == [
+        expected("<user>hi").tolist(),
+        expected("<user>hi<user>hi").tolist(),
+    ]
+
+
+async def test_shorter_vectors_are_for_models_that_were_trained_for_them() -> None:
+    got = await answer(EMBEDDER, "/v1/embeddings", input="a", dimensions=2)
+    assert len(got["data"][0]["embedding"]) == 2
+    error = error_of(await ask(replace(EMBEDDER, matryoshka=False), "/v1/embeddings", input="a", dimensions=2), 400)
+    assert error["param"] == "dimensions"
+
+
+@pytest.mark.parametrize("task", ["embed", None])
+async def test_pooling_gives_vectors_by_default(task: str | None) -> None:
+    got = await answer(EMBEDDER, "/pooling", input=["a", "bc"], task=task)
+    assert {name: got[name] for name in ("id", "object", "model")} == {
+        "id": "pooling-r",
+        "object": "list",
+        "model": "letters",
+    }
+    assert got["data"] == [
+        {"index": index, "object": "pooling", "data": expected(text).tolist()} for index, text in enumerate(["a", "bc"])
+    ]
+    assert got["usage"] == usage(3)
+
+
+async def test_pooling_gives_a_vector_for_each_token() -> None:
+    got = await answer(EMBEDDER, "/pooling", input="abc", task="token_embed")
+    assert_allclose(got["data"][0]["data"], unit(token_vectors("abc")), rtol=1e-6)
+    raw = await answer(EMBEDDER, "/pooling", input="abc", task="token_embed", use_activation=False)
+    assert raw["data"][0]["data"] == token_vectors("abc")
+
+
+async def test_pooling_gives_sparse_vectors() -> None:
+    got = await answer(EMBEDDER, "/pooling", input="abba!", task="sparse")
+    counts = letter_counts("abba!")
+    assert got["data"][0]["data"] == {"indices": counts.indices.tolist(), "values": counts.values.tolist()}
+
+
+async def test_pooling_gives_several_outputs_of_one_forward_by_name() -> None:
+    model = TaskModel()
+    async with served(model) as client:
+        response = await client.post("/pooling", json={"input": ["ab"], "task": ["embed", "sparse", "token_embed"]})
+    [item] = response.json()["data"]
+    assert set(item["data"]) == {"embed", "sparse", "token_embed"}
+    assert item["data"]["embed"] == expected("ab").tolist()
+    assert item["data"]["sparse"] == {"indices": [97, 98], "values": [1.0, 1.0]}
+    assert len(item["data"]["token_embed"]) == 2
+    assert len(model.given) == 1
+
+
+async def test_pooling_encodes_in_base64() -> None:
+    got = await answer(
+        EMBEDDER, "/pooling", input="ab", task=["embed", "sparse", "token_embed"], encoding_format="base64"
+    )
+    data = got["data"][0]["data"]
+    assert_array_equal(np.frombuffer(base64.b64decode(data["embed"]), "<f4"), expected("ab"))
+    assert_array_equal(np.frombuffer(base64.b64decode(data["sparse"]["indices"]), "<i4"), [97, 98])
+    assert_array_equal(np.frombuffer(base64.b64decode(data["sparse"]["values"]), "<f4"), [1, 1])
+    tokens = np.frombuffer(base64.b64decode(data["token_embed"]), "<f4").reshape(2, 2)
+    assert_allclose(tokens, unit(token_vectors("ab")), rtol=1e-6)
+
+
+async def test_pooling_of_a_classifier_gives_its_scores() -> None:
+    for task in (None, "classify"):
+        got = await answer(CLASSIFIER, "/pooling", input="abb", task=task)
+        assert_allclose(got["data"][0]["data"], softmax(label_logits("abb")), rtol=1e-5)
+
+
+async def test_classify_gives_the_likeliest_label_and_the_scores_of_all() -> None:
+    got = await answer(CLASSIFIER, "/classify", input=["abb", "ccc"])
+    assert got["id"] == "classify-r"
+    assert [(row["index"], row["label"], row["num_classes"]) for row in got["data"]] == [(0, "b", 3), (1, "c", 3)]
+    for row, text in zip(got["data"], ["abb", "ccc"], strict=True):
+        assert_allclose(row["probs"], softmax(label_logits(text)), rtol=1e-5)
+    assert got["usage"] == usage(6)
+
+
+async def test_classify_gives_logits_if_asked() -> None:
+    got = await answer(CLASSIFIER, "/classify", input="abb", use_activation=False)
+    assert got["data"][0]["probs"] == label_logits("abb")
+
+
+async def test_classify_reads_conversations_and_pairs() -> None:
+    chat = await answer(CLASSIFIER, "/classify", messages=[{"role": "c", "content": "c"}], use_activation=False)
+    assert chat["data"][0]["probs"] == label_logits("<c>c")
+    pairs = await answer(CLASSIFIER, "/classify", input=[["a", "bb"], ["c", "c"]], use_activation=False)
+    assert [row["probs"] for row in pairs["data"]] == [label_logits("abb"), label_logits("cc")]
+
+
+async def test_labels_without_names_are_null() -> None:
+    got = await answer(replace(CLASSIFIER, labels=()), "/classify", input="a")
+    assert got["data"][0]["label"] is None
+
+
+@pytest.mark.parametrize("route", SCORE_ROUTES)
+async def test_a_cross_encoder_scores_pairs(route: str) -> None:
+    got = await answer(CROSS_ENCODER, route, queries="abc", documents=["ax", "bca", "y"])
+    assert (got["id"], got["object"], got["model"]) == ("score-r", "list", "letters")
+    assert [(row["index"], row["object"]) for row in got["data"]] == [(0, "score"), (1, "score"), (2, "score")]
+    expected_scores = [sigmoid(pair_logit("abc", document)) for document in ("ax", "bca", "y")]
+    assert_allclose([row["score"] for row in got["data"]], expected_scores, rtol=1e-6)
+    assert got["usage"] == usage(15)
+
+
+async def test_each_query_may_have_its_own_document() -> None:
+    got = await answer(CROSS_ENCODER, "/score", queries=["ab", "cd"], documents=["a", "cd"], use_activation=False)
+    assert [row["score"] for row in got["data"]] == [pair_logit("ab", "a"), pair_logit("cd", "cd")]
+
+
+async def test_a_bi_encoder_scores_by_the_cosine_of_its_vectors() -> None:
+    got = await answer(EMBEDDER, "/score", text_1="ab", text_2="xyz")
+    cosine = float(unit(expected("q:ab")) @ unit(expected("p:xyz")))
+    assert got["data"][0]["score"] == pytest.approx(cosine, rel=1e-6)
+
+
+async def test_a_long_document_is_cut_by_default_and_refused_never() -> None:
+    model = TaskModel(CROSS_ENCODER)
+    async with served(model) as client:
+        response = await client.post("/score", json={"queries": "a", "documents": "a" * 10_000})
+    assert response.status_code == 200
+    assert response.json()["usage"]["prompt_tokens"] == CARD.max_tokens
+    assert [given.source.max_tokens for given in model.given] == [MODEL_MAX]
+
+
+async def test_limits_and_the_instruction_reach_the_model() -> None:
+    model = TaskModel(CROSS_ENCODER)
+    extras = {"max_tokens_per_query": 5, "max_tokens_per_doc": 0, "instruction": "find", "truncate_prompt_tokens": 9}
+    async with served(model) as client:
+        await client.post("/rerank", json={"query": "a", "documents": ["b"], **extras})
+    wanted = PairInput(first="a", second="b", max_tokens=9, max_first_tokens=5, instruction="find")
+    assert [given.source for given in model.given] == [wanted]
+
+
+@pytest.mark.parametrize("route", RERANK_ROUTES)
+async def test_rerank_sorts_documents_and_keeps_their_places(route: str) -> None:
+    documents = ["y", "ax", "bca", "xa"]
+    got = await answer(CROSS_ENCODER, route, query="abc", documents=documents)
+    assert set(got) == {"id", "model", "usage", "results"}
+    assert (got["id"], got["usage"]) == ("score-r", {"prompt_tokens": 20, "total_tokens": 20})
+    assert [result["index"] for result in got["results"]] == [2, 1, 3, 0]
+    for result in got["results"]:
+        assert result["document"] == {"text": documents[result["index"]]}
+        score = sigmoid(pair_logit("abc", documents[result["index"]]))
+        assert result["relevance_score"] == pytest.approx(score, rel=1e-6)
+
+
+async def test_rerank_keeps_the_best_and_leaves_documents_out_if_told() -> None:
+    documents = ["y", {"text": "ax"}, "bca"]
+    got = await answer(CROSS_ENCODER, "/rerank", query="abc", documents=documents, top_n=2, return_documents=False)
+    assert [(result["index"], set(result)) for result in got["results"]] == [
+        (2, {"index", "relevance_score"}),
+        (1, {"index", "relevance_score"}),
+    ]
+    every = await answer(CROSS_ENCODER, "/rerank", query="abc", documents=documents, top_n=0)
+    assert len(every["results"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("card", "route", "name"),
+    [
+        (CLASSIFIER, "/v1/embeddings", "Embeddings"),
+        (EMBEDDER, "/classify", "Classification"),
+        (EMBEDDER, "/classify_tokens", "Token Classification"),
+        *((CLASSIFIER, route, "Score") for route in SCORE_ROUTES),
+        *((CLASSIFIER, route, "Rerank (Score)") for route in RERANK_ROUTES),
+    ],
+)
+async def test_a_task_that_the_model_cannot_do_is_answered_501(card: ModelCard, route: str, name: str) -> None:
+    error = error_of(await ask(card, route, input="a"), 501)
+    assert error == {
+        "message": f"The model does not support {name} API",
+        "type": "NotImplementedError",
+        "param": None,
+        "code": 501,
+    }
+
+
+async def test_pooling_for_what_the_model_does_not_give_is_answered_501() -> None:
+    error = error_of(await ask(CARD_WITH_DENSE, "/pooling", input="a", task="sparse"), 501)
+    assert error["message"] == "The model `letters` gives no sparse output, only: dense."
+
+
+CARD_WITH_DENSE = replace(EMBEDDER, outputs=EMBEDDER.outputs[:1])
+
+BODIES: dict[str, tuple[ModelCard, dict[str, Any]]] = {
+    "/v1/embeddings": (EMBEDDER, {"input": "a"}),
+    "/pooling": (EMBEDDER, {"input": "a"}),
+    "/classify": (CLASSIFIER, {"input": "a"}),
+    "/classify_tokens": (TAGGER, {"input": "a"}),
+    **dict.fromkeys(SCORE_ROUTES, (CROSS_ENCODER, {"queries": "a", "documents": "b"})),
+    **dict.fromkeys(RERANK_ROUTES, (CROSS_ENCODER, {"query": "a", "documents": ["b"]})),
+}
+
+
+@pytest.mark.parametrize("route", TASKS)
+async def test_every_task_answers_404_for_another_model(route: str) -> None:
+    card, body = BODIES[route]
+    error = error_of(await ask(card, route, **body, model="other"), 404)
+    assert (error["message"], error["type"]) == ("The model `other` does not exist.", "NotFoundError")
+
+
+@pytest.mark.parametrize("route", TASKS)
+async def test_every_task_takes_the_served_name_or_none_and_ignores_what_it_does_not_know(route: str) -> None:
+    card, body = BODIES[route]
+    for name in ("letters", "", None):
+        response = await ask(card, route, **body, model=name, user="u", priority=1, unknown={"x": 1})
+        assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("route", TASKS)
+async def test_every_task_names_a_missing_field(route: str) -> None:
+    error = error_of(await ask(BODIES[route][0], route), 400)
+    assert error["param"] in BODIES[route][1]
+    assert error["message"].startswith(error["param"])
+
+
+@pytest.mark.parametrize("route", TASKS)
+async def test_under_overload_every_task_is_turned_away_before_its_body_is_read(route: str) -> None:
+    gate, lobby = Gate(), Lobby()
+    async with engine_on(LetterModel(on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
+        lobby.open(engine)
+        application = Application(lobby)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.embed, "a")
+            await gate.arrived()
+            problem = application.turn_away({"path": route}, 10)
+            other = application.turn_away({"path": "/v1/models"}, 10)
+            gate.open()
+    assert problem is not None
+    assert (problem.status, other) == (429, None)
+
+
+async def test_entities_are_found_with_their_places() -> None:
+    got = await answer(TAGGER, "/classify_tokens", input=["abXYc", "abc"])
+    assert [row["index"] for row in got["data"]] == [0, 1]
+    [entity] = got["data"][0]["entities"]
+    assert (entity["label"], entity["start"], entity["end"], entity["text"]) == ("CAPITAL", 2, 4, "XY")
+    assert entity["score"] == pytest.approx(softmax(token_logits("X"))[0, 1], rel=1e-5)
+    assert got["data"][1]["entities"] == []
+
+
+async def test_pooling_gives_the_scores_of_each_token() -> None:
+    got = await answer(TAGGER, "/pooling", input="aB", task="token_classify")
+    assert_allclose(got["data"][0]["data"], softmax(token_logits("aB")), rtol=1e-5)
+
+
+async def test_tokens_become_a_text_again() -> None:
+    async with served(LetterModel()) as client:
+        tokens = (await client.post("/tokenize", json={"prompt": "añ"})).json()["tokens"]
+        back = await client.post("/detokenize", json={"tokens": tokens})
+        nothing = await client.post("/detokenize", json={"tokens": []})
+        unknown = await client.post("/detokenize", json={"tokens": [97, 0x110000]})
+        other = await client.post("/detokenize", json={"tokens": [1], "model": "other"})
+    assert back.json() == {"prompt": "añ"}
+    assert nothing.json() == {"prompt": ""}
+    assert error_of(unknown, 400)["message"] == "Token id 1114112 is out of vocabulary"
+    assert error_of(other, 404)["param"] == "model"
+
+
+async def test_large_bodies_of_tokens_are_read_off_the_event_loop() -> None:
+    text = "ab" * 20_000
+    async with served(LetterModel()) as client:
+        tokens = (await client.post("/tokenize", json={"prompt": text})).json()["tokens"]
+        back = await client.post("/detokenize", json={"tokens": tokens})
+        wrong = await client.post("/detokenize", json={"tokens": [*tokens, -1]})
+    assert back.json() == {"prompt": text}
+    assert error_of(wrong, 400)["message"] == "tokens[40000]: Expected `int` >= 0"
+
+
+async def test_of_the_name_of_an_unknown_model_little_is_repeated_and_in_one_line() -> None:
+    error = error_of(await ask(EMBEDDER, "/v1/embeddings", input="a", model="a\n" + "b" * 500), 404)
+    assert error["message"] == f"The model `a {'b' * 37}…` does not exist."
+
+
+async def test_a_conversation_is_tokenized_with_the_beginning_of_the_answer() -> None:
+    async with served(LetterModel()) as client:
+        usual = await client.post("/tokenize", json={"messages": CHAT, "return_token_strs": True})
+        without = await client.post("/tokenize", json={"messages": CHAT, "add_generation_prompt": False})
+    assert "".join(usual.json()["token_strs"]) == "<user>hi<assistant>"
+    assert without.json()["tokens"] == [ord(letter) for letter in "<user>hi"]
+
+
+async def test_the_list_of_models_says_what_the_model_gives() -> None:
+    async with served(TaskModel(CLASSIFIER)) as client:
+        [model] = (await client.get("/v1/models")).json()["data"]
+    facts = model["staged_pool"]
+    assert (facts["outputs"], facts["labels"], facts["scoring"]) == (["labels"], ["a", "b", "c"], None)
+
+
+async def test_the_version_is_that_of_the_package() -> None:
+    async with served(LetterModel()) as client:
+        assert (await client.get("/version")).json() == {"version": staged_pool.__version__}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_ping_is_health(method: str) -> None:
+    async with served(LetterModel()) as client:
+        response = await client.request(method, "/ping")
+    assert (response.status_code, response.content) == (200, b"")
+
+
+async def test_load_is_the_number_of_requests_inside() -> None:
+    gate = Gate()
+    async with served(LetterModel(on_preprocess=gate)) as client, anyio.create_task_group() as tasks:
+        empty = await client.get("/load")
+        tasks.start_soon(lambda: client.post("/v1/embeddings", json={"input": "a"}))
+        await gate.arrived()
+        busy = await client.get("/load")
+        gate.open()
+    assert (empty.json(), busy.json()) == ({"server_load": 0}, {"server_load": 1})

@@ -1,0 +1,206 @@
+"""A text that is cut is read no further than needed, and its ids are those of the whole text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from staged_pool.runtime.models.long_texts import CUT, EXPRESSIONS, can_cut, encode_beginnings
+from staged_pool.runtime.models.shared_tokenizer import SharedTokenizer
+from tests.models.conftest import TinyFolder
+from tests.models.reading import STRANGE, WORDS, load
+
+PIECES = [
+    *STRANGE,
+    *WORDS[:40],
+    *["a", "b", "\u0301", "\u0345", "\u037a", "\u00a8", "\u00a0", "\u3000", "\u2003", "\u2028", "\u0085", "\x1c"],
+    *[
+        "\x1f",
+        "\x00",
+        "\ufffd",
+        "\u200b",
+        "\u00ad",
+        "ß",
+        "İ",
+        "Σ",
+        "ﷺ",
+        "ﬁ",
+        "①",
+        "日本語",
+        "テキスト",
+        "🙂🏽",
+        "'",
+        "'s",
+    ],
+    *[
+        "s",
+        "!!!",
+        "?!\n",
+        "\n\n",
+        "\r\n",
+        "\t",
+        "1234567",
+        "１２",
+        "[SEP]",
+        "[MASK]",
+        "<mask>",
+        "<|im_end|>",
+        "foo",
+        "bar",
+    ],
+    *["foo bar", "two  blanks", "  ", " ", " ", " ", " "],
+]
+TEXT = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=60).map("".join)
+LONG_TEXT = st.builds(lambda text, other, count: text + " x y " * count + other, TEXT, TEXT, st.integers(0, 60))
+
+
+def characters(normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
+    """One whose offsets and numbers of words tell where it splits; it knows single characters only."""
+    tokenizer = Tokenizer(models.BPE({chr(c): c for c in range(256)}, [], unk_token="\x00"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    return tokenizer
+
+
+def assert_same_beginning(tokenizer: Tokenizer, text: str, wanted: int) -> None:
+    """At the place where the text is cut for so many tokens, and at every other one where it could be."""
+
+    def call(texts: list[str]) -> list[Any]:
+        return list(tokenizer.encode_batch(texts, add_special_tokens=False))
+
+    whole = call([text])[0]
+    (beginning,) = encode_beginnings(call, [text], [wanted])
+    assert len(beginning.ids) >= min(wanted, len(whole.ids))
+    places = [found.start() for found in CUT.finditer(text)]
+    for encoding in [beginning, *call([text[:place] for place in places])]:
+        for name in ("ids", "tokens", "offsets", "word_ids"):
+            assert getattr(encoding, name) == getattr(whole, name)[: len(encoding.ids)]
+
+
+@pytest.fixture(scope="module", params=["real", "bert-mean", "roberta-mean", "modernbert-cls", "qwen3-last"])
+def tokenizer(request: pytest.FixtureRequest, tiny_folder: TinyFolder) -> Tokenizer:
+    found = SharedTokenizer(load(request.param, tiny_folder)[0].backend).tokenizer
+    assert can_cut(found)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=LONG_TEXT, wanted=st.integers(0, 30))
+def test_the_beginning_of_a_long_text_has_the_ids_of_the_whole(tokenizer: Tokenizer, text: str, wanted: int) -> None:
+    assert_same_beginning(tokenizer, text, wanted)
+
+
+CASES = {
+    "bert": (normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()),
+    "whitespace": (
+        normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase(), normalizers.StripAccents()]),
+        pre_tokenizers.Whitespace(),
+    ),
+    "several": (
+        normalizers.NFKC(),
+        pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(), pre_tokenizers.Punctuation("merged_with_next")]
+        ),
+    ),
+    "gpt2": (
+        normalizers.Sequence([normalizers.Lowercase(), normalizers.Sequence([normalizers.NFC()])]),
+        pre_tokenizers.ByteLevel(add_prefix_space=True),
+    ),
+    **{
+        f"expression {number}": (
+            normalizers.NFC(),
+            pre_tokenizers.Sequence(
+                [
+                    pre_tokenizers.Split(Regex(expression), "isolated"),
+                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+                ]
+            ),
+        )
+        for number, expression in enumerate(sorted(EXPRESSIONS))
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("added", [False, True])
+def test_every_way_of_splitting_that_is_allowed_keeps_the_beginning(case: str, added: bool) -> None:
+    tokenizer = characters(*CASES[case])
+    if added:
+        tokenizer.add_tokens(
+            [
+                AddedToken("foo", single_word=True),
+                AddedToken("bar", lstrip=True, normalized=False),
+                AddedToken("[SEP]", special=True),
+                AddedToken("<mask>", lstrip=True, special=True),
+                *([AddedToken("  "), AddedToken("\n\n", normalized=False)] if "e" not in case else []),
+            ]
+        )
+    assert can_cut(tokenizer)
+
+    @settings(max_examples=150, deadline=None)
+    @given(text=LONG_TEXT, wanted=st.integers(0, 30))
+    def holds(text: str, wanted: int) -> None:
+        assert_same_beginning(tokenizer, text, wanted)
+
+    holds()
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer"),
+    [
+        (None, None),
+        (None, pre_tokenizers.Metaspace()),
+        (None, pre_tokenizers.Punctuation()),
+        (None, pre_tokenizers.ByteLevel(use_regex=False)),
+        (None, pre_tokenizers.Split(" x y ", "isolated")),
+        (None, pre_tokenizers.Split(Regex(r"\s+x"), "isolated")),
+        (None, pre_tokenizers.Split(Regex(min(EXPRESSIONS)), "merged_with_next")),
+        (None, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])),
+        (None, pre_tokenizers.Sequence([pre_tokenizers.Punctuation(), pre_tokenizers.WhitespaceSplit()])),
+        (normalizers.Replace(" x y ", "z"), pre_tokenizers.WhitespaceSplit()),
+        (normalizers.Strip(), pre_tokenizers.WhitespaceSplit()),
+        (normalizers.NFKC(), pre_tokenizers.ByteLevel()),
+        (normalizers.BertNormalizer(), pre_tokenizers.ByteLevel()),
+    ],
+)
+def test_what_may_look_across_a_blank_is_read_to_its_end(normalizer: Any, pre_tokenizer: Any) -> None:
+    assert not can_cut(characters(normalizer, pre_tokenizer))
+
+
+@pytest.mark.parametrize("content", ["foo bar", " foo", "foo ", "foo\u00a0bar", "x\ny", " "])
+def test_an_added_token_with_whitespace_has_texts_read_to_their_end(content: str) -> None:
+    for pre_tokenizer in (pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel()):
+        tokenizer = characters(None, pre_tokenizer)
+        assert can_cut(tokenizer)
+        tokenizer.add_tokens([AddedToken(content)])
+        assert not can_cut(tokenizer)
+
+
+def test_an_added_token_that_takes_the_blank_behind_it_has_texts_read_to_their_end() -> None:
+    tokenizer = characters(None, pre_tokenizers.WhitespaceSplit())
+    tokenizer.add_tokens([AddedToken("foo", rstrip=True)])
+    assert not can_cut(tokenizer)
+
+
+def test_an_unigram_tokenizer_reads_texts_to_their_end(tiny_folder: TinyFolder) -> None:
+    assert not can_cut(load("xlmr-prompt", tiny_folder)[0].backend)
+
+
+def test_a_long_text_is_not_read_to_its_end(tokenizer: Tokenizer) -> None:
+    seen: list[int] = []
+
+    def call(texts: list[str]) -> list[Any]:
+        seen.extend(map(len, texts))
+        return list(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+
+    encode_beginnings(call, ["a few words " * 100_000, "short"], [256, 256])
+    assert sum(seen) < 5_000
+    seen.clear()
+    encode_beginnings(call, ["x" * 10_000 + " and words" * 100_000], [256])
+    assert sum(seen) < 60_000
+    seen.clear()
+    encode_beginnings(call, ["a few words " * 1_000], [None])
+    assert seen == [12_000]

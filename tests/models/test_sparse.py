@@ -1,0 +1,315 @@
+"""Weights of a few entries of the vocabulary: the same as the oracle's, and never all logits at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from staged_pool.runtime.config import Attention, EngineConfig
+from staged_pool.runtime.model import Row, Similarity, SparseVector, TokenSequence
+from staged_pool.runtime.models.folder import read_folder
+from staged_pool.runtime.models.heads.sparse import SpladeHead
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.specs import SpladeActivation, SpladePooling, SpladeSpec
+from staged_pool.runtime.models.text_encoder import TextEncoder
+from staged_pool.runtime.requests import Output, Outputs, ScoreRequest
+from staged_pool.runtime.results import ScoreResult
+from staged_pool.runtime.tasks.plan import plan
+from staged_pool.stages.errors import ConfigError, ModelFailed, Unsupported
+from tests.models import oracle
+from tests.models.asking import embed, score, sequences
+from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.tiny import edit_json
+
+TEXTS = [
+    "A man is eating food.",
+    "The stock market, fell sharply today! (And rose?)",
+    "naïve café, Ωmega 🙂",
+    "short",
+    "",
+    "A function call with many arguments and one more. " * 60,
+]
+SPLADE = ["splade-bert", "splade-distilbert", "splade-sum"]
+LAYOUTS: tuple[Attention, ...] = ("packed", "padded")
+SPARSE_ONLY: Outputs = frozenset({Output.SPARSE})
+TOLERANCE = 2e-5
+
+
+def weights(model: TextEncoder, texts: Sequence[str], **others: Any) -> tuple[SparseVector, ...]:
+    found = embed(model, texts, Output.SPARSE, **others).sparse
+    assert found is not None
+    return found
+
+
+def assert_same(found: Sequence[SparseVector], wanted: Sequence[SparseVector | dict[int, float]]) -> None:
+    """Entries may differ only where their weight is next to nothing."""
+    assert len(found) == len(wanted)
+    for vector, right in zip(found, wanted, strict=True):
+        ours, theirs = as_dict(vector), right if isinstance(right, dict) else as_dict(right)
+        assert all(abs(ours.get(i, 0.0) - theirs.get(i, 0.0)) < TOLERANCE for i in ours.keys() | theirs.keys())
+
+
+def as_dict(vector: SparseVector) -> dict[int, float]:
+    return dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+@pytest.mark.parametrize("prompt_name", [None, "query"])
+@pytest.mark.parametrize("kind", SPLADE)
+def test_weights_are_those_of_the_oracle(
+    kind: str, prompt_name: str | None, attention: Attention, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    model = load_tiny(kind, attention=attention)
+    assert model.card.attention == attention
+    assert model.card.outputs == (Output.SPARSE,)
+    wanted = oracle.sparse(tiny_folder(kind), TEXTS, prompt_name=prompt_name)
+    assert_same(weights(model, TEXTS, prompt_name=prompt_name), wanted)
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+def test_weights_of_bge_m3_are_those_of_the_oracle(
+    attention: Attention, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    found = weights(load_tiny("bge-m3", attention=attention), TEXTS)
+    assert_same(found, oracle.sparse(tiny_folder("bge-m3"), TEXTS))
+    assert len(found[TEXTS.index("")].indices) == 0
+
+
+@pytest.mark.parametrize("kind", [*SPLADE, "bge-m3"])
+def test_indices_ascend_and_weights_are_above_zero(kind: str, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind)
+    for vector in weights(model, TEXTS):
+        assert vector.indices.dtype == np.int32
+        assert vector.values.dtype == np.float32
+        assert vector.indices.shape == vector.values.shape
+        assert (np.diff(vector.indices) > 0).all()
+        assert (vector.values > 0).all()
+        assert len(vector.indices) < model.card.vocabulary
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+@pytest.mark.parametrize("kind", [*SPLADE, "bge-m3"])
+def test_weights_do_not_depend_on_the_batch(kind: str, attention: Attention, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind, attention=attention)
+    together = weights(model, TEXTS)
+    assert_same(weights(model, TEXTS, alone=True), together)
+    assert_same(weights(model, TEXTS[::-1])[::-1], together)
+
+
+@pytest.mark.parametrize("kind", SPLADE)
+def test_scores_are_dot_products(kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny) -> None:
+    model, folder = load_tiny(kind), tiny_folder(kind)
+    assert (model.card.scoring, model.card.similarity) == ("sparse", "dot")
+    query = oracle.sparse(folder, TEXTS[:1], prompt_name="query")[0]
+    documents = oracle.sparse(folder, TEXTS, prompt_name="document")
+    wanted = np.array([sum(w * each.get(i, 0.0) for i, w in query.items()) for each in documents])
+    assert wanted.min() > 1
+    assert np.abs(score(model, TEXTS[0], TEXTS).scores / wanted - 1).max() < 1e-4
+
+
+def sparse_row(**entries: float) -> Row:
+    indices = np.array([int(name[1:]) for name in entries], np.int32)
+    vector = SparseVector(indices, np.array(list(entries.values()), np.float32))
+    return Row({Output.SPARSE: vector}, TokenSequence([1], SPARSE_ONLY))
+
+
+@pytest.mark.parametrize(
+    ("similarity", "wanted"), [("dot", [10.0, 0.0, 0.0]), ("cosine", [10 / (5 * np.sqrt(20)), 0.0, 0.0])]
+)
+def test_a_sparse_score_counts_only_shared_entries(
+    similarity: Similarity, wanted: list[float], load_tiny: LoadTiny
+) -> None:
+    card = replace(load_tiny("splade-bert").card, similarity=similarity)
+    request = ScoreRequest(queries=("q",), documents=("a", "b", "c"))
+    rows = [sparse_row(_3=3.0, _8=4.0), sparse_row(_3=2.0, _8=1.0, _9=15.0**0.5), sparse_row(_4=9.0), sparse_row()]
+    result = plan(request, card).finish(rows, 4)
+    assert isinstance(result, ScoreResult)
+    assert np.allclose(result.scores, wanted)
+
+
+# The head by itself
+
+
+class Table:
+    """Logits that are the token vectors themselves; remembers how many tokens came at once."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        self.tokens.append(hidden.shape[1])
+        return hidden.clone()
+
+    def parameters(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("lengths", [[3], [40], [3, 1, 40, 2, 2, 9, 17], [1] * 30])
+def test_logits_are_never_all_there_at_once(
+    pooling: SpladePooling, activation: SpladeActivation, lengths: list[int]
+) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(sum(lengths), 50) * 2
+    table = Table()
+    head = SpladeHead(SpladeSpec(pooling=pooling, activation=activation), table, 50, slice_bytes=8 * 50 * 4)
+    batch = PackedBatch.of([TokenSequence([1] * n, SPARSE_ONLY) for n in lengths], torch.device("cpu"))
+    found = head(hidden, batch)
+    assert max(table.tokens) <= 8
+    assert sum(table.tokens) == sum(lengths)
+    for vector, part in zip(found, torch.split(hidden, lengths), strict=True):
+        assert isinstance(vector, SparseVector)
+        active = part.relu().log1p()
+        active = active.log1p() if activation == "log1p_relu" else active
+        wanted = active.amax(dim=0) if pooling == "max" else active.sum(dim=0)
+        assert vector.indices.tolist() == wanted.nonzero()[:, 0].tolist()
+        assert np.allclose(vector.values, wanted[wanted > 0].numpy(), atol=1e-6)
+
+
+def test_a_weight_that_is_no_number_fails_its_row_alone(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("splade-bert", "bge-m3"):
+        model = load_tiny(kind)
+        hidden = type(model.body).hidden
+
+        def spoilt(body: object, batch: PackedBatch, hidden: Callable[..., Tensor] = hidden) -> Tensor:
+            found = hidden(body, batch).clone()
+            found[len(batch.sequences[0].ids) + 1] = torch.nan
+            return found
+
+        monkeypatch.setattr(type(model.body), "hidden", spoilt)
+        ids = [[5, 40, 6], [5, 41, 6], [5, 42, 6]]
+        rows = model.forward([TokenSequence(each, SPARSE_ONLY) for each in ids])
+        monkeypatch.undo()
+        assert [isinstance(row, ModelFailed) for row in rows] == [False, True, False]
+
+
+# Folders
+
+
+@pytest.fixture
+def copy(tiny_folder: TinyFolder, tmp_path: Path) -> Callable[[str], Path]:
+    def copied(kind: str) -> Path:
+        return Path(shutil.copytree(tiny_folder(kind), tmp_path / kind))
+
+    return copied
+
+
+def test_a_masked_language_model_is_a_splade_model_when_that_is_asked_for(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("splade-plain")
+    model = load_model(EngineConfig(model=str(folder), dtype="float32", task="sparse"))
+    assert model.card.outputs == (Output.SPARSE,)
+    assert_same(weights(model, TEXTS), oracle.sparse(folder, TEXTS))
+
+
+def test_a_masked_language_model_gives_embeddings_when_nothing_is_asked_for(tiny_folder: TinyFolder) -> None:
+    model = load_model(EngineConfig(model=str(tiny_folder("splade-plain")), dtype="float32"))
+    assert model.card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
+    assert read_folder(tiny_folder("splade-plain")).notes != ()
+    with pytest.raises(Unsupported, match="gives no sparse output"):
+        embed(model, TEXTS, Output.SPARSE)
+
+
+def test_a_model_without_sparse_vectors_is_not_loaded_for_them(tiny_folder: TinyFolder) -> None:
+    for kind in ("bert-mean", "bert-plain", "colbert-st"):
+        with pytest.raises(ConfigError, match=r"not a model that gives sparse vectors|no masked language model"):
+            load_model(EngineConfig(model=str(tiny_folder(kind)), task="sparse"))
+
+
+def test_the_similarity_of_the_folder_is_taken(copy: Callable[[str], Path]) -> None:
+    folder = copy("splade-bert")
+    edit_json(folder / "config_sentence_transformers.json", similarity_fn_name="cosine")
+    model = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    assert np.abs(score(model, TEXTS[0], [TEXTS[0]]).scores).max() <= 1 + 1e-6
+
+
+def test_a_prompt_goes_before_the_text(load_tiny: LoadTiny) -> None:
+    model = load_tiny("splade-bert")
+    request = ScoreRequest(queries=("short",), documents=("short",))
+    query, document = sequences(model, request)
+    assert len(query.ids) > len(document.ids)
+    assert query.ids[-2:] == document.ids[-2:]
+
+
+def edited(name: str, **values: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return edit
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def one_more_module(name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "modules.json"
+        path.write_text(json.dumps([*json.loads(path.read_text()), {"idx": 9, "name": "9", "path": "", "type": name}]))
+
+    return edit
+
+
+def two_weights_a_token(folder: Path) -> None:
+    torch.save({"weight": torch.zeros(2, 32), "bias": torch.zeros(2)}, folder / "sparse_linear.pt")
+
+
+def no_weight(folder: Path) -> None:
+    torch.save({"bias": torch.zeros(1)}, folder / "sparse_linear.pt")
+
+
+POOLING = "1_SpladePooling/config.json"
+SETTINGS = "config_sentence_transformers.json"
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "message"),
+    [
+        (
+            "splade-bert",
+            edited(POOLING, pooling_strategy="mean"),
+            "pooling_strategy='mean' is not known, only max, sum",
+        ),
+        ("splade-bert", edited(POOLING, activation_function="gelu"), "activation_function='gelu' is not known"),
+        ("splade-bert", without(POOLING), "no 1_SpladePooling/config.json"),
+        ("splade-bert", edited("config.json", architectures=["BertModel"]), "is no masked language model"),
+        (
+            "splade-bert",
+            edited("sentence_bert_config.json", transformer_task="feature-extraction"),
+            "must be fill-mask",
+        ),
+        (
+            "splade-bert",
+            without("sentence_bert_config.json"),
+            "transformer_task='feature-extraction' must be fill-mask",
+        ),
+        ("splade-bert", edited(SETTINGS, max_active_dims=8), "max_active_dims is not supported"),
+        ("splade-bert", edited(SETTINGS, similarity_fn_name="manhattan"), "not supported for sparse vectors"),
+        (
+            "splade-bert",
+            one_more_module("sentence_transformers.sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder"),
+            "the chain is Transformer -> SpladePooling -> SparseAutoEncoder",
+        ),
+        ("splade-bert", one_more_module("custom.Module"), "custom.Module is the folder's own code"),
+        ("bge-m3", two_weights_a_token, "sparse_linear: must give one weight for a token, it gives 2"),
+        ("bge-m3", no_weight, "sparse_linear.pt: there is no tensor weight"),
+    ],
+)
+def test_a_folder_that_is_not_understood_is_refused(
+    kind: str, spoil: Callable[[Path], None], message: str, copy: Callable[[str], Path]
+) -> None:
+    folder = copy(kind)
+    spoil(folder)
+    with pytest.raises(ConfigError, match=message):
+        load_model(EngineConfig(model=str(folder), dtype="float32"))

@@ -1,0 +1,138 @@
+"""The device's threads: how many calls at once, what a stuck one does, and what cancellation does."""
+
+from __future__ import annotations
+
+import threading
+
+import anyio
+import pytest
+
+from staged_pool.runtime.device import DeviceThreads
+from staged_pool.stages.errors import DeviceLost
+from tests.doubles import Gate, until
+
+pytestmark = pytest.mark.anyio
+
+
+def thread_of(_: object) -> int:
+    return threading.get_ident()
+
+
+async def test_calls_one_after_the_other_run_on_one_thread() -> None:
+    async with DeviceThreads("test device", watchdog_s=30).running() as device:
+        device.grow(3)
+        assert len({await device(thread_of, None) for _ in range(5)}) == 1
+
+
+async def test_as_many_calls_run_at_once_as_there_are_threads() -> None:
+    gates = [Gate() for _ in range(3)]
+    begun: list[int] = []
+
+    def call(number: int) -> None:
+        begun.append(number)
+        gates[number]()
+
+    async with DeviceThreads("test device", watchdog_s=30).running() as device, anyio.create_task_group() as tasks:
+        device.grow(2)
+        for number in range(2):
+            tasks.start_soon(device, call, number)
+            await gates[number].arrived()
+        tasks.start_soon(device, call, 2)
+        await anyio.wait_all_tasks_blocked()
+        assert begun == [0, 1]
+        gates[1].open()
+        await gates[2].arrived()
+        assert begun == [0, 1, 2]
+        gates[0].open()
+        gates[2].open()
+
+
+async def test_an_error_is_raised_where_the_call_was_made_and_the_thread_goes_on() -> None:
+    def fail(_: object) -> None:
+        raise ValueError("mine")
+
+    async with DeviceThreads("test device", watchdog_s=30).running() as device:
+        with pytest.raises(ValueError, match="mine"):
+            await device(fail, None)
+        assert await device(len, "abc") == 3
+
+
+async def test_a_call_that_waits_for_a_thread_is_not_stuck() -> None:
+    """The watchdog counts from when a call begins: the one in front has no limit here, and takes longer."""
+    gate = Gate()
+    results: list[int] = []
+
+    async with DeviceThreads("test device", watchdog_s=0.05).running() as device, anyio.create_task_group() as tasks:
+
+        async def measured() -> None:
+            results.append(await device(len, "abc"))
+
+        async def unlimited() -> None:
+            await device.run(gate, None)
+
+        tasks.start_soon(unlimited)
+        await gate.arrived()
+        tasks.start_soon(measured)
+        with anyio.move_on_after(0.2):  # several times the watchdog
+            await until(lambda: bool(results))
+        assert not results
+        gate.open()
+        await until(lambda: results == [3])
+
+
+async def test_a_stuck_call_fails_the_calls_that_wait_and_lets_those_end_that_run() -> None:
+    stuck, running = Gate(), Gate()
+    outcomes: dict[str, object] = {}
+
+    async with DeviceThreads("test device", watchdog_s=0.05).running() as device, anyio.create_task_group() as tasks:
+        device.grow(2)
+
+        async def call(name: str, gate: Gate, patience_s: float | None) -> None:
+            try:
+                outcomes[name] = await device.run(gate, None, patience_s=patience_s)
+            except DeviceLost as error:
+                outcomes[name] = error
+
+        tasks.start_soon(call, "runs", running, None)
+        await running.arrived()
+        tasks.start_soon(call, "stuck", stuck, 0.05)
+        await stuck.arrived()
+        tasks.start_soon(call, "waits", Gate(), None)
+        await until(lambda: "waits" in outcomes)
+        assert isinstance(outcomes["stuck"], DeviceLost)
+        assert isinstance(outcomes["waits"], DeviceLost)
+        assert "runs" not in outcomes
+        running.open()
+        await until(lambda: outcomes.get("runs", "not there") is None)
+        with pytest.raises(DeviceLost):
+            await device(len, "abc")
+        stuck.open()
+
+
+async def test_a_cancelled_call_that_waits_never_begins_and_one_that_runs_ends_first() -> None:
+    gate = Gate()
+    begun: list[str] = []
+
+    def call(name: str) -> None:
+        begun.append(name)
+        gate()
+
+    async with DeviceThreads("test device", watchdog_s=30).running() as device:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(device, call, "runs")
+            await gate.arrived()
+            with anyio.move_on_after(0):
+                await device(call, "waits")
+            tasks.cancel_scope.cancel()
+            gate.open()
+        assert begun == ["runs"]
+        assert await device(len, "abc") == 3
+
+
+async def test_no_thread_is_left() -> None:
+    async with DeviceThreads("test device", watchdog_s=30).running() as device:
+        device.grow(3)
+        device.grow(2)
+        mine = [thread for thread in threading.enumerate() if thread.name.startswith("test device")]
+        assert len(mine) == 3
+    assert not any(thread.is_alive() for thread in mine)

@@ -1,0 +1,225 @@
+"""An engine whose device runs several forwards at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import TaskGroup
+from numpy.testing import assert_array_equal
+
+from staged_pool.runtime import pipeline
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.device import DeviceThreads
+from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.stages.errors import ConfigError, DeviceLost, EngineStopped, ModelFailed, OutOfMemory
+from tests.doubles import CARD, Gate, LetterModel, expected, until
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def engine_on(model: LetterModel, workers: int = 2, **settings: Any) -> AsyncIterator[Engine]:
+    config = EngineConfig(**settings)
+    model.card = replace(CARD, forward_workers=workers)
+    async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
+        device.grow(workers)
+        async with run_engine(config, model, device=device) as engine:
+            yield engine
+            assert engine.statistics().admission.requests == 0
+            assert engine._pipeline.batch.running == 0
+
+
+def busy(engine: Engine) -> tuple[int, int]:
+    batch = engine.statistics().stages[2]
+    return batch.busy, batch.workers
+
+
+async def test_a_second_batch_begins_while_the_first_runs_and_a_third_waits() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        for text in ("first", "second", "third"):
+            tasks.start_soon(engine.embed, text)
+            await until(lambda: len(model.forwarded) == 2 or engine._pipeline.batch.running == 1)
+        await until(lambda: len(model.forwarded) == 2 and engine._pipeline.batch.waiting == 1)
+        assert engine._pipeline.batch.running == 2
+        assert busy(engine) == (2, 2)
+        gate.open()
+    assert sorted(model.forwarded) == [["first"], ["second"], ["third"]]
+
+
+async def test_a_forward_is_told_whether_it_has_the_device_to_itself() -> None:
+    gate = Gate()
+    model = LetterModel()
+    async with engine_on(model, workers=3) as engine:
+        await engine.embed("alone")
+        await engine.embed("alone again")
+        assert model.at_once == [1, 1]
+        model.on_forward = gate
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.embed, "first")
+            await gate.arrived()
+            tasks.start_soon(engine.embed, "beside it")
+            await until(lambda: len(model.at_once) == 4)
+            gate.open()
+    assert model.at_once[2:] == [1, 3]
+
+
+async def test_a_request_is_shared_by_the_free_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 4)
+    both = threading.Barrier(2, timeout=30)
+
+    def meet(_: Sequence[str]) -> None:
+        both.wait()
+
+    model = LetterModel(on_forward=meet)
+    async with engine_on(model) as engine:
+        result = await engine.embed(["aa", "bb", "cc", "dd"])
+        assert engine.statistics().device.batches == {"share": 1, "demand": 1}
+    assert_array_equal(result.embeddings, [expected(text) for text in ("aa", "bb", "cc", "dd")])
+    assert sorted(model.forwarded) == [["aa", "bb"], ["cc", "dd"]]
+    assert model.at_once == [2, 2]
+
+
+async def test_many_requests_at_once_are_never_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 4)
+    results: dict[int, Any] = {}
+
+    async def ask(engine: Engine, i: int) -> None:
+        results[i] = await engine.embed([f"{i}." * (j + 1) for j in range(i % 5 + 1)])
+
+    async with engine_on(LetterModel(), workers=3, max_batch_tokens=64) as engine:
+        async with anyio.create_task_group() as tasks:
+            for i in range(60):
+                tasks.start_soon(ask, engine, i)
+    for i in range(60):
+        assert_array_equal(results[i].embeddings, [expected(f"{i}." * (j + 1)) for j in range(i % 5 + 1)])
+
+
+async def test_a_bad_item_fails_alone_while_another_batch_runs() -> None:
+    gate = Gate()
+
+    def deed(texts: Sequence[str]) -> None:
+        if "held" in texts:
+            gate()
+        if "poison" in texts:
+            raise ValueError("poison")
+
+    async with engine_on(LetterModel(on_forward=deed)) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "held")
+        await gate.arrived()
+        with pytest.raises(ModelFailed):
+            await engine.embed(["fine", "poison", "fine too"])
+        await engine.embed("next")
+        gate.open()
+
+
+async def test_out_of_memory_lowers_what_all_workers_plan() -> None:
+    def deed(texts: Sequence[str]) -> None:
+        if len(texts) > 2:
+            raise OutOfMemory("no room")
+
+    model = LetterModel(on_forward=deed)
+    async with engine_on(model) as engine:
+        result = await engine.embed(["a", "b", "c", "d", "e", "f", "g", "h"])
+        assert_array_equal(result.embeddings, [expected(text) for text in "abcdefgh"])
+        model.forwarded.clear()
+        await engine.embed(["a"] * 20)
+    assert max(map(len, model.forwarded)) <= 2
+
+
+async def test_a_drain_waits_for_both_forwards() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    answered: list[str] = []
+
+    async with anyio.create_task_group() as tasks, engine_on(model) as engine:
+
+        async def ask(text: str) -> None:
+            await engine.embed(text)
+            answered.append(text)
+
+        tasks.start_soon(ask, "a")
+        await gate.arrived()
+        tasks.start_soon(ask, "b")
+        await until(lambda: len(model.forwarded) == 2)
+        tasks.start_soon(engine.drain, 30)
+        await anyio.lowlevel.checkpoint()
+        gate.open()
+        await until(lambda: len(answered) == 2)
+
+
+async def test_a_stop_fails_the_requests_at_once_and_waits_for_both_forwards() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    failed: list[str] = []
+
+    async def ask(engine: Engine, text: str) -> None:
+        with pytest.raises(EngineStopped):
+            await engine.embed(text)
+        failed.append(text)
+        if len(failed) == 2:
+            gate.open()
+
+    async def stop(tasks: TaskGroup) -> None:
+        async with engine_on(model) as engine:
+            tasks.start_soon(ask, engine, "a")
+            await gate.arrived()
+            tasks.start_soon(ask, engine, "b")
+            await until(lambda: len(model.forwarded) == 2)
+            raise ZeroDivisionError
+
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(ZeroDivisionError):
+            await stop(tasks)
+        assert sorted(failed) == ["a", "b"]
+
+
+async def test_a_caller_who_leaves_a_running_forward_is_not_waited_for() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "stays")
+        await gate.arrived()
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as leaving:
+                leaving.start_soon(engine.embed, "leaves")
+                await until(lambda: len(model.forwarded) == 2)
+                scope.cancel()
+        assert engine.statistics().admission.requests == 1
+        gate.open()
+        await until(lambda: engine.statistics().device.wasted_tokens == len("leaves"))
+
+
+async def test_a_device_that_is_lost_in_one_forward_breaks_the_engine_for_both() -> None:
+    gate = Gate()
+
+    def deed(texts: Sequence[str]) -> None:
+        if "lose" in texts:
+            raise DeviceLost("the device is lost")
+        gate()
+
+    async with engine_on(LetterModel(on_forward=deed)) as engine, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            with pytest.raises((EngineStopped, DeviceLost)):
+                await engine.embed("runs")
+
+        tasks.start_soon(ask)
+        await gate.arrived()
+        with pytest.raises((EngineStopped, DeviceLost)):
+            await engine.embed("lose")
+        assert "lost" in await engine.wait_broken()
+        gate.open()
+        await until(lambda: engine._pipeline.batch.running == 0)
+
+
+def test_the_number_of_forward_workers_has_a_range() -> None:
+    with pytest.raises(ConfigError, match="forward_workers"):
+        EngineConfig(forward_workers=0)
