@@ -238,7 +238,7 @@ def check(
         from staged_pool.runtime.models.load import load_model
 
         logs.configure(log_level, log_format)
-        typer.echo(json.dumps(dataclasses.asdict(load_model(config).card), ensure_ascii=False))
+        _print(**dataclasses.asdict(load_model(config).card))
 
 
 def _ask(use: Use, *, backend: Backend, log_level: LogLevel, log_format: LogFormat, **settings: Any) -> None:

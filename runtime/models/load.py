@@ -84,12 +84,12 @@ def load_model(config: EngineConfig) -> TextEncoder:
     folder = with_written_markers(folder, source.backend)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=config.trust_remote_code)
     body = Body(loaded.base)
+    check_vocabulary(source.backend, body.vocabulary)
     max_tokens = _max_tokens(folder, source.max_tokens, body)
     heads = _heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
     del loaded  # what a head does not need of its own is given back
     dense = heads.get(Output.DENSE)
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
-    check_vocabulary(source.backend, body.vocabulary)
     tokenizer = TextTokenizer(
         source.backend,
         max_tokens=max_tokens,
