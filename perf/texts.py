@@ -17,7 +17,7 @@ from pydoc_data.topics import topics
 from typing import Final, Literal
 
 from perf.client import post
-from staged_pool.runtime.models.resolver import resolve
+from staged_pool.runtime.models.folders.resolver import resolve
 
 Shape = Literal["s1", "m8", "x64", "day"]
 

@@ -35,7 +35,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from staged_pool.runtime.models.files import check_json
+from staged_pool.runtime.models.folders.files import check_json
 from staged_pool.runtime.models.specs import Architecture, ModelFolder
 from staged_pool.stages.errors import ConfigError
 

@@ -18,15 +18,14 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, TokenIds, TokenSequence
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.checkpoint import Loaded, load_tokenizer, load_transformer
-from staged_pool.runtime.models.files import check_files, check_vocabulary
-from staged_pool.runtime.models.folder import read_folder
+from staged_pool.runtime.models.folders.files import check_files, check_vocabulary
+from staged_pool.runtime.models.folders.folder import read_folder
+from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, TokenLabelsHead
 from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
 from staged_pool.runtime.models.heads.sparse import TokenWeightsHead, build_splade
-from staged_pool.runtime.models.resolver import resolve
-from staged_pool.runtime.models.roles import resolve_roles, with_written_markers
 from staged_pool.runtime.models.specs import (
     DenseSpec,
     LabelsSpec,
@@ -39,7 +38,8 @@ from staged_pool.runtime.models.specs import (
 )
 from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
-from staged_pool.runtime.models.tokenizing import TextTokenizer
+from staged_pool.runtime.models.tokenizing.roles import resolve_roles, with_written_markers
+from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 

@@ -15,7 +15,7 @@ from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.threads import ThreadPlan
-from staged_pool.runtime.models.tokenizing import TextTokenizer
+from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import Chat, Output
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared

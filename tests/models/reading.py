@@ -11,9 +11,9 @@ import transformers
 
 from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.checkpoint import LoadedTokenizer, load_tokenizer
-from staged_pool.runtime.models.resolver import resolve
+from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.specs import ModelFolder
-from staged_pool.runtime.models.tokenizing import TextTokenizer
+from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import DENSE_ONLY, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared

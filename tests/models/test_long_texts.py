@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from staged_pool.runtime.models.long_texts import CUT, EXPRESSIONS, can_cut, encode_beginnings
-from staged_pool.runtime.models.shared_tokenizer import SharedTokenizer
+from staged_pool.runtime.models.tokenizing.long_texts import CUT, EXPRESSIONS, can_cut, encode_beginnings
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from tests.models.conftest import TinyFolder
 from tests.models.reading import STRANGE, WORDS, load
 

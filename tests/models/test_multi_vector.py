@@ -17,8 +17,8 @@ from transformers import ModernBertModel
 
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.model import Row
-from staged_pool.runtime.models import resolver
-from staged_pool.runtime.models.folder import read_folder
+from staged_pool.runtime.models.folders import resolver
+from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.opening import open_engine

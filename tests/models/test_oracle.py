@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Model
+from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.resolver import resolve
 from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult

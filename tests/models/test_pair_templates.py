@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from staged_pool.runtime.models.specs import PairTemplate
-from staged_pool.runtime.models.tokenizing import TextTokenizer
+from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import MODEL_MAX, PairInput
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder

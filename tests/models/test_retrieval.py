@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.resolver import resolve
 from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.opening import open_engine
 from staged_pool.runtime.requests import ScoreRequest

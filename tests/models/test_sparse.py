@@ -16,7 +16,7 @@ from torch import Tensor
 
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.model import Row, Similarity, SparseVector, TokenSequence
-from staged_pool.runtime.models.folder import read_folder
+from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.heads.sparse import SpladeHead
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch

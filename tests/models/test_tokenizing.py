@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from staged_pool.runtime.model import ModelInput
-from staged_pool.runtime.models.limits import token_limit
-from staged_pool.runtime.models.tokenizing import TextTokenizer
+from staged_pool.runtime.models.tokenizing.limits import token_limit
+from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared

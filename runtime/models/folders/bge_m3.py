@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from staged_pool.runtime.model import Role
-from staged_pool.runtime.models.folder_parts import read_special_token
+from staged_pool.runtime.models.folders.parts import read_special_token
 from staged_pool.runtime.models.specs import (
     DenseSpec,
     HeadSpec,

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from staged_pool.runtime.config import Task
-from staged_pool.runtime.models import classifier_folder
-from staged_pool.runtime.models.bge_m3_folder import has_bge_m3_heads, with_bge_m3_heads
-from staged_pool.runtime.models.folder_parts import (
+from staged_pool.runtime.models.folders import classifier
+from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
+from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
+from staged_pool.runtime.models.folders.pair import chat_template, pair_template
+from staged_pool.runtime.models.folders.parts import (
     SAFE_WEIGHT_FILES,
     expect_level,
     read_body_config,
@@ -24,11 +27,9 @@ from staged_pool.runtime.models.folder_parts import (
     read_transformer_settings,
     required,
 )
-from staged_pool.runtime.models.json_file import JsonFile
-from staged_pool.runtime.models.multi_vector_folder import is_multi_vector, read_multi_vector_folder
-from staged_pool.runtime.models.pair_folder import chat_template, pair_template
-from staged_pool.runtime.models.readme import trained_for_shorter_vectors
-from staged_pool.runtime.models.sparse_folder import read_sparse_folder
+from staged_pool.runtime.models.folders.readme import trained_for_shorter_vectors
+from staged_pool.runtime.models.folders.sparse import read_sparse_folder
+from staged_pool.runtime.models.folders.transformer_settings import read_max_seq_length
 from staged_pool.runtime.models.specs import (
     DenseSpec,
     HeadModule,
@@ -40,7 +41,6 @@ from staged_pool.runtime.models.specs import (
     SpladeSpec,
     TokenWeightsSpec,
 )
-from staged_pool.runtime.models.transformer_settings import read_max_seq_length
 from staged_pool.stages.errors import ConfigError
 
 _POOLING_MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
@@ -172,8 +172,8 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
 def _gives_labels(path: Path, task: Task) -> bool:
     """Whether a transformer without `modules.json` is to be read as a model that gives labels."""
     config = read_body_config(path, root=path)
-    asked = task == "score" and classifier_folder.class_name(config).endswith("ForCausalLM")
-    return asked or (task != "embed" and classifier_folder.classifier(config) is not None)
+    asked = task == "score" and classifier.class_name(config).endswith("ForCausalLM")
+    return asked or (task != "embed" and classifier.classifier_kind(config) is not None)
 
 
 def _label_folder(
@@ -187,23 +187,23 @@ def _label_folder(
     config = read_body_config(body, root=path)
     transformer = read_transformer_settings(body, root=path)
     prompts, prompt = read_prompts(settings)
-    kind = classifier_folder.classifier(config)
+    kind = classifier.classifier_kind(config)
     asks = len(chain) > 1
     template = (
         pair_template(transformer, chat_template(body, root=path), instruction=(prompt or None) if asks else None)
         if score_template is None
-        else PairTemplate(text=score_template, instruction=prompt or classifier_folder.INSTRUCTION)
+        else PairTemplate(text=score_template, instruction=prompt or classifier.INSTRUCTION)
     )
     if asks:
         score = required(chain[1][1] / "config.json", root=path)
-        labelling = classifier_folder.read_logit_score(config, settings, transformer, score, pair_template=template)
+        labelling = classifier.read_logit_score(config, settings, transformer, score, pair_template=template)
         prompt = ""  # it is the instruction
     elif kind is not None:
-        labelling = classifier_folder.read_classifier(kind, config, settings, pair_template=template)
-    elif classifier_folder.class_name(config).endswith("ForCausalLM"):
-        labelling = classifier_folder.asked_language_model(template)
+        labelling = classifier.read_classifier(kind, config, settings, pair_template=template)
+    elif classifier.class_name(config).endswith("ForCausalLM"):
+        labelling = classifier.asked_language_model(template)
     else:
-        name = classifier_folder.class_name(config) or "no class"
+        name = classifier.class_name(config) or "no class"
         raise ConfigError(f"config.json: architectures names {name}, which has no head that gives labels")
     return ModelFolder(
         path=path,

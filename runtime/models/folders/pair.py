@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.specs import PairTemplate
 from staged_pool.stages.errors import ConfigError
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from staged_pool.runtime.model import ModelInput, Role, Span, TokenIds, TokenSequence
-from staged_pool.runtime.models.limits import InputLimits, check_text, own_limit, token_limit
-from staged_pool.runtime.models.roles import PLAIN, ROLES, RoleSpec
-from staged_pool.runtime.models.shared_tokenizer import Encoding, SharedTokenizer, shared_beginning
-from staged_pool.runtime.models.special_tokens import SpecialTokens
-from staged_pool.runtime.models.templates import ChatTemplate
+from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
+from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.roles import PLAIN, ROLES, RoleSpec
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import Encoding, SharedTokenizer, shared_beginning
+from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from staged_pool.runtime.model import Activation, Scoring
-from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.specs import (
     Architecture,
     HeadSpec,
@@ -73,7 +73,7 @@ def class_name(config: Mapping[str, Any]) -> str:
     return names[0] if names else ""
 
 
-def classifier(config: Mapping[str, Any]) -> Architecture | None:
+def classifier_kind(config: Mapping[str, Any]) -> Architecture | None:
     """Which kind of classifier a `config.json` is of; None where it is of none.
 
     Raises:

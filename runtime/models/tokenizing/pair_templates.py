@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
-from staged_pool.runtime.models.limits import InputLimits, check_text, own_limit, token_limit
-from staged_pool.runtime.models.shared_tokenizer import SharedTokenizer
-from staged_pool.runtime.models.special_tokens import SpecialTokens
 from staged_pool.runtime.models.specs import PairTemplate
-from staged_pool.runtime.models.templates import ChatTemplate
+from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
+from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
+from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.requests import PairInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
-from staged_pool.runtime.models.long_texts import can_cut, encode_beginnings
+from staged_pool.runtime.models.tokenizing.long_texts import can_cut, encode_beginnings
 
 Encoding: TypeAlias = Any
 """Of `tokenizers`: `ids`, and where they were asked for `offsets` (in characters) and `word_ids`."""

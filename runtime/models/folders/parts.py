@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from staged_pool.runtime.model import Similarity
-from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.specs import Dense
 from staged_pool.stages.errors import ConfigError
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
-from staged_pool.runtime.models.limits import InputLimits, check_text, own_limit, token_limit
-from staged_pool.runtime.models.shared_tokenizer import SharedTokenizer, shared_beginning
-from staged_pool.runtime.models.special_tokens import PairSpecialTokens
+from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer, shared_beginning
+from staged_pool.runtime.models.tokenizing.special_tokens import PairSpecialTokens
 from staged_pool.runtime.requests import PairInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from tokenizers import Tokenizer
 
 from staged_pool.runtime.model import ModelInput, Role, Tokens, TokenSequence
-from staged_pool.runtime.models.limits import InputLimits, check_text
-from staged_pool.runtime.models.pair_templates import TemplateReader
-from staged_pool.runtime.models.pairs import PairReader
-from staged_pool.runtime.models.roles import RoleSpec
-from staged_pool.runtime.models.shared_tokenizer import SharedTokenizer
-from staged_pool.runtime.models.special_tokens import find_pair_special_tokens, find_special_tokens
 from staged_pool.runtime.models.specs import PairTemplate
-from staged_pool.runtime.models.templates import ChatTemplate
-from staged_pool.runtime.models.texts import TextReader
+from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
+from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text
+from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
+from staged_pool.runtime.models.tokenizing.pairs import PairReader
+from staged_pool.runtime.models.tokenizing.roles import RoleSpec
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
+from staged_pool.runtime.models.tokenizing.special_tokens import find_pair_special_tokens, find_special_tokens
+from staged_pool.runtime.models.tokenizing.texts import TextReader
 from staged_pool.runtime.requests import Chat, PairInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Final, cast, get_args
 
 from staged_pool.runtime.model import Similarity
-from staged_pool.runtime.models.folder_parts import (
+from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.folders.parts import (
     read_body_config,
     read_chain,
     read_prompts,
@@ -14,7 +15,6 @@ from staged_pool.runtime.models.folder_parts import (
     read_transformer_settings,
     required,
 )
-from staged_pool.runtime.models.json_file import JsonFile
 from staged_pool.runtime.models.specs import ModelFolder, SpladeActivation, SpladePooling, SpladeSpec
 from staged_pool.stages.errors import ConfigError
 

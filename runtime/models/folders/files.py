@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import CONFIG_MAPPING
 from transformers import __version__ as transformers_version
 
-from staged_pool.runtime.models.json_file import JsonFile
+from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.stages.errors import ConfigError
 

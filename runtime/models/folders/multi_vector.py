@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from staged_pool.runtime.model import Role
-from staged_pool.runtime.models.folder_parts import (
+from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.folders.parts import (
     expect_level,
     read_body_config,
     read_chain,
@@ -23,8 +24,7 @@ from staged_pool.runtime.models.folder_parts import (
     read_transformer_settings,
     required,
 )
-from staged_pool.runtime.models.json_file import JsonFile
-from staged_pool.runtime.models.query_expansion import (
+from staged_pool.runtime.models.folders.query_expansion import (
     PREFIXES,
     USUAL_LENGTH,
     Expansion,

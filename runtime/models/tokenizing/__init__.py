@@ -1,0 +1,1 @@
+"""From texts, pairs and conversations to token ids, in many threads at once."""
