@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import random
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Span
-from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import DENSE_ONLY, Output, TextInput
-from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 from tests.models.conftest import TinyFolder
 from tests.models.reading import STRANGE, WORDS, load, parts, read, reader, refusal, some_text
-from tests.models.tiny import build, edit_json
 
 KINDS = [
     "real",
@@ -72,15 +68,6 @@ def test_fewer_tokens_of_a_prompt_are_left_out_where_its_beginning_was_cut_off(t
         assert cut.prompt_tokens == left
     bare = read(ours, TextInput("a b c", add_special_tokens=False), prompt="x y ")
     assert (bare.ids, bare.prompt_tokens) == (whole.ids[1:-1], 2)
-
-
-def test_a_prompt_that_is_not_pooled_needs_a_pooling_that_says_what_that_means(
-    tmp_path: Path, tiny_folder: TinyFolder
-) -> None:
-    folder = build("instructor-no-prompt", tmp_path / "model")
-    edit_json(folder / "1_Pooling" / "config.json", pooling_mode="weightedmean")
-    with pytest.raises(ConfigError, match="include_prompt=False is not supported for weightedmean"):
-        load_model(EngineConfig(model=str(folder), dtype="float32"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
