@@ -10,7 +10,7 @@ import structlog
 from starlette.routing import Route, Router
 
 from staged_pool.api import status
-from staged_pool.api.asgi import App, Headers, Receive, Scope, Send
+from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.call import Answer, Call, Handler
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
@@ -62,6 +62,15 @@ class Application:
             return None
         error = engines[0].overload(body_bytes)
         return None if error is None else status.problem(error)
+
+    def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[int, Headers, bytes] | None:
+        """The answer to a request that is turned away, logged and counted; None where it is not."""
+        if (problem := self.turn_away(scope, body_bytes)) is None:
+            return None
+        call, answer = Call(scope, _nothing_to_receive), Answer.of(problem)
+        call.body_bytes = body_bytes
+        self._finish(call, answer, 0.0)
+        return answer.status, self._headers(call, answer), answer.body
 
     def refuse(self, problem: Problem) -> App:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
@@ -159,6 +168,10 @@ class _Resource:
 
     async def _wrong_method(self, call: Call) -> Answer:
         return Answer(b'{"detail":"Method Not Allowed"}', 405, headers=[(b"allow", self._allow)], word="method")
+
+
+async def _nothing_to_receive() -> Message:
+    raise RuntimeError("the body of a request that is turned away is not looked at")
 
 
 async def _no_such_route(call: Call) -> Answer:

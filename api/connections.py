@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import math
 import traceback
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is u
 
     limits: ServerConfig
     traffic: Traffic
+    express: Callable[[bytes], bytes | None] = staticmethod(lambda data: None)
+    """The answer to what has arrived, where there is no need for a protocol to find it."""
 
 
 def take_connections(worker: ModuleType) -> None:
@@ -150,11 +153,20 @@ class Connection:
                 break
             if not data:
                 break
+            if self._at_a_beginning() and (answer := self._config.express(data)) is not None:
+                await self._handle(RawData(answer))
+                self._update(idle=True)
+                continue
             await self._protocol.handle(RawData(data))
             if self._idle and self._protocol.protocol.in_head and not self._in_head:
                 self._in_head = True
                 self._patient_until = anyio.current_time() + self._limits.head_timeout_s
         await self._protocol.handle(Closed())
+
+    def _at_a_beginning(self) -> bool:
+        """Whether a request of HTTP/1.1 may begin with what arrives next: nothing of an earlier one is in hand."""
+        protocol = self._protocol.protocol
+        return self._idle and isinstance(protocol, Http1) and protocol.between_requests
 
     async def _handle(self, event: Event) -> None:
         """What the protocol has to say to the connection. Cancellation waits until it is done: half a frame that was

@@ -89,6 +89,17 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         """The head of a request has begun to arrive."""
         return self.stream is None and bool(self.connection.trailing_data[0])
 
+    @property
+    def between_requests(self) -> bool:
+        """Nothing of a request has arrived that is not answered."""
+        connection = self.connection
+        return (
+            self.stream is None
+            and connection.our_state is h11.IDLE
+            and connection.their_state is h11.IDLE
+            and not connection.trailing_data[0]
+        )
+
     async def farewell(self) -> None:
         """HTTP/1.1 has none."""
 

@@ -20,6 +20,7 @@ from hypercorn.config import Config as HypercornConfig
 from staged_pool.api.app import Application
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connections import ConnectionConfig, take_connections
+from staged_pool.api.express import Express
 from staged_pool.api.guard import Guard
 from staged_pool.api.listener import BACKLOG, url
 from staged_pool.api.lobby import Lobby
@@ -159,7 +160,9 @@ class Server:
         hypercorn = importlib.import_module(f"hypercorn.{backend}")
         application = Application(self.lobby, self.traffic)
         guard = Guard(application, application.refuse, self._config, self.traffic, application.turn_away)
-        await hypercorn.serve(guard, self._hypercorn_config(listener), shutdown_trigger=self._end_of_http)
+        config = self._hypercorn_config(listener)
+        config.express = Express(application, self._config).refuse
+        await hypercorn.serve(guard, config, shutdown_trigger=self._end_of_http)
         self._serving.cancel()
 
     async def _end_of_http(self) -> None:

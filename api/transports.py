@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from types import TracebackType
@@ -68,6 +69,8 @@ class AsyncioTransport:
         self._reader = reader
         self._writer = writer
         writer.transport.set_write_buffer_limits(0)  # `send` waits until everything is the kernel's
+        plain = os.name == "posix" and writer.get_extra_info("sslcontext") is None
+        self._descriptor: int | None = self.socket.fileno() if plain else None
 
     @property
     def socket(self) -> Any:
@@ -86,9 +89,13 @@ class AsyncioTransport:
 
     def send_nowait(self, data: bytes) -> bool:
         transport = self._writer.transport
-        if transport.is_closing() or transport.get_write_buffer_size() + len(data) > WAITING_BYTES:
+        waiting = transport.get_write_buffer_size()
+        if transport.is_closing() or waiting + len(data) > WAITING_BYTES:
             return False
-        transport.write(data)
+        if not waiting and self._descriptor is not None:
+            data = _write_through(self._descriptor, data)
+        if data:
+            transport.write(data)
         return True
 
     async def send(self, data: bytes | memoryview) -> None:
@@ -152,6 +159,15 @@ class TrioTransport:
     def cut(self) -> None:
         _drop_unsent(self.socket)
         self._stream.socket.close()
+
+
+def _write_through(descriptor: int, data: bytes) -> bytes:
+    """Hand bytes to the kernel without holding the interpreter's lock meanwhile, as uvloop's own write does: the kernel
+    may run the client first, and every forward would wait for it. Returns what it did not take."""
+    try:
+        return data[os.write(descriptor, data) :]
+    except OSError:
+        return data  # it is full, or the transport finds out what is wrong
 
 
 def _drop_unsent(connection: Any) -> None:

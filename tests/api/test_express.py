@@ -1,0 +1,169 @@
+"""Refusals that are given before any machinery of HTTP starts: only where HTTP would say the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staged_pool.api.app import Application
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.express import Express
+from staged_pool.api.lobby import Lobby
+from staged_pool.runtime.config import EngineConfig
+from tests.api.serving import EMBED, Served, engine_on, read_answer, serving
+from tests.doubles import Gate, LetterModel, until
+
+BODY = b'{"input":"a"}'
+
+
+def request(*headers: bytes, body: bytes = BODY, first: bytes = b"POST /v1/embeddings HTTP/1.1") -> bytes:
+    lines = (first, b"host: test", b"content-type: application/json", *headers)
+    return b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+class Refusing(Application):
+    """Turns every request of a task away, and remembers them."""
+
+    def __init__(self) -> None:
+        super().__init__(Lobby())
+        self.asked: list[tuple[str, int]] = []
+
+    def refuse_at_once(self, scope: Any, body_bytes: int) -> Any:
+        self.asked.append((scope["path"], body_bytes))
+        return 429, [(b"x", b"y")], b"{}"
+
+
+def express(**config: Any) -> tuple[Express, Refusing]:
+    application = Refusing()
+    return Express(application, ServerConfig(**config)), application
+
+
+def test_a_complete_request_is_refused() -> None:
+    door, application = express()
+    answer = door.refuse(request(b"accept: */*"))
+    assert answer is not None
+    assert answer.startswith(b"HTTP/1.1 429 \r\nx: y\r\ndate: ")
+    assert answer.endswith(b" GMT\r\n\r\n{}")
+    assert application.asked == [("/v1/embeddings", len(BODY))]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        request()[:-1],
+        request() + b"P",
+        request() + request(),
+        request(first=b"GET /v1/embeddings HTTP/1.1"),
+        request(first=b"POST /v1/embeddings HTTP/1.0"),
+        request(first=b"POST  /v1/embeddings HTTP/1.1"),
+        request(first=b"POST http://test/v1/embeddings HTTP/1.1"),
+        request(b"content-length: 13"),
+        request(b"transfer-encoding: chunked"),
+        request(b"Transfer-Encoding : chunked"),
+        request(b"expect: 100-continue"),
+        request(b"upgrade: h2c"),
+        request(b"connection: close"),
+        request(b" folded: header"),
+        request(b"name : blank"),
+        request(b"n\x00me: value"),
+        request(b"value: \x00"),
+        request(b"no colon"),
+        request(b"host: again"),
+        request().replace(b"host: test\r\n", b""),
+        request().replace(b"\r\n", b"\n"),
+        request().replace(b"content-length: 13", b"content-length: +13"),
+        request().replace(b"content-length: 13", b"content-length: 0x0d"),
+        request().replace(b"content-length: 13", b"content-length: 13, 13"),
+        request(*(b"h%d: x" % n for n in range(100))),
+        request(b"long: " + b"x" * 20_000),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_anything_unusual_is_left_to_the_usual_way(data: bytes) -> None:
+    door, application = express()
+    assert door.refuse(data) is None
+    assert application.asked == []
+
+
+_pieces = st.sampled_from(
+    [b"POST", b" ", b"/v1/embeddings", b"/", b"HTTP/1.1", b"\r\n", b"\n", b"\r", b"host: a", b"Host:b",
+     b"content-length", b": 2", b":2", b"2", b"{}", b"transfer-encoding: chunked",
+     b"x: y", b"\t", b":", b"\x00", b"\xff"]
+)  # fmt: skip
+
+
+def _mutated(data: bytes, cuts: list[tuple[int, int, bytes]]) -> bytes:
+    for at, count, piece in cuts:
+        place = at % (len(data) + 1)
+        data = data[:place] + piece + data[place + count :]
+    return data
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 8), _pieces), max_size=4) | st.just([]))
+def test_what_is_refused_is_one_request_to_a_strict_parser_too(cuts: list[tuple[int, int, bytes]]) -> None:
+    door, application = express()
+    data = _mutated(request(b"accept: */*"), cuts)
+    if door.refuse(data) is None:
+        return
+    parser = h11.Connection(h11.SERVER)
+    parser.receive_data(data)
+    head = parser.next_event()
+    assert isinstance(head, h11.Request)
+    assert (head.method, head.target.decode()) == (b"POST", application.asked[0][0])
+    body = b""
+    while isinstance(event := parser.next_event(), h11.Data):
+        body += event.data
+    assert isinstance(event, h11.EndOfMessage)
+    assert len(body) == application.asked[0][1]
+    assert parser.trailing_data == (b"", False)
+
+
+@asynccontextmanager
+async def overloaded() -> AsyncIterator[Served]:
+    """A server with one request inside, which is as many as may be."""
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with serving(engine_on(model), engine=EngineConfig(max_requests=1)) as served:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(served.engine.embed, "inside")
+            await until(lambda: served.inside == 1)
+            try:
+                yield served
+            finally:
+                gate.open()
+
+
+@pytest.mark.anyio
+async def test_it_gives_the_same_refusal_as_the_usual_way_and_the_connection_goes_on() -> None:
+    async with overloaded() as served:
+        async with await served.connect() as stream:
+            answers = []
+            for pieces in ([EMBED], [EMBED[:-1], EMBED[-1:]], [EMBED], [EMBED[:20], EMBED[20:]]):
+                for piece in pieces:
+                    await stream.send(piece)
+                    await anyio.wait_all_tasks_blocked()
+                answers.append(await read_answer(stream))
+            await stream.send(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n")
+            assert (await read_answer(stream)).startswith(b"HTTP/1.1 200")
+        refused = served.engine.statistics().admission.refused
+    heads = []
+    for answer in answers:
+        head, _, body = answer.partition(b"\r\n\r\n")
+        status, *headers = head.split(b"\r\n")
+        named = dict(header.split(b": ", 1) for header in headers)
+        assert status == b"HTTP/1.1 429 "
+        assert json.loads(body)["error"]["code"] == 429
+        assert named.pop(b"x-request-id")
+        assert named.pop(b"date").endswith(b"GMT")
+        heads.append((named, body))
+    assert all(head == heads[0] for head in heads)
+    assert refused == {"requests": 4}
