@@ -52,13 +52,22 @@ def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
         top_n: Keep so many. None and 0: all of them.
 
     Raises:
-        InvalidInput: `top_n` is negative.
+        InvalidInput: See `check_top_n`.
     """
-    if top_n is not None and top_n < 0:
-        raise InvalidInput("top_n must be at least 0.", param="top_n")
+    check_top_n(top_n)
     order = np.argsort(-result.scores, kind="stable")[: top_n or None]
     ranking = tuple(Ranked(int(index), float(result.scores[index])) for index in order)
     return RerankResult(ranking=ranking, usage=result.usage, model=result.model)
+
+
+def check_top_n(top_n: int | None) -> None:
+    """Refuse a `top_n` before there is work done for it.
+
+    Raises:
+        InvalidInput: It is negative.
+    """
+    if top_n is not None and top_n < 0:
+        raise InvalidInput("top_n must be at least 0.", param="top_n")
 
 
 def _check(request: ScoreRequest, card: ModelCard) -> None:
