@@ -41,7 +41,7 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
         raise InvalidInput(f"The model `{card.name}` takes no instruction.", param="instruction")
     queries = [_text(text, "query", request, card) for text in request.queries]
     documents = [_text(text, "document", request, card) for text in request.documents]
-    return Plan(queries + documents, partial(_finish_texts, request, card))
+    return Plan(queries + documents, partial(_finish_texts, request, card), partial(_locate, len(queries)))
 
 
 def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
@@ -114,6 +114,11 @@ def _text(text: str, role: Role, request: ScoreRequest, card: ModelCard) -> Mode
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
     source = TextInput(text, request.max_tokens, max_own_tokens=own)
     return ModelInput(source, _OUTPUTS[card.scoring or "bi-encoder"], prompt, role)
+
+
+def _locate(queries: int, index: int) -> tuple[str, int]:
+    """Where an input of a plan without pairs stands in the request."""
+    return ("queries", index) if index < queries else ("documents", index - queries)
 
 
 def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:

@@ -15,7 +15,7 @@ from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.requests import Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.tasks.plan import plan
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import InvalidInput, ModelFailed
 from tests.doubles import CARD, LetterModel, expected
 
 pytestmark = pytest.mark.anyio
@@ -78,3 +78,16 @@ def test_an_aggregation_that_is_not_known_is_refused() -> None:
     with pytest.raises(InvalidInput, match="none, simple, first, average, max") as caught:
         plan(request, card)
     assert caught.value.param == "aggregation"
+
+
+async def test_a_document_that_is_wrong_is_counted_among_the_documents() -> None:
+    async with an_engine() as engine:
+        with pytest.raises(InvalidInput) as caught:
+            await engine.score("a", ["b", "", "c"])
+        assert (caught.value.param, caught.value.index) == ("documents", 1)
+        with pytest.raises(InvalidInput) as caught:
+            await engine.score(["a", "b", ""], ["c", "d", "e"])
+        assert (caught.value.param, caught.value.index) == ("queries", 2)
+        with pytest.raises(ModelFailed) as failed:
+            await engine.score("a", ["b", "NaN"])
+        assert failed.value.index == 1
