@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, Scoring, Similarity, SparseVector
 from staged_pool.runtime.requests import DENSE_ONLY, Output, Outputs, PairInput, ScoreRequest, TextInput
 from staged_pool.runtime.results import Ranked, RerankResult, ScoreResult, Usage
-from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated
-from staged_pool.runtime.tasks.embed import array, normalized
+from staged_pool.runtime.tasks.classify import LABELS_ONLY, label_scores
+from staged_pool.runtime.tasks.embed import PROMPTS_OF, array, normalized
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Plan
 
@@ -109,8 +109,7 @@ def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
 
 def _text(text: str, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
     """One text by itself, with the prompt of its role where the model has one."""
-    names = ("query",) if role == "query" else ("document", "passage", "corpus")
-    prompt = next((card.prompts[name] for name in names if name in card.prompts), card.default_prompt)
+    prompt = next((card.prompts[name] for name in PROMPTS_OF[role] if name in card.prompts), card.default_prompt)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
     source = TextInput(text, request.max_tokens, max_own_tokens=own)
     return ModelInput(source, _OUTPUTS[card.scoring or "bi-encoder"], prompt, role)
@@ -122,8 +121,7 @@ def _locate(queries: int, index: int) -> tuple[str, int]:
 
 
 def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
-    logits = np.stack([array(row, Output.LABELS) for row in rows])
-    scores = activated(logits, card.activation) if request.activate else logits
+    scores = label_scores(rows, card, activate=request.activate)
     return ScoreResult(scores=scores[:, 0], usage=Usage(tokens), model=card.name)
 
 

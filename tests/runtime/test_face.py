@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.runtime.requests import Output, TextInput, TokenClassifyRequest
+from staged_pool.runtime.requests import EmbedRequest, Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from tests.doubles import CARD, LetterModel, expected
@@ -78,6 +78,17 @@ def test_an_aggregation_that_is_not_known_is_refused() -> None:
     with pytest.raises(InvalidInput, match="none, simple, first, average, max") as caught:
         plan(request, card)
     assert caught.value.param == "aggregation"
+
+
+def test_dimensions_are_refused_where_no_dense_vector_is_asked_for() -> None:
+    card = replace(CARD, outputs=(Output.DENSE, Output.MULTI_VECTOR))
+    for dimensions in (2, card.width):
+        request = EmbedRequest(
+            inputs=(TextInput("a"),), outputs=frozenset({Output.MULTI_VECTOR}), dimensions=dimensions
+        )
+        with pytest.raises(InvalidInput) as caught:
+            plan(request, card)
+        assert caught.value.param == "dimensions"
 
 
 async def test_a_document_that_is_wrong_is_counted_among_the_documents() -> None:
