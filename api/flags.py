@@ -44,7 +44,8 @@ TaskFlag = Annotated[
         "--task",
         "Model",
         "What a model is for where its folder does not say it. score: ask a language model whether a document answers "
-        "a query, as Qwen3-Reranker is asked. embed: vectors, whatever head the checkpoint has.",
+        "a query, as Qwen3-Reranker is asked. embed: vectors, whatever head the checkpoint has. sparse: take a masked "
+        "language model for a SPLADE model.",
     ),
 ]
 ScoreTemplate = Annotated[

@@ -63,6 +63,8 @@ class Problem:
     row: Row
     message: str
     param: str | None = None
+    index: int | None = None
+    """Which of the request's inputs it is about, where it is about one."""
     retry_after_s: float | None = None
 
     @property
@@ -72,6 +74,8 @@ class Problem:
     def body(self) -> bytes:
         """The error object. `code` repeats the status as a number, as vLLM's clients expect."""
         error = {"message": self.message, "type": self.row.type, "param": self.param, "code": self.status}
+        if self.index is not None:
+            error["index"] = self.index
         return orjson.dumps({"error": error})
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -100,6 +104,7 @@ def problem(error: BaseException) -> Problem:
         row=row,
         message=str(error),
         param=getattr(error, "param", None),
+        index=getattr(error, "index", None),
         retry_after_s=retry_after_s,
     )
 

@@ -5,30 +5,25 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
+from staged_pool.runtime import arguments
+from staged_pool.runtime.arguments import Texts
 from staged_pool.runtime.requests import (
     DENSE_ONLY,
     Aggregation,
-    Chat,
     ClassifyRequest,
     EmbedRequest,
     Output,
-    PairInput,
     ScoreRequest,
-    TextInput,
     TokenClassifyRequest,
 )
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult, TokenClassifyResult
-from staged_pool.runtime.tasks.score import rank
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.runtime.tasks.score import check_top_n, rank
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Request
 
 R = TypeVar("R")
-
-Texts: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
-"""A text, several, or the token ids of several."""
 
 
 class EngineTasks(ABC):
@@ -56,7 +51,7 @@ class EngineTasks(ABC):
         self,
         inputs: Texts,
         *,
-        outputs: Iterable[Output | str] = DENSE_ONLY,
+        outputs: Output | str | Iterable[Output | str] = DENSE_ONLY,
         dimensions: int | None = None,
         normalize: bool = True,
         prompt_name: str | None = None,
@@ -80,16 +75,19 @@ class EngineTasks(ABC):
         Returns:
             `embeddings`: float32 [inputs, width]; `sparse`, `multi_vector`; `usage.prompt_tokens`.
         """
-        texts = _texts(inputs, max_tokens)
+        arguments.whole_number("dimensions", dimensions)
+        arguments.text("prompt_name", prompt_name)
+        arguments.text("prompt", prompt)
+        texts = arguments.text_inputs(inputs, max_tokens)
         request = EmbedRequest(
             inputs=texts,
-            outputs=frozenset(_output(name) for name in outputs),
+            outputs=arguments.outputs(outputs),
             dimensions=dimensions,
             normalize=normalize,
             prompt_name=prompt_name,
             prompt=prompt,
         )
-        result: EmbedResult = await self._ask(request, _bytes(texts), timeout_s)
+        result: EmbedResult = await self._ask(request, arguments.size(texts), timeout_s)
         return result
 
     async def classify(
@@ -111,15 +109,9 @@ class EngineTasks(ABC):
         Returns:
             `scores`: float32 [inputs, labels]; `labels`.
         """
-        sources = [inputs] if isinstance(inputs, str) else inputs
-        given = tuple(
-            PairInput(first=source[0], second=source[1], max_tokens=max_tokens)
-            if _is_pair(source)
-            else _text(index, source, max_tokens)
-            for index, source in enumerate(sources)
-        )
+        given = arguments.text_or_pair_inputs(inputs, max_tokens)
         request = ClassifyRequest(inputs=given, activate=activate)
-        result: ClassifyResult = await self._ask(request, _bytes(given), timeout_s)
+        result: ClassifyResult = await self._ask(request, arguments.size(given), timeout_s)
         return result
 
     async def classify_tokens(
@@ -140,9 +132,9 @@ class EngineTasks(ABC):
             max_tokens: See the class.
             timeout_s: See the class.
         """
-        texts = _texts(inputs, max_tokens)
+        texts = arguments.text_inputs(inputs, max_tokens)
         request = TokenClassifyRequest(inputs=texts, aggregation=aggregation, activate=activate)
-        result: TokenClassifyResult = await self._ask(request, _bytes(texts), timeout_s)
+        result: TokenClassifyResult = await self._ask(request, arguments.size(texts), timeout_s)
         return result
 
     async def score(
@@ -169,14 +161,15 @@ class EngineTasks(ABC):
             `scores`: float32 [documents], higher is better: of a cross-encoder, the cosine of two embeddings, or the
             late interaction of multi-vectors.
         """
+        arguments.whole_number("max_tokens", max_tokens)
+        arguments.text("instruction", instruction)
         request = ScoreRequest(
-            queries=(queries,) if isinstance(queries, str) else tuple(queries),
-            documents=(documents,) if isinstance(documents, str) else tuple(documents),
+            queries=arguments.texts("queries", queries),
+            documents=arguments.texts("documents", documents),
             activate=activate,
             instruction=instruction,
             max_tokens=max_tokens,
         )
-        _check_texts(request)
         body_bytes = sum(map(len, request.queries)) + sum(map(len, request.documents))
         result: ScoreResult = await self._ask(request, body_bytes, timeout_s)
         return result
@@ -197,14 +190,14 @@ class EngineTasks(ABC):
         Args:
             query: A text.
             documents: One or several.
-            top_n: Return so many. None: all of them.
+            top_n: Return so many. None and 0: all of them.
             activate: See `score`.
             instruction: See `score`.
             max_tokens: See `score`.
             timeout_s: See the class.
         """
-        if top_n is not None and top_n < 0:
-            raise InvalidInput("top_n must be at least 0.", param="top_n")
+        arguments.whole_number("top_n", top_n)
+        check_top_n(top_n)
         result = await self.score(
             query,
             documents,
@@ -217,47 +210,3 @@ class EngineTasks(ABC):
 
     async def _ask(self, request: Request, body_bytes: int, timeout_s: float) -> Any:
         return await self.submit(lambda: request, lambda result: result, body_bytes=body_bytes, timeout_s=timeout_s)
-
-
-def _texts(inputs: Texts, max_tokens: int | None) -> tuple[TextInput, ...]:
-    sources = (inputs,) if isinstance(inputs, str) else inputs
-    return tuple(_text(index, source, max_tokens) for index, source in enumerate(sources))
-
-
-def _text(index: int, source: object, max_tokens: int | None) -> TextInput:
-    if isinstance(source, str):
-        return TextInput(source, max_tokens)
-    if isinstance(source, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in source):
-        return TextInput(tuple(source), max_tokens)
-    kind = type(source).__name__
-    raise InvalidInput(f"Input {index} is a {kind}, not a text or a list of token ids.", param="input", index=index)
-
-
-def _is_pair(source: object) -> TypeGuard[tuple[str, str]]:
-    return isinstance(source, tuple) and len(source) == 2 and all(isinstance(text, str) for text in source)
-
-
-def _output(name: Output | str) -> Output:
-    try:
-        return Output(name)
-    except ValueError:
-        raise InvalidInput(f"outputs must be of {', '.join(Output)}.", param="outputs") from None
-
-
-def _check_texts(request: ScoreRequest) -> None:
-    for name in ("queries", "documents"):
-        for index, text in enumerate(getattr(request, name)):
-            if not isinstance(text, str):
-                kind = type(text).__name__
-                raise InvalidInput(f"{name}[{index}] is a {kind}, not a text.", param=name, index=index)
-
-
-def _bytes(inputs: Sequence[TextInput | PairInput]) -> int:
-    """Near enough, and quick: characters, or token ids."""
-    return sum(_length(given) for given in inputs)
-
-
-def _length(given: TextInput | PairInput) -> int:
-    if isinstance(given, PairInput):
-        return len(given.first) + len(given.second)
-    return given.source.characters if isinstance(given.source, Chat) else len(given.source)

@@ -53,6 +53,7 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
         ConfigError: As for `open_engine`; or two models have the same name, or settings of what is shared differ.
     """
     first = _agreed(configs)
+    _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
     options = StageOptions(clock=time.perf_counter)
     preprocess, offload = ThreadOffload(first.preprocess_limit), ThreadOffload(POSTPROCESS_WORKERS)
     async with DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device:
@@ -60,8 +61,7 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
         for config in configs:
             model = await device.run(_load, config)
             name = model.card.name
-            if name in models:
-                raise ConfigError(f"served_name={name!r}: two models have this name; name them apart")
+            _check_names([*models, name])
             models[name] = config, model
             device.grow(model.card.forward_workers)
         async with AsyncExitStack() as stack:
@@ -87,6 +87,11 @@ def _agreed(configs: Sequence[EngineConfig]) -> EngineConfig:
             said = " and ".join(sorted(map(repr, values)))
             raise ConfigError(f"{name}={said}: models that share a device must agree on it")
     return first
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise ConfigError(f"served_name={twice!r}: two models have this name; name them apart")
 
 
 def _load(config: EngineConfig) -> Model:

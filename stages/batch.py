@@ -12,7 +12,7 @@ import structlog
 
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import cause, is_wanted
-from staged_pool.stages.errors import ModelFailed, StagedPoolError
+from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.offload import Offload
@@ -191,10 +191,8 @@ class BatchStage(Stage, Generic[P, R]):
                 self.wasted_tokens += item.cost
                 self.meter.dropped[cause(ticket)] += 1
             elif isinstance(result, StagedPoolError):
-                if isinstance(result, ModelFailed):
-                    result.index = item.index
                 self.meter.dropped["failed"] += 1
-                ticket.fail(result)
+                ticket.fail_input(item.index, result)
             else:
                 done.append(item.carrying(result, sent_at=ended))
         self.meter.done += len(done)

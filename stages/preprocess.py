@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import wanted
-from staged_pool.stages.errors import InvalidInput, ModelFailed, StagedPoolError
+from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.stage import Stage, StageOptions
@@ -95,10 +95,8 @@ class PreprocessStage(Stage, Generic[S, P]):
         for item, result in zip(items, results, strict=True):
             self.meter.service.observe(ended - started)
             if isinstance(result, StagedPoolError):
-                if isinstance(result, InvalidInput | ModelFailed):
-                    result.index = item.index
                 self.meter.dropped["failed"] += 1
-                item.ticket.fail(result)
+                item.ticket.fail_input(item.index, result)
             else:
                 ticket = item.ticket
                 timeline = ticket.timeline

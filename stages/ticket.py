@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 import anyio
 
-from staged_pool.stages.errors import StagedPoolError
+from staged_pool.stages.errors import InvalidInput, ModelFailed, StagedPoolError
 from staged_pool.stages.work import Item, Parts, Plan, Request
 
 Decode: TypeAlias = Callable[[], Request]
@@ -187,6 +187,17 @@ class Ticket:
         self._error = error
         self._settle()
         return True
+
+    def fail_input(self, index: int, error: StagedPoolError) -> bool:
+        """As `fail`, with an error that one of its inputs has caused, and that says so: in the words of the request."""
+        field = None
+        if self._plan is not None and self._plan.locate is not None:
+            field, index = self._plan.locate(index)
+        if isinstance(error, InvalidInput | ModelFailed):
+            error.index = index
+        if isinstance(error, InvalidInput) and error.param == "input":  # as models call each of their inputs
+            error.param = field or "input"
+        return self.fail(error)
 
     def _settle(self) -> None:
         # A settled request holds no memory, however long its items still wait in channels.

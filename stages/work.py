@@ -32,6 +32,9 @@ class Plan(Generic[P_co]):
     finish: Callable[[Sequence[object], int], object]
     """Makes the result of one row for each input (`Parts` for one that was cut) and of the tokens read. Runs once, in
     postprocess; may run in a thread."""
+    locate: Callable[[int], tuple[str, int]] | None = None
+    """Which field of the request an input was made of, and where in it it stands; for errors. None: the inputs are
+    those of the request, in its order."""
 
 
 class Parts(list[object]):

@@ -64,7 +64,7 @@ class LetterModel:
         return [
             Prepared(TokenSequence([ord(c) for c in text], given.outputs), len(text))
             if text
-            else InvalidInput("The input has no tokens.")
+            else InvalidInput("The input has no tokens.", param="input")
             for given, text in zip(inputs, texts, strict=True)
         ]
 

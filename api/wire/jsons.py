@@ -14,6 +14,8 @@ T = TypeVar("T")
 _LOCATED = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 _FIRST_INDEX = re.compile(r"[^\[]*\[(?P<index>\d+)\]")
+_HALF = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]")
+"""The first half of a surrogate pair without the second one."""
 _SHAPE = re.compile(rb"[ \t\r\n]*((?:\[[ \t\r\n]*){0,2})(.)", re.DOTALL)
 _ECHOED = re.compile(r"(?P<quote>['\"])(?P<value>.*)(?P=quote)", re.DOTALL)
 
@@ -34,10 +36,20 @@ def decode(decoder: msgspec.json.Decoder[T], body: msgspec.Raw | bytes | bytearr
     except msgspec.ValidationError as error:
         raise _explain(str(error), root, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise InvalidInput(f"The body is not valid JSON: {reason}") from None
+        raise InvalidInput(f"The body is not valid JSON: {_reason(error, body)}") from None
     except RecursionError:
         raise InvalidInput("The body is not valid JSON: it is nested too deeply") from None
+
+
+def _reason(error: msgspec.DecodeError | UnicodeDecodeError, body: msgspec.Raw | bytes | bytearray) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    reason = str(error)
+    # msgspec reads on for the second half, and complains of what it finds there.
+    misled = "truncated" in reason or "hex escape" in reason
+    if "surrogate" in reason or (misled and _HALF.search(memoryview(body))):
+        return "a text in it holds half of a surrogate pair"
+    return reason
 
 
 def shape(raw: msgspec.Raw) -> tuple[int, bytes]:

@@ -10,32 +10,19 @@ from functools import partial
 
 import structlog
 import torch
-from tokenizers import Tokenizer
 
 from staged_pool.runtime.config import Device as DeviceName
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, TokenIds, TokenSequence
 from staged_pool.runtime.models.body import Body
-from staged_pool.runtime.models.checkpoint import Loaded, load_tokenizer, load_transformer
+from staged_pool.runtime.models.checkpoint import load_tokenizer, load_transformer
 from staged_pool.runtime.models.folders.files import check_files, check_vocabulary
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.folders.resolver import resolve
+from staged_pool.runtime.models.heads.build import build_heads
 from staged_pool.runtime.models.heads.dense import DenseHead
-from staged_pool.runtime.models.heads.head import Head
-from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, TokenLabelsHead
-from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
-from staged_pool.runtime.models.heads.sparse import TokenWeightsHead, build_splade
-from staged_pool.runtime.models.specs import (
-    DenseSpec,
-    LabelsSpec,
-    LogitScoreSpec,
-    ModelFolder,
-    MultiVectorSpec,
-    SpladeSpec,
-    TokenLabelsSpec,
-    TokenWeightsSpec,
-)
+from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.models.tokenizing.roles import resolve_roles, with_written_markers
@@ -86,7 +73,7 @@ def load_model(config: EngineConfig) -> TextEncoder:
     body = Body(loaded.base)
     check_vocabulary(source.backend, body.vocabulary)
     max_tokens = _max_tokens(folder, source.max_tokens, body)
-    heads = _heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
+    heads = build_heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
     del loaded  # what a head does not need of its own is given back
     dense = heads.get(Output.DENSE)
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
@@ -172,6 +159,8 @@ def _say(card: ModelCard) -> None:
         architecture=card.architecture,
         outputs=[*map(str, card.outputs)],
         scoring=card.scoring,
+        similarity=card.similarity,
+        activation=card.activation,
         pooling=card.pooling,
         normalize=card.normalize,
         matryoshka=card.matryoshka,
@@ -182,44 +171,6 @@ def _say(card: ModelCard) -> None:
         dtype=card.dtype,
         attention=card.attention,
     )
-
-
-def _heads(
-    folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer, *, max_tokens: int
-) -> dict[Output, Head]:
-    """What the folder says is on top of its transformer, by what it gives. Before the body is changed in any way."""
-    device = body.model.device
-    heads: dict[Output, Head] = {}
-    for spec in folder.heads:
-        match spec:
-            case DenseSpec():
-                heads[Output.DENSE] = DenseHead(spec, body.width, device)
-            case LabelsSpec():
-                heads[Output.LABELS] = LabelsHead(loaded.whole, body, len(folder.labels))
-            case TokenLabelsSpec():
-                heads[Output.TOKEN_LABELS] = TokenLabelsHead(loaded.whole, body, len(folder.labels))
-            case LogitScoreSpec():
-                true, false = (_token_id(token, tokenizer) for token in (spec.true_token, spec.false_token))
-                if true is None:
-                    raise ConfigError("the answer that means yes is missing")
-                heads[Output.LABELS] = LogitScoreHead(loaded.whole, body, true, false)
-            case SpladeSpec():
-                heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
-            case TokenWeightsSpec():
-                heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
-            case MultiVectorSpec():
-                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device)
-    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads:
-        heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
-    return heads
-
-
-def _token_id(token: int | str | None, tokenizer: Tokenizer) -> int | None:
-    if not isinstance(token, str):
-        return token
-    if (found := tokenizer.token_to_id(token)) is None:
-        raise ConfigError(f"the tokenizer has no token {token!r}, so the model cannot be asked for it")
-    return int(found)
 
 
 def _device(wanted: DeviceName) -> torch.device:

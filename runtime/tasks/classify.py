@@ -32,9 +32,14 @@ def plan(request: ClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
 
 
 def _finish(request: ClassifyRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ClassifyResult:
-    logits = np.stack([array(row, Output.LABELS) for row in rows])
-    scores = activated(logits, card.activation) if request.activate else logits
+    scores = label_scores(rows, card, activate=request.activate)
     return ClassifyResult(scores=scores, labels=card.labels, usage=Usage(tokens), model=card.name)
+
+
+def label_scores(rows: Sequence[object], card: ModelCard, *, activate: bool) -> NDArray[np.float32]:
+    """[rows, labels]: the logits, or what the model's activation makes of them."""
+    logits = np.stack([array(row, Output.LABELS) for row in rows])
+    return activated(logits, card.activation) if activate else logits
 
 
 def activated(logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:

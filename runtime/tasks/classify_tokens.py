@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, cast
+from typing import Final, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import ModelCard, ModelInput, Row
-from staged_pool.runtime.requests import Output, Outputs, TokenClassifyRequest
+from staged_pool.runtime.requests import Aggregation, Output, Outputs, TokenClassifyRequest
 from staged_pool.runtime.results import TokenClassifyResult, Usage
 from staged_pool.runtime.tasks.classify import activated
 from staged_pool.runtime.tasks.embed import array
 from staged_pool.runtime.tasks.entities import entities
-from staged_pool.stages.errors import Unsupported
+from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Plan
 
 _TOKEN_LABELS_ONLY: Final[Outputs] = frozenset({Output.TOKEN_LABELS})
+_AGGREGATIONS: Final[tuple[str, ...]] = get_args(Aggregation)
 
 
 def plan(request: TokenClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
@@ -26,9 +27,12 @@ def plan(request: TokenClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
 
     Raises:
         Unsupported: The model has no labels for tokens.
+        InvalidInput: There is no such aggregation.
     """
     if Output.TOKEN_LABELS not in card.outputs:
         raise Unsupported(f"The model `{card.name}` has no labels to classify tokens by.")
+    if request.aggregation not in _AGGREGATIONS:
+        raise InvalidInput(f"aggregation must be one of {', '.join(_AGGREGATIONS)}.", param="aggregation")
     inputs = [ModelInput(source, _TOKEN_LABELS_ONLY, card.default_prompt) for source in request.inputs]
     return Plan(inputs, partial(_finish, request, card))
 

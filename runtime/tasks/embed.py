@@ -17,8 +17,8 @@ from staged_pool.stages.work import Parts, Plan
 
 _VECTORS: Final[Outputs] = frozenset({Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR})
 
-_ROLES: Final[Mapping[str, Role]] = {"query": "query", "document": "document", "passage": "document"}
-"""Names of prompts that say what a text is."""
+PROMPTS_OF: Final[Mapping[Role, tuple[str, ...]]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+"""Names of prompts that say what a text is; the first that a model has is the one for it."""
 
 
 def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
@@ -29,9 +29,9 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
         InvalidInput: `dimensions`, `prompt_name` or `outputs` do not fit the model.
     """
     _check_outputs(request.outputs, card)
-    _check_dimensions(request.dimensions, card)
+    _check_dimensions(request, card)
     prompt = _prompt(request, card)
-    role = _ROLES.get(request.prompt_name or "")
+    role = _role(request.prompt_name)
     may_split = card.splits_long_inputs and request.outputs == DENSE_ONLY
     inputs = [ModelInput(text, request.outputs, prompt, role, may_split) for text in request.inputs]
     return Plan(inputs, partial(_finish, request, card))
@@ -45,7 +45,10 @@ def _check_outputs(outputs: Outputs, card: ModelCard) -> None:
         raise Unsupported(f"The model `{card.name}` gives no {', '.join(sorted(missing))} output, only: {has}.")
 
 
-def _check_dimensions(dimensions: int | None, card: ModelCard) -> None:
+def _check_dimensions(request: EmbedRequest, card: ModelCard) -> None:
+    dimensions = request.dimensions
+    if dimensions is not None and Output.DENSE not in request.outputs:
+        raise InvalidInput("dimensions are of dense vectors, and dense is not among the outputs.", param="dimensions")
     if dimensions is None or dimensions == card.width:
         return
     if not card.matryoshka:
@@ -60,6 +63,10 @@ def _check_dimensions(dimensions: int | None, card: ModelCard) -> None:
         raise InvalidInput(message, param="dimensions")
 
 
+def _role(prompt_name: str | None) -> Role | None:
+    return next((role for role, names in PROMPTS_OF.items() if prompt_name in names), None)
+
+
 def _prompt(request: EmbedRequest, card: ModelCard) -> str:
     if request.prompt is not None:
         return request.prompt
@@ -67,7 +74,7 @@ def _prompt(request: EmbedRequest, card: ModelCard) -> str:
         return card.default_prompt
     if (prompt := card.prompts.get(request.prompt_name)) is not None:
         return prompt
-    if request.prompt_name in _ROLES and Output.MULTI_VECTOR in request.outputs:
+    if _role(request.prompt_name) and Output.MULTI_VECTOR in request.outputs:
         return ""  # the model marks queries and documents in a way of its own
     known = ", ".join(map(repr, card.prompts)) or "none"
     raise InvalidInput(f"prompt_name is not one of the model's prompts: {known}.", param="prompt_name")

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, Scoring, Similarity, SparseVector
 from staged_pool.runtime.requests import DENSE_ONLY, Output, Outputs, PairInput, ScoreRequest, TextInput
 from staged_pool.runtime.results import Ranked, RerankResult, ScoreResult, Usage
-from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated
-from staged_pool.runtime.tasks.embed import array, normalized
+from staged_pool.runtime.tasks.classify import LABELS_ONLY, label_scores
+from staged_pool.runtime.tasks.embed import PROMPTS_OF, array, normalized
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Plan
 
@@ -41,7 +41,7 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
         raise InvalidInput(f"The model `{card.name}` takes no instruction.", param="instruction")
     queries = [_text(text, "query", request, card) for text in request.queries]
     documents = [_text(text, "document", request, card) for text in request.documents]
-    return Plan(queries + documents, partial(_finish_texts, request, card))
+    return Plan(queries + documents, partial(_finish_texts, request, card), partial(_locate, len(queries)))
 
 
 def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
@@ -52,13 +52,22 @@ def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
         top_n: Keep so many. None and 0: all of them.
 
     Raises:
-        InvalidInput: `top_n` is negative.
+        InvalidInput: See `check_top_n`.
     """
-    if top_n is not None and top_n < 0:
-        raise InvalidInput("top_n must be at least 0.", param="top_n")
+    check_top_n(top_n)
     order = np.argsort(-result.scores, kind="stable")[: top_n or None]
     ranking = tuple(Ranked(int(index), float(result.scores[index])) for index in order)
     return RerankResult(ranking=ranking, usage=result.usage, model=result.model)
+
+
+def check_top_n(top_n: int | None) -> None:
+    """Refuse a `top_n` before there is work done for it.
+
+    Raises:
+        InvalidInput: It is negative.
+    """
+    if top_n is not None and top_n < 0:
+        raise InvalidInput("top_n must be at least 0.", param="top_n")
 
 
 def _check(request: ScoreRequest, card: ModelCard) -> None:
@@ -100,16 +109,19 @@ def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
 
 def _text(text: str, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
     """One text by itself, with the prompt of its role where the model has one."""
-    names = ("query",) if role == "query" else ("document", "passage", "corpus")
-    prompt = next((card.prompts[name] for name in names if name in card.prompts), card.default_prompt)
+    prompt = next((card.prompts[name] for name in PROMPTS_OF[role] if name in card.prompts), card.default_prompt)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
     source = TextInput(text, request.max_tokens, max_own_tokens=own)
     return ModelInput(source, _OUTPUTS[card.scoring or "bi-encoder"], prompt, role)
 
 
+def _locate(queries: int, index: int) -> tuple[str, int]:
+    """Where an input of a plan without pairs stands in the request."""
+    return ("queries", index) if index < queries else ("documents", index - queries)
+
+
 def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
-    logits = np.stack([array(row, Output.LABELS) for row in rows])
-    scores = activated(logits, card.activation) if request.activate else logits
+    scores = label_scores(rows, card, activate=request.activate)
     return ScoreResult(scores=scores[:, 0], usage=Usage(tokens), model=card.name)
 
 

@@ -120,25 +120,26 @@ async def test_json_may_have_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "param"),
+    ("body", "status", "param", "index"),
     [
-        ({"input": ""}, 400, None),
-        ({"input": []}, 400, "input"),
-        ({"input": ["a", 1]}, 400, "input"),
-        ({"input": "a", "dimensions": 5}, 400, "dimensions"),
-        ({"input": "a", "model": "other"}, 404, "model"),
-        ({"input": ["a"] * 9}, 413, "input"),
-        ({"input": ["a", "NaN"]}, 424, None),
+        ({"input": ""}, 400, "input", 0),
+        ({"input": []}, 400, "input", None),
+        ({"input": ["a", 1]}, 400, "input", 1),
+        ({"input": "a", "dimensions": 5}, 400, "dimensions", None),
+        ({"input": "a", "model": "other"}, 404, "model", None),
+        ({"input": ["a"] * 9}, 413, "input", None),
+        ({"input": ["a", "NaN"]}, 424, None, 1),
     ],
 )
 async def test_an_error_of_the_engine_becomes_its_status(
-    body: object, status: int, param: str | None, logged: Logged
+    body: object, status: int, param: str | None, index: int | None, logged: Logged
 ) -> None:
     async with served(max_request_items=8) as client:
         response = await client.post("/v1/embeddings", json=body)
     assert response.status_code == status
     assert response.json()["error"]["code"] == status
     assert response.json()["error"]["param"] == param
+    assert response.json()["error"].get("index") == index
     assert finished(logged)["status"] == status
     assert finished(logged)["error"]
 

@@ -47,9 +47,13 @@ def test_an_error_becomes_its_status_its_body_and_its_retry_hint(
     assert dict(answer.headers()).get(b"retry-after") == retry_after
 
 
-def test_the_field_at_fault_is_named() -> None:
-    body = json.loads(problem(errors.InvalidInput("x", param="input", index=3)).body())
-    assert body["error"]["param"] == "input"
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [(errors.InvalidInput("x", param="input", index=3), "input"), (errors.ModelFailed("x", index=3), None)],
+)
+def test_the_field_and_the_input_at_fault_are_named(error: Exception, param: str | None) -> None:
+    said = json.loads(problem(error).body())["error"]
+    assert (said["param"], said["index"]) == (param, 3)
 
 
 def test_a_subclass_made_elsewhere_takes_its_parents_row() -> None:

@@ -70,6 +70,13 @@ async def test_two_models_of_one_name_are_refused(folders: dict[str, Path]) -> N
         assert tuple(engines) == ("bert-mean", "again")
 
 
+async def test_two_models_that_are_given_one_name_are_refused_before_any_is_loaded(tmp_path: Path) -> None:
+    missing = config(tmp_path / "missing", served_name="one")
+    with pytest.raises(ConfigError, match="served_name='one': two models"):
+        async with open_engines([missing, missing]):
+            pass
+
+
 async def test_settings_of_what_is_shared_must_agree(folders: dict[str, Path]) -> None:
     folder = folders["bert-mean"]
     with pytest.raises(ConfigError, match="preprocess_limit=2 and 4: models that share"):

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.model import Role
 from staged_pool.runtime.models.folders.parts import read_special_token
 from staged_pool.runtime.models.specs import (
     DenseSpec,
@@ -21,13 +20,12 @@ from staged_pool.runtime.models.specs import (
     RoleSettings,
     TokenWeightsSpec,
 )
+from staged_pool.runtime.models.tokenizing.roles import ROLES
 
 _WITHOUT_WEIGHT: Final = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 """Tokens that the sparse head gives no weight, and how XLM-RoBERTa spells them."""
 
 _NAMES: Final = ("sparse_linear", "colbert_linear")
-
-_ROLES: Final[tuple[Role, ...]] = ("query", "document")
 
 
 def has_bge_m3_heads(body: Path) -> bool:
@@ -50,7 +48,7 @@ def with_bge_m3_heads(folder: ModelFolder) -> ModelFolder:
     if colbert is not None:
         heads.append(MultiVectorSpec(modules=(colbert,)))
     first = _special_tokens(folder)[0]
-    roles = {role: RoleSettings(skipped_first=first) for role in _ROLES} if colbert is not None else {}
+    roles = {role: RoleSettings(skipped_first=first) for role in ROLES} if colbert is not None else {}
     return replace(folder, heads=tuple(heads), roles=roles, notes=notes)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from staged_pool.runtime.models.specs import Dense, HeadModule, LayerNorm, Projection
 from staged_pool.stages.errors import ConfigError
+
+_DAMAGED: Final = (OSError, RuntimeError, ValueError, EOFError, SafetensorError, pickle.UnpicklingError)
+"""What a file of weights raises that is none, or holds others."""
 
 
 def build_modules(modules: Sequence[HeadModule], width: int) -> tuple[nn.Sequential, int]:
@@ -59,7 +62,7 @@ def load_projection(projection: Projection, width: int) -> nn.Linear:
     names = [projection.weight, *([projection.bias] if projection.bias else [])]
     try:
         tensors = _tensors(file, names)
-    except (OSError, RuntimeError, ValueError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+    except _DAMAGED as error:
         raise ConfigError(f"{file.name}: the weights cannot be used: {error}") from error
     if missing := [name for name in names if not isinstance(tensors.get(name), Tensor)]:
         raise ConfigError(f"{file.name}: there is no tensor {missing[0]}")
@@ -76,11 +79,11 @@ def load_projection(projection: Projection, width: int) -> nn.Linear:
     return linear.eval()
 
 
-def _tensors(file: Path, names: Sequence[str]) -> dict[str, Tensor]:
-    """Those of a file that have these names. Of a pickled file, nothing but tensors is ever made."""
+def _tensors(file: Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Those of a file that have these names, or all. Of a pickled file, nothing but tensors is ever made."""
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as stored:
-            return {name: stored.get_tensor(name) for name in names if name in stored.keys()}  # noqa: SIM118
+            return {name: stored.get_tensor(name) for name in stored.keys() if names is None or name in names}  # noqa: SIM118
     pickled = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(pickled, dict):
         raise ValueError(f"it holds a {type(pickled).__name__}, not tensors by name")
@@ -132,15 +135,12 @@ def _expect(wanted: int, width: int, folder: Path) -> None:
 
 def _loaded(module: nn.Module, folder: Path) -> nn.Module:
     """`module` with the weights of its folder, in float32 whatever they are stored in."""
-    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    files = (folder / "model.safetensors", folder / "pytorch_model.bin")
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise ConfigError(f"{folder.name}: no model.safetensors and no pytorch_model.bin")
     try:
-        if safe.is_file():
-            tensors = load_file(safe)
-        elif pickled.is_file():
-            tensors = torch.load(pickled, map_location="cpu", weights_only=True)
-        else:
-            raise ConfigError(f"{folder.name}: no model.safetensors and no pytorch_model.bin")
-        module.load_state_dict(tensors)
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        module.load_state_dict(_tensors(file))
+    except _DAMAGED as error:
         raise ConfigError(f"{folder.name}: the weights cannot be used: {error}") from error
     return module

@@ -157,8 +157,23 @@ def test_a_wrong_body_is_refused_in_one_line_that_says_where(
     assert (str(error), error.param, error.index) == (message, param, index)
 
 
-def test_a_lone_surrogate_is_refused() -> None:
-    assert "not valid JSON" in str(refusal(rb'{"input":"\ud800"}'))
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"input":"\ud800"}',
+        rb'{"input":["a","\ud800"]}',
+        rb'{"input":["\ud800","a"]}',
+        rb'{"input":"\ud800\u0041"}',
+        rb'{"input":"\udc00"}',
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused(body: bytes) -> None:
+    assert str(refusal(body)) == "The body is not valid JSON: a text in it holds half of a surrogate pair"
+
+
+@pytest.mark.parametrize("body", [b"", rb'{"input":"\ud83d', rb'{"input":"\ud83d\ude0'])
+def test_a_body_that_is_cut_off_is_refused_as_such(body: bytes) -> None:
+    assert str(refusal(body)) == "The body is not valid JSON: Input data was truncated"
 
 
 def test_of_what_the_caller_wrote_an_error_repeats_little_and_in_one_line() -> None:

@@ -1,0 +1,115 @@
+"""What callers pass to the Python face, checked and made into what requests hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias, TypeGuard
+
+from staged_pool.runtime.requests import Chat, Output, Outputs, PairInput, TextInput
+from staged_pool.stages.errors import InvalidInput
+
+Texts: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
+"""A text, several, or the token ids of several."""
+
+_TEXT_OR_IDS = "a text or a list of token ids"
+
+
+def text_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput, ...]:
+    """See `Texts`.
+
+    Raises:
+        InvalidInput: It is something else; names the input that is.
+    """
+    whole_number("max_tokens", max_tokens)
+    return tuple(_text_input(index, source, max_tokens, _TEXT_OR_IDS) for index, source in enumerate(_each(inputs)))
+
+
+def text_or_pair_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput | PairInput, ...]:
+    """As `text_inputs`; a tuple of two texts is a pair.
+
+    Raises:
+        InvalidInput: It is something else; names the input that is.
+    """
+    whole_number("max_tokens", max_tokens)
+    return tuple(
+        PairInput(first=source[0], second=source[1], max_tokens=max_tokens)
+        if _is_pair(source)
+        else _text_input(index, source, max_tokens, f"{_TEXT_OR_IDS}, nor a pair, which is a tuple of two texts")
+        for index, source in enumerate(_each(inputs))
+    )
+
+
+def texts(name: str, given: object) -> tuple[str, ...]:
+    """One text or several.
+
+    Raises:
+        InvalidInput: One of them is no text.
+    """
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Iterable):
+        raise InvalidInput(f"{name} must be a text or several, not of type {type(given).__name__}.", param=name)
+    found = []
+    for index, one in enumerate(given):
+        if not isinstance(one, str):
+            message = f"{name}[{index}] must be a text, not of type {type(one).__name__}."
+            raise InvalidInput(message, param=name, index=index)
+        found.append(one)
+    return tuple(found)
+
+
+def outputs(names: Output | str | Iterable[Output | str]) -> Outputs:
+    """One output or several, by their names.
+
+    Raises:
+        InvalidInput: There is none of that name.
+    """
+    try:
+        return frozenset(Output(name) for name in ((names,) if isinstance(names, str) else names))
+    except (ValueError, TypeError):
+        known = ", ".join(sorted((Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR)))
+        raise InvalidInput(f"outputs must be one or several of {known}.", param="outputs") from None
+
+
+def whole_number(name: str, value: object) -> None:
+    """Raises `InvalidInput` for what is neither None nor an int."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise InvalidInput(f"{name} must be an int, not of type {type(value).__name__}.", param=name)
+
+
+def text(name: str, value: object) -> None:
+    """Raises `InvalidInput` for what is neither None nor a text."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidInput(f"{name} must be a text, not of type {type(value).__name__}.", param=name)
+
+
+def size(inputs: Iterable[TextInput | PairInput]) -> int:
+    """Of inputs in bytes: near enough, and quick (characters, or token ids)."""
+    return sum(_length(given) for given in inputs)
+
+
+def _each(inputs: object) -> Iterable[object]:
+    if isinstance(inputs, str):
+        return (inputs,)
+    if not isinstance(inputs, Iterable):
+        raise InvalidInput(f"The inputs must be texts, not of type {type(inputs).__name__}.", param="input")
+    return inputs
+
+
+def _text_input(index: int, source: object, max_tokens: int | None, wanted: str) -> TextInput:
+    if isinstance(source, str):
+        return TextInput(source, max_tokens)
+    if isinstance(source, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in source):
+        return TextInput(tuple(source), max_tokens)
+    message = f"Input {index}, of type {type(source).__name__}, is not {wanted}."
+    raise InvalidInput(message, param="input", index=index)
+
+
+def _is_pair(source: object) -> TypeGuard[tuple[str, str]]:
+    return isinstance(source, tuple) and len(source) == 2 and all(isinstance(text, str) for text in source)
+
+
+def _length(given: TextInput | PairInput) -> int:
+    if isinstance(given, PairInput):
+        return len(given.first) + len(given.second)
+    return given.source.characters if isinstance(given.source, Chat) else len(given.source)

@@ -1,0 +1,74 @@
+"""Build the heads of a model from what was understood of its folder."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+
+from staged_pool.runtime.models.body import Body
+from staged_pool.runtime.models.checkpoint import Loaded
+from staged_pool.runtime.models.heads.dense import DenseHead
+from staged_pool.runtime.models.heads.head import Head
+from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, TokenLabelsHead
+from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
+from staged_pool.runtime.models.heads.sparse import TokenWeightsHead, build_splade
+from staged_pool.runtime.models.specs import (
+    DenseSpec,
+    LabelsSpec,
+    LogitScoreSpec,
+    ModelFolder,
+    MultiVectorSpec,
+    SpladeSpec,
+    TokenLabelsSpec,
+    TokenWeightsSpec,
+)
+from staged_pool.runtime.requests import Output
+from staged_pool.stages.errors import ConfigError
+
+
+def build_heads(
+    folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer, *, max_tokens: int
+) -> dict[Output, Head]:
+    """What the folder says is on top of its transformer, by what it gives. A dense model also gives its token vectors.
+
+    Args:
+        folder: What was read of it.
+        loaded: Its checkpoint.
+        body: The transformer of that, not yet changed.
+        tokenizer: The folder's own.
+        max_tokens: Longest input of the model.
+
+    Raises:
+        ConfigError: Weights of a head are missing or do not fit, or a head is not one that can be run by itself.
+    """
+    device = body.model.device
+    heads: dict[Output, Head] = {}
+    for spec in folder.heads:
+        match spec:
+            case DenseSpec():
+                heads[Output.DENSE] = DenseHead(spec, body.width, device)
+            case LabelsSpec():
+                heads[Output.LABELS] = LabelsHead(loaded.whole, body, len(folder.labels))
+            case TokenLabelsSpec():
+                heads[Output.TOKEN_LABELS] = TokenLabelsHead(loaded.whole, body, len(folder.labels))
+            case LogitScoreSpec():
+                true, false = (_token_id(token, tokenizer) for token in (spec.true_token, spec.false_token))
+                if true is None:
+                    raise ConfigError("the answer that means yes is missing")
+                heads[Output.LABELS] = LogitScoreHead(loaded.whole, body, true, false)
+            case SpladeSpec():
+                heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
+            case TokenWeightsSpec():
+                heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
+            case MultiVectorSpec():
+                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device)
+    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads:
+        heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
+    return heads
+
+
+def _token_id(token: int | str | None, tokenizer: Tokenizer) -> int | None:
+    if not isinstance(token, str):
+        return token
+    if (found := tokenizer.token_to_id(token)) is None:
+        raise ConfigError(f"the tokenizer has no token {token!r}, so the model cannot be asked for it")
+    return int(found)
