@@ -296,6 +296,8 @@ def test_what_was_understood_is_one_line_of_the_log(tiny_folder: TinyFolder, log
             "architecture": "NomicBertModel",
             "outputs": ["dense", "multi_vector"],
             "scoring": "bi-encoder",
+            "similarity": "cosine",
+            "activation": "identity",
             "pooling": "mean",
             "normalize": True,
             "matryoshka": True,

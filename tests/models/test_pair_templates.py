@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from staged_pool.runtime.models.specs import PairTemplate
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import MODEL_MAX, PairInput
 from staged_pool.stages.errors import ConfigError
@@ -86,6 +88,32 @@ def test_only_the_end_of_the_document_is_dropped(template: PairTemplate, tiny_fo
             assert ids == (whole if limit >= len(whole) else whole[: limit - after] + whole[-after:])
         nothing = PairInput(first="a query", second=document, max_tokens=before + after - 2)
         assert "more than the limit" in str(refusal(tokenizer, nothing))
+
+
+@pytest.mark.parametrize("template", [PairTemplate(), PairTemplate(text=FIELDS, instruction=DEFAULT)])
+def test_the_middle_of_a_document_that_is_far_too_long_need_not_be_tokenized(
+    template: PairTemplate, tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = ours(tiny_folder, template)
+    chance = random.Random(5)
+    ends = ["", "\n", " \n\n", "\n \n", " <", "don't", " <|im_end|>", "  two blanks", "日本語 🙂"]
+    documents = [" ".join(chance.choices(WORDS + STRANGE, k=3000)) + end for end in ends for _ in range(4)]
+    pairs = [
+        PairInput(first="a query", second=document, max_tokens=limit) for document in documents for limit in (160, 300)
+    ]
+    longest: list[int] = []
+    encode = SharedTokenizer.encode
+
+    def watched(self: SharedTokenizer, texts: Sequence[str], *given: Any, **settings: Any) -> Any:
+        longest.append(max(map(len, texts), default=0))
+        return encode(self, texts, *given, **settings)
+
+    monkeypatch.setattr(SharedTokenizer, "encode", watched)
+    quick = [read(tokenizer, pair).ids for pair in pairs]
+    assert max(longest) < min(map(len, documents)) / 2
+    monkeypatch.setattr(SharedTokenizer, "without_middle", lambda self, text, *_: text)
+    assert quick == [read(tokenizer, pair).ids for pair in pairs]
+    assert max(longest) > max(map(len, documents))
 
 
 def test_fields_are_filled_literally(tiny_folder: TinyFolder) -> None:

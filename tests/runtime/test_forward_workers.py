@@ -44,9 +44,11 @@ async def test_a_second_batch_begins_while_the_first_runs_and_a_third_waits() ->
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with engine_on(model) as engine, anyio.create_task_group() as tasks:
-        for text in ("first", "second", "third"):
-            tasks.start_soon(engine.embed, text)
-            await until(lambda: len(model.forwarded) == 2 or engine._pipeline.batch.running == 1)
+        tasks.start_soon(engine.embed, "first")
+        await until(lambda: len(model.forwarded) == 1)
+        tasks.start_soon(engine.embed, "second")
+        await until(lambda: len(model.forwarded) == 2)
+        tasks.start_soon(engine.embed, "third")
         await until(lambda: len(model.forwarded) == 2 and engine._pipeline.batch.waiting == 1)
         assert engine._pipeline.batch.running == 2
         assert busy(engine) == (2, 2)

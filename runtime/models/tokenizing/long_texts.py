@@ -20,6 +20,9 @@ ids(P) is a beginning of ids(P + S), step by step:
   make whitespace of others: NFC and lowercasing.
 - Models see one pre-token at a time.
 
+None of it looks at P for what becomes of S, so that a middle which lies between two such places can be left out, too:
+its ids are then missing, and the others are there.
+
 What is not known to be like that (Unigram's usual pre-tokenizer and normalizer among it) is tokenized to its end.
 """
 
@@ -91,6 +94,29 @@ def encode_beginnings(
         for place, encoding in zip(short, call([beginnings[place] for place in short]), strict=True):
             encodings[place] = encoding
     return encodings
+
+
+def without_middle(call: Callable[[list[str]], list[Any]], text: str, start: int, end: int, tokens: int) -> str:
+    """A text without the most of what stands from `start` to `end`, behind its first tokens.
+
+    Args:
+        call: Encodes texts, with a tokenizer for which `can_cut` holds.
+        text: Any.
+        start: In characters: nothing before it is left out.
+        end: In characters: nothing behind it is left out.
+        tokens: Leading tokens of the text that must be there.
+
+    Returns:
+        A text whose ids begin with as many of those of `text`, and end as they do.
+    """
+    size = max(start, _CHARACTERS_PER_TOKEN * tokens + _MARGIN)
+    while size < end and (found := CUT.search(text, size, end)) is not None:
+        beginning = text[: found.start()]
+        if len(call([beginning])[0].ids) >= tokens:
+            cuts = list(CUT.finditer(text, max(found.start(), end - _MARGIN), end))
+            return beginning + text[cuts[-1].start() :] if cuts else text
+        size *= _GROWTH
+    return text
 
 
 def can_cut(tokenizer: Tokenizer) -> bool:

@@ -23,6 +23,9 @@ from staged_pool.stages.work import Prepared
 
 _FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
 
+_CHARACTERS_PER_TOKEN: Final = 16
+"""A text of so many is far too long."""
+
 _MARK: Final = "\U000f5afe\U000f1d0c\U000f5afe"
 """Stands for a document where its place is looked for: private characters, which no template changes."""
 
@@ -174,6 +177,10 @@ class TemplateReader:
             reading.written = self._writer.write(reading.query, reading.document, reading.instruction)
         except InvalidInput as error:
             return error
+        if reading.limit is not None and len(reading.written) > _CHARACTERS_PER_TOKEN * reading.limit:
+            # Most of a document that is far too long is dropped in the end, and need not be tokenized.
+            start, end = self._place(reading)
+            reading.written = self._shared.without_middle(reading.written, start, end, reading.limit)
         return reading
 
     def _finish(self, reading: _Reading) -> Prepared[TokenSequence] | InvalidInput:

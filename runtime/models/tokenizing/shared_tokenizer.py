@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
-from staged_pool.runtime.models.tokenizing.long_texts import can_cut, encode_beginnings
+from staged_pool.runtime.models.tokenizing.long_texts import can_cut, encode_beginnings, without_middle
 
 Encoding: TypeAlias = Any
 """Of `tokenizers`: `ids`, and where they were asked for `offsets` (in characters) and `word_ids`."""
@@ -60,6 +60,13 @@ class SharedTokenizer:
             encodings: list[Encoding] = call(list(texts), add_special_tokens=False)
             return encodings
         return encode_beginnings(partial(call, add_special_tokens=False), texts, wanted)
+
+    def without_middle(self, text: str, start: int, end: int, tokens: int) -> str:
+        """See `long_texts.without_middle`; the text itself where that does not hold for this tokenizer."""
+        if not self._can_cut:
+            return text
+        call = partial(self.tokenizer.encode_batch_fast, add_special_tokens=False)
+        return without_middle(call, text, start, end, tokens)
 
     def ids(self, text: str) -> list[int]:
         """The ids of one bare text."""
