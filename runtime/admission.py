@@ -22,7 +22,7 @@ from staged_pool.stages.pace import Pace
 FIRST_BYTES_PER_TOKEN = 4.0
 """Until texts have been seen: English through a WordPiece tokenizer."""
 
-_MARGIN = 0.75
+_MARGIN = 0.65
 """A request is let in if it is expected within so much of the target delay: predictions are right on average only, and
 at the beginning of a flood they rest on the pace from before it."""
 

@@ -10,6 +10,7 @@ from tokenizers import processors
 
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.tokenizing.pairs import longest_first
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.requests import DENSE_ONLY, PairInput, TextInput
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder
@@ -67,6 +68,25 @@ def test_a_long_second_text_is_read_no_further_than_it_matters(tiny_folder: Tiny
             for limit in (16, 17, 65):
                 wanted = tokens_of(theirs, first, second, truncation="longest_first", max_length=limit)["input_ids"]
                 assert read(ours, PairInput(first=first, second=second, max_tokens=limit)).ids == wanted
+
+
+@pytest.mark.parametrize(("words", "whole"), [((2000, 3), False), ((3, 2000), False), ((2000, 2000), True)])
+def test_a_long_text_is_tokenized_whole_only_beside_another_one(
+    words: tuple[int, int], whole: bool, tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = reader(load("ce-bert-1label", tiny_folder)[0])
+    seen: list[int] = []
+    encode = SharedTokenizer.encode
+
+    def watched(self: SharedTokenizer, *given: Any, **settings: Any) -> Any:
+        encodings = encode(self, *given, **settings)
+        seen.extend(len(encoding.ids) for encoding in encodings)
+        return encodings
+
+    monkeypatch.setattr(SharedTokenizer, "encode", watched)
+    first, second = ("a " * count for count in words)
+    assert len(read(ours, PairInput(first=first, second=second, max_tokens=16)).ids) == 16
+    assert (max(seen) >= 2000) is whole
 
 
 def test_each_text_can_be_cut_before_they_are_joined(tiny_folder: TinyFolder) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
@@ -66,18 +66,34 @@ class PairReader:
         return _Reading(given, pair, limit, first)
 
     def _encode(self, readings: Sequence[_Reading]) -> None:
-        # Documents that are ranked for one query come with the same first text each.
-        firsts = list({reading.written_first for reading in readings})
         prompts = list({r.given.prompt for r in readings if r.given.prompt and r.pair.max_first_tokens is not None})
-        encodings = self._shared.encode([*firsts, *prompts])
-        ids = {text: encoding.ids for text, encoding in zip([*firsts, *prompts], encodings, strict=True)}
+        encodings = self._shared.encode(prompts)
+        prompt_ids = {prompt: encoding.ids for prompt, encoding in zip(prompts, encodings, strict=True)}
+        self._encode_texts(readings, prompt_ids, whole=False)
+        # Where each text alone is too long, it matters which of them is the longer one.
+        both = [r for r in readings if r.limit is not None and min(len(r.first), len(r.second)) > r.limit]
+        self._encode_texts(both, prompt_ids, whole=True)
+
+    def _encode_texts(self, readings: Sequence[_Reading], prompts: Mapping[str, TokenIds], *, whole: bool) -> None:
+        """Tokenize both texts, as far as their limits of their own and (unless `whole`) the limit of both look."""
+        # Documents that are ranked for one query come with the same first text each.
+        wanted: dict[str, int | None] = {}
         for reading in readings:
-            first = ids[reading.written_first]
+            text, own = reading.written_first, reading.pair.max_first_tokens
+            if own is not None:
+                own += len(prompts.get(reading.given.prompt, ()))
+            tokens, known = _wanted(reading, own, whole=whole), wanted.get(text, 0)
+            wanted[text] = None if tokens is None or known is None else max(tokens, known)
+        encodings = self._shared.encode(list(wanted), list(wanted.values()))
+        firsts = {text: encoding.ids for text, encoding in zip(wanted, encodings, strict=True)}
+        for reading in readings:
+            reading.first = firsts[reading.written_first]
             if reading.pair.max_first_tokens is not None:
-                own = shared_beginning(first, ids.get(reading.given.prompt))
-                first = first[: own + reading.pair.max_first_tokens]
-            reading.first = first
-        encodings = self._shared.encode([r.pair.second for r in readings], [_wanted(r) for r in readings])
+                own = shared_beginning(reading.first, prompts.get(reading.given.prompt))
+                reading.first = reading.first[: own + reading.pair.max_first_tokens]
+        encodings = self._shared.encode(
+            [r.pair.second for r in readings], [_wanted(r, r.pair.max_second_tokens, whole=whole) for r in readings]
+        )
         for reading, encoding in zip(readings, encodings, strict=True):
             reading.second = encoding.ids[: reading.pair.max_second_tokens]
 
@@ -118,13 +134,14 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (longer, shorter) if first > second else (shorter, longer)
 
 
-def _wanted(reading: _Reading) -> int | None:
-    """How many leading tokens of the second text have to be known; None for all.
+def _wanted(reading: _Reading, own: int | None, *, whole: bool) -> int | None:
+    """How many leading tokens of a text have to be known; None for all.
 
-    Beyond the limit it only matters which text is the longer one, and a first text that is shorter than the limit is
-    not that one then.
+    Args:
+        reading: The pair that it is of.
+        own: To how many the text is cut by itself.
+        whole: Whether the limit of both texts does not bound it: which of them is longer is not known from a beginning
+            where both go beyond that.
     """
-    wanted = [] if reading.pair.max_second_tokens is None else [reading.pair.max_second_tokens]
-    if reading.limit is not None and len(reading.first) < reading.limit:
-        wanted.append(reading.limit + 1)
-    return min(wanted, default=None)
+    limit = None if reading.limit is None or whole else reading.limit + 1
+    return min((tokens for tokens in (own, limit) if tokens is not None), default=None)
