@@ -72,10 +72,12 @@ def _prompt(request: EmbedRequest, card: ModelCard) -> str:
         return request.prompt
     if request.prompt_name is None:
         return card.default_prompt
-    if (prompt := card.prompts.get(request.prompt_name)) is not None:
-        return prompt
-    if _role(request.prompt_name) and Output.MULTI_VECTOR in request.outputs:
-        return ""  # the model marks queries and documents in a way of its own
+    role = _role(request.prompt_name)
+    for name in (request.prompt_name, *(PROMPTS_OF[role] if role else ())):
+        if (prompt := card.prompts.get(name)) is not None:
+            return prompt
+    if role and (card.prompts or Output.MULTI_VECTOR in request.outputs):
+        return ""  # the other side has a prompt, or the model marks queries and documents in a way of its own
     known = ", ".join(map(repr, card.prompts)) or "none"
     raise InvalidInput(f"prompt_name is not one of the model's prompts: {known}.", param="prompt_name")
 
