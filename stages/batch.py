@@ -46,8 +46,9 @@ class BatchStage(Stage, Generic[P, R]):
 
     One task moves items from the channel into the waiting room while there is room, so that backpressure reaches
     preprocess. The others are the device's slots: whenever one is free, it cuts the next batch out of everything that
-    waits at that moment, and leaves to each other free slot as much as it takes itself. So no slot is free while items
-    wait. A forward that has begun runs to its end; rows that nobody waits for any more are counted.
+    waits at that moment, and leaves to each other free slot as much as it takes itself. So no slot is free while more
+    waits than is worth a forward of its own. A forward that has begun runs to its end; rows that nobody waits for any
+    more are counted.
 
     Args:
         inlet: Lists of prepared items. Closing its outlet ends the stage, once the waiting room is empty.
@@ -82,6 +83,9 @@ class BatchStage(Stage, Generic[P, R]):
         self._pace = pace
         self._slots = slots
         self._forwards = Overlap()
+        self._small_running = 0
+        """Forwards of less than a share: mostly the interpreter's work, which two of them cannot do at once. What waits
+        then waits for its end, unless it is a share by now."""
         self._waiting_tokens = waiting_tokens
         self._ended = False
         self._work_waits = anyio.Event()
@@ -151,6 +155,8 @@ class BatchStage(Stage, Generic[P, R]):
                 await self._work_waits.wait()
 
     def _next_batch(self) -> Batch[P] | None:
+        if self._small_running and self._builder.cost < self._builder.min_share:
+            return None
         now = self._clock()
         free = self._slots - self.meter.busy  # the one that asks included
         batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), among=free)
@@ -165,6 +171,8 @@ class BatchStage(Stage, Generic[P, R]):
         for item in batch.items:
             self.meter.wait.observe(started - item.sent_at)
         mark = self._forwards.begin(started)
+        is_small = batch.cost < self._builder.min_share
+        self._small_running += is_small
         try:
             results = await run_isolated(
                 self._call,
@@ -175,6 +183,8 @@ class BatchStage(Stage, Generic[P, R]):
         finally:
             ended = self._clock()
             device_s = self._forwards.end(ended, mark)
+            self._small_running -= is_small
+            self._work_waits.set()  # what waited for this to end may go now
         self.meter.service.observe(ended - started)
         self._pace.observe(batch.cost, device_s)
         tokens = sum(item.cost for item in batch.items)

@@ -53,7 +53,7 @@ class BatchBuilder(Generic[P]):
         self.max_items = max_items
         self.max_cost = max_cost
         self._pads = pads
-        self._min_share = min_share
+        self.min_share = min_share
         self._waiting: dict[Hashable, list[_Waiting[P]]] = {}
         """By batch key; each a heap."""
         self._requests: Counter[Ticket] = Counter()
@@ -100,7 +100,7 @@ class BatchBuilder(Generic[P]):
         key = min(self._waiting, key=lambda k: self._waiting[k][0][:2])
         waiting = self._waiting[key]
         requests = len(self._requests)
-        parts = max(1, min(among, self._cost // self._min_share))
+        parts = max(1, min(among, self._cost // self.min_share))
         limit = min(self.max_cost, math.ceil(self._cost / parts)) if parts > 1 else self.max_cost
         chosen, trigger = (self._nearest if self._pads else self._in_turn)(waiting, still_wanted, limit)
         if trigger is BatchTrigger.COST and limit < self.max_cost:

@@ -23,6 +23,11 @@ from tests.doubles import CARD, Gate, LetterModel, expected, until
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(autouse=True)
+def every_text_is_worth_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 1)
+
+
 @asynccontextmanager
 async def engine_on(model: LetterModel, workers: int = 2, **settings: Any) -> AsyncIterator[Engine]:
     config = EngineConfig(**settings)
@@ -225,3 +230,40 @@ async def test_a_device_that_is_lost_in_one_forward_breaks_the_engine_for_both()
 def test_the_number_of_forward_workers_has_a_range() -> None:
     with pytest.raises(ConfigError, match="forward_workers"):
         EngineConfig(forward_workers=0)
+
+
+async def test_small_batches_run_one_after_the_other_and_gather_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "first")
+        await until(lambda: len(model.forwarded) == 1)
+        for text in ("a", "bc"):
+            tasks.start_soon(engine.embed, text)
+        await until(lambda: engine._pipeline.batch.waiting == 2)
+        assert busy(engine) == (1, 2)
+        gate.open()
+    assert model.forwarded == [["first"], ["a", "bc"]]
+
+
+async def test_a_share_of_work_does_not_wait_for_a_small_batch_nor_that_for_a_large_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "first")
+        await until(lambda: len(model.forwarded) == 1)
+        tasks.start_soon(engine.embed, "a long second text")
+        await until(lambda: len(model.forwarded) == 2)
+        gate.open()
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "a long first text")
+        await until(lambda: len(model.forwarded) == 1)
+        tasks.start_soon(engine.embed, "second")
+        await until(lambda: len(model.forwarded) == 2)
+        gate.open()
