@@ -184,7 +184,8 @@ class BatchStage(Stage, Generic[P, R]):
             ended = self._clock()
             device_s = self._forwards.end(ended, mark)
             self._small_running -= is_small
-            self._work_waits.set()  # what waited for this to end may go now
+            if self._builder:  # what waited for this to end may go now
+                self._work_waits.set()
         self.meter.service.observe(ended - started)
         self._pace.observe(batch.cost, device_s)
         tokens = sum(item.cost for item in batch.items)

@@ -73,6 +73,9 @@ def check_top_n(top_n: int | None) -> None:
 def _check(request: ScoreRequest, card: ModelCard) -> None:
     if not request.queries:
         raise InvalidInput("The request has no query; one is needed.", param="queries")
+    if "" in request.queries:
+        index = request.queries.index("")
+        raise InvalidInput("A query is empty; it must say what is looked for.", param="queries", index=index)
     if not request.documents:
         raise InvalidInput("The request has no documents; at least one is needed.", param="documents")
     if len(request.queries) not in (1, len(request.documents)):

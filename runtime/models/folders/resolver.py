@@ -60,7 +60,7 @@ def resolve(
     offline: bool = False,
     served_name: str | None = None,
     own_code: bool = False,
-    allow_pickle: bool = True,
+    allow_pickle: bool = False,
 ) -> ResolvedModel:
     """Find a model's folder. May download, with the hub's own progress bars.
 
