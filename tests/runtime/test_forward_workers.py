@@ -247,23 +247,16 @@ async def test_small_batches_run_one_after_the_other_and_gather_meanwhile(monkey
     assert model.forwarded == [["first"], ["a", "bc"]]
 
 
-async def test_a_share_of_work_does_not_wait_for_a_small_batch_nor_that_for_a_large_one(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("first", "second"), [("small", "a long second text"), ("a long first text", "small")])
+async def test_a_share_of_work_and_a_small_batch_do_not_wait_for_each_other(
+    first: str, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with engine_on(model) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(engine.embed, "first")
+        tasks.start_soon(engine.embed, first)
         await until(lambda: len(model.forwarded) == 1)
-        tasks.start_soon(engine.embed, "a long second text")
-        await until(lambda: len(model.forwarded) == 2)
-        gate.open()
-    gate = Gate()
-    model = LetterModel(on_forward=gate)
-    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(engine.embed, "a long first text")
-        await until(lambda: len(model.forwarded) == 1)
-        tasks.start_soon(engine.embed, "second")
+        tasks.start_soon(engine.embed, second)
         await until(lambda: len(model.forwarded) == 2)
         gate.open()
