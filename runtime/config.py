@@ -84,9 +84,9 @@ class EngineConfig:
 
     max_batch_tokens: int | None = None
     """Token budget of one batch at most. A longer single input still goes, alone. Larger batches keep the device
-    busier; each takes longer, and so does the wait of whoever comes next. None: 16384 on a GPU. On a CPU 2048, where
-    that much waits eight times over, and as little as 512 where less does: alone those are as quick a token, but every
-    call of a kernel may have to wait for the interpreter, and there are four times as many."""
+    busier; each takes longer, and so does the wait of whoever comes next. None: 16384 on a GPU. On a CPU 512 where few
+    requests wait, growing to 2048 where dozens do: alone small ones are as quick a token, but every call of a kernel
+    may have to wait for the interpreter, and they make four times as many."""
 
     max_batch_items: int = 256
     """Items of one batch at most."""

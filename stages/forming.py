@@ -13,8 +13,8 @@ The rules:
    exceed the budget: it would never go otherwise.
 6. Without padding, items follow by their turns. With padding a batch costs its longest item times its items, so those
    that are nearest in length to the first go with it.
-7. The budget grows with what waits. A short queue gets small batches, so that whoever comes next waits little; a long
-   one, in which nobody is quick, gets large ones, which lose less to everything that goes on beside them.
+7. The budget grows with the queue. A few requests get small batches, so that whoever comes next waits little; where so
+   many wait that nobody is quick, batches are large and lose less to everything that goes on beside them.
 8. Where several slots are free, what waits is shared among them, unless the shares would be too small to be worth it.
 """
 
@@ -79,8 +79,10 @@ class BatchBuilder(Generic[P]):
 
     @property
     def budget(self) -> int:
-        """Tokens of the next batch at most: 1 / `_QUEUE_IN_BATCHES` of what waits, within the bounds of a budget."""
-        return min(self.max_cost, max(self._least_cost, self._cost // _QUEUE_IN_BATCHES))
+        """Tokens of the next batch at most: a fixed part of what waits. Of each request only so much counts as a small
+        batch has, or a single large one would make newcomers wait behind large batches."""
+        queue = min(self._cost, len(self._requests) * self._least_cost)
+        return min(self.max_cost, max(self._least_cost, queue // _QUEUE_IN_BATCHES))
 
     @property
     def cost(self) -> int:

@@ -112,13 +112,22 @@ def test_the_budget_grows_with_what_waits(arrived: list[tuple[int, str, bool]], 
 
 def test_a_long_queue_gets_batches_of_the_whole_budget_and_a_short_one_small_ones() -> None:
     builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=100, least_cost=20, pads=False)
-    builder.add(items_of([(10, "a", True)] * 100))
+    for _ in range(100):
+        builder.add(items_of([(10, "a", True)]))
     costs = []
     while batch := builder.take(lambda item: True):
         costs.append(batch.cost)
     assert costs[:3] == [100, 100, 100]
     assert costs[-4:] == [20, 20, 20, 10]
     assert costs == sorted(costs, reverse=True)
+
+
+def test_one_large_request_gets_small_batches() -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=100, least_cost=20, pads=False)
+    builder.add(items_of([(10, "a", True)] * 100))
+    batch = builder.take(lambda item: True)
+    assert batch is not None
+    assert batch.cost == 20
 
 
 def test_what_waits_is_shared_among_the_free_slots() -> None:
