@@ -106,8 +106,8 @@ def serve(
         flag(
             "--max-batch-tokens",
             "Limits",
-            "Tokens of one batch. More keep a GPU busier; each takes longer, and so does the wait of whoever comes "
-            "next. Default: 512 on a CPU, 16384 on a GPU.",
+            "Tokens of one batch at most. More keep the device busier; each takes longer, and so does the wait of "
+            "whoever comes next. Default: on a CPU 512 to 2048, by how much waits; 16384 on a GPU.",
         ),
     ] = _DEFAULT.max_batch_tokens,
     max_batch_items: Annotated[

@@ -120,9 +120,10 @@ class EngineConfig:
     """Of one fetch, from looking the host up to the last byte, with all redirects."""
 
     max_batch_tokens: int | None = None
-    """Token budget of one batch. A longer single input still goes, alone. Larger batches keep a GPU busier; each takes
-    longer, and so does the wait of whoever comes next. None: 512 on a CPU, which are as quick a token as larger ones,
-    and 16384 on a GPU."""
+    """Token budget of one batch at most. A longer single input still goes, alone. Larger batches keep the device
+    busier; each takes longer, and so does the wait of whoever comes next. None: 16384 on a GPU. On a CPU 2048, where
+    that much waits eight times over, and as little as 512 where less does: alone those are as quick a token, but every
+    call of a kernel may have to wait for the interpreter, and there are four times as many."""
 
     max_batch_items: int = 256
     """Items of one batch at most."""
@@ -206,7 +207,11 @@ class EngineConfig:
 
     def batch_tokens(self, device: str) -> int:
         """`max_batch_tokens`, or what stands for None on a device such as `cpu`."""
-        return self.max_batch_tokens or (512 if device == "cpu" else 16_384)
+        return self.max_batch_tokens or (2048 if device == "cpu" else 16_384)
+
+    def least_batch_tokens(self, device: str) -> int:
+        """The token budget of a batch where little waits."""
+        return min(512 if device == "cpu" else 16_384, self.batch_tokens(device))
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -91,6 +91,7 @@ class Pipeline:
             builder=BatchBuilder(
                 max_items=config.max_batch_items,
                 max_cost=config.batch_tokens(model.card.device),
+                least_cost=config.least_batch_tokens(model.card.device),
                 pads=model.pads("text"),
                 min_share=MIN_SHARE_TOKENS,
             ),

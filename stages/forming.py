@@ -13,7 +13,9 @@ The rules:
    exceed the budget: it would never go otherwise.
 6. Without padding, items follow by their turns. With padding a batch costs its longest item times its items, so those
    that are nearest in length to the first go with it.
-7. Where several slots are free, what waits is shared among them, unless the shares would be too small to be worth it.
+7. The budget grows with what waits. A short queue gets small batches, so that whoever comes next waits little; a long
+   one, in which nobody is quick, gets large ones, which lose less to everything that goes on beside them.
+8. Where several slots are free, what waits is shared among them, unless the shares would be too small to be worth it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from staged_pool.stages.work import Batch, BatchTrigger, Item
 
 P = TypeVar("P")
 
+_QUEUE_IN_BATCHES = 8
+"""How many batches a queue is at least: the forward that a newcomer finds running is then a small part of its wait."""
+
 
 class _Waiting(NamedTuple, Generic[P]):
     """One item in the waiting room; compares by its turn, and by its arrival where turns are equal."""
@@ -44,14 +49,18 @@ class BatchBuilder(Generic[P]):
 
     Args:
         max_items: Items of a batch at most.
-        max_cost: Token budget of a batch.
+        max_cost: Token budget of a batch at most.
+        least_cost: Token budget of a batch where little waits. None: `max_cost`.
         pads: Whether a batch costs its longest item times its items, rather than the sum of its items.
         min_share: Tokens below which a share is not worth a batch of its own.
     """
 
-    def __init__(self, *, max_items: int, max_cost: int, pads: bool, min_share: int = 1) -> None:
+    def __init__(
+        self, *, max_items: int, max_cost: int, least_cost: int | None = None, pads: bool, min_share: int = 1
+    ) -> None:
         self.max_items = max_items
         self.max_cost = max_cost
+        self._least_cost = max_cost if least_cost is None else min(least_cost, max_cost)
         self._pads = pads
         self.min_share = min_share
         self._waiting: dict[Hashable, list[_Waiting[P]]] = {}
@@ -67,6 +76,11 @@ class BatchBuilder(Generic[P]):
     def __len__(self) -> int:
         """Items that wait."""
         return self._items
+
+    @property
+    def budget(self) -> int:
+        """Tokens of the next batch at most: 1 / `_QUEUE_IN_BATCHES` of what waits, within the bounds of a budget."""
+        return min(self.max_cost, max(self._least_cost, self._cost // _QUEUE_IN_BATCHES))
 
     @property
     def cost(self) -> int:
@@ -101,9 +115,10 @@ class BatchBuilder(Generic[P]):
         waiting = self._waiting[key]
         requests = len(self._requests)
         parts = max(1, min(among, self._cost // self.min_share))
-        limit = min(self.max_cost, math.ceil(self._cost / parts)) if parts > 1 else self.max_cost
+        budget = self.budget
+        limit = min(budget, math.ceil(self._cost / parts)) if parts > 1 else budget
         chosen, trigger = (self._nearest if self._pads else self._in_turn)(waiting, still_wanted, limit)
-        if trigger is BatchTrigger.COST and limit < self.max_cost:
+        if trigger is BatchTrigger.COST and limit < budget:
             trigger = BatchTrigger.SHARE
         if not waiting:
             del self._waiting[key]

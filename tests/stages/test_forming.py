@@ -100,6 +100,27 @@ def test_a_share_is_a_batch_and_no_item_is_lost_by_sharing(
     assert builder.cost == 0
 
 
+@given(arrivals, st.integers(1, 20), st.integers(1, 60))
+def test_the_budget_grows_with_what_waits(arrived: list[tuple[int, str, bool]], least: int, most: int) -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=most, least_cost=least, pads=False)
+    builder.add(items_of(arrived))
+    while waiting := builder.cost:
+        batch = builder.take(lambda item: True)
+        assert batch is not None
+        assert len(batch.items) == 1 or batch.cost <= min(most, max(least, waiting / 8))
+
+
+def test_a_long_queue_gets_batches_of_the_whole_budget_and_a_short_one_small_ones() -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=100, least_cost=20, pads=False)
+    builder.add(items_of([(10, "a", True)] * 100))
+    costs = []
+    while batch := builder.take(lambda item: True):
+        costs.append(batch.cost)
+    assert costs[:3] == [100, 100, 100]
+    assert costs[-4:] == [20, 20, 20, 10]
+    assert costs == sorted(costs, reverse=True)
+
+
 def test_what_waits_is_shared_among_the_free_slots() -> None:
     builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=20)
     builder.add(items_of([(10, "a", True)] * 8))
