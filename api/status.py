@@ -26,6 +26,8 @@ TABLE: Final[dict[type[BaseException], Row]] = {
     errors.InvalidInput: Row(400, "BadRequestError", "invalid_input"),
     errors.UnknownModel: Row(404, "NotFoundError", "unknown_model"),
     errors.TooLarge: Row(413, "RequestTooLargeError", "too_large"),
+    errors.UnsupportedMedia: Row(415, "UnsupportedMediaTypeError", "unsupported_image"),
+    errors.UnusableMedia: Row(422, "UnprocessableEntityError", "unusable_media"),
     errors.ModelFailed: Row(424, "ModelFailedError", "model_failed"),
     errors.Overloaded: Row(429, "RateLimitError", "overloaded"),
     errors.Abandoned: Row(499, "AbandonedError", "abandoned"),  # for the log: nobody is there to read it
@@ -34,8 +36,10 @@ TABLE: Final[dict[type[BaseException], Row]] = {
     errors.StagedPoolError: Row(500, "InternalServerError", "failed"),
     errors.Unsupported: Row(501, "NotImplementedError", "unsupported"),
     errors.DeviceLost: Row(503, "ServiceUnavailableError", "device_lost"),
+    errors.MediaUnavailable: Row(502, "BadGatewayError", "media_unavailable"),
     errors.EngineStopped: Row(503, "ServiceUnavailableError", "unavailable"),
     errors.OutOfMemory: Row(503, "ServiceUnavailableError", "out_of_memory"),
+    errors.MediaTimedOut: Row(504, "TimeoutError", "media_timed_out"),
     errors.DeadlineExceeded: Row(504, "TimeoutError", "deadline_exceeded"),
 }
 """Every class of `stages/errors.py` has a row of its own; a subclass made elsewhere takes its parent's."""

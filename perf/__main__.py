@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from perf import coldstart, fanout, liveness, memory, overhead, overload, soak, throughput
+from perf import coldstart, fanout, images, liveness, liveness_images, memory, overhead, overload, soak, throughput
+from perf.pictures import Size
 from perf.servers import Backend, Options
 from perf.texts import Shape
 from staged_pool.runtime.config import DType
@@ -62,11 +63,35 @@ def liveness_command(
     backend: BackendOption = "asyncio",
     rounds: Annotated[int, typer.Option(min=1, help="Of each server, in turns.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Of one round.")] = 20.0,
-    clients: Annotated[int, typer.Option(min=1, max=256, help="Connections that send.")] = 64,
+    clients: Annotated[
+        int | None, typer.Option(min=8, max=500, help="Connections that send. Default: 64; 300 with --images.")
+    ] = None,
+    with_images: Annotated[
+        bool, typer.Option("--images", help="Pictures instead of texts, in four kinds of load.")
+    ] = False,
 ) -> None:
     """Whether /health answers under load, beside a FastAPI handler that computes inline."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
-    liveness.run(options, rounds=rounds, seconds=seconds, clients=clients)
+    if with_images:
+        liveness_images.run(options, rounds=rounds, seconds=seconds, clients=clients or 300)
+    else:
+        liveness.run(options, rounds=rounds, seconds=seconds, clients=clients or 64)
+
+
+@main.command("images")
+def images_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    size: Annotated[Size, typer.Option(help="Of the pictures.")] = "1080p",
+    rounds: Annotated[int, typer.Option(min=1, help="Each has the bare pipeline and every server.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Of one block.")] = 6.0,
+) -> None:
+    """Pictures per second beside a bare pipeline, and texts beside pictures."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    images.run(options, size=size, rounds=rounds, seconds=seconds)
 
 
 @main.command("memory")

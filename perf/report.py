@@ -111,9 +111,13 @@ class Record:
 
     def show_target(self, name: str, value: float, limit: float, unit: str) -> None:
         """Print whether a target is met, and keep it."""
+        self.keep_target(name, value, limit, unit).show()
+
+    def keep_target(self, name: str, value: float, limit: float, unit: str) -> Target:
+        """Keep a target, to be shown later."""
         target = Target(name, value, limit, unit)
-        target.show()
         self.targets.append(target)
+        return target
 
 
 @contextmanager

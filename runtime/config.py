@@ -12,6 +12,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 Attention = Literal["auto", "packed", "padded"]
 Device = Literal["auto", "cpu", "cuda"]
 Task = Literal["auto", "embed", "sparse", "score"]
+ImagePath = Literal["fast", "exact"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,42 @@ class EngineConfig:
     """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the
     threads take the device's cores away."""
 
+    image_preprocess_limit: int = 2
+    """Preprocess calls for pictures at once, each in a thread and each of one picture: texts never wait behind them.
+    More than there are cores make everything slower."""
+
+    image_path: ImagePath = "fast"
+    """How a picture becomes pixels. `fast`: by our own code, on bytes, wherever the folder's image processor can be
+    followed exactly, with cosines to the other way above 0.999; else as `exact`. `exact`: by the image processor of
+    transformers, with several times the CPU time."""
+
+    image_draft: bool = False
+    """Let the JPEG decoder give a smaller picture where the model wants one less than half as large: about half the
+    time, at a slight loss of sharpness."""
+
+    image_cache_mb: int = 0
+    """Memory for prepared pictures, in 10^6 bytes: one that comes again is not decoded again. 0: none is kept."""
+
+    max_image_pixels: int = 64_000_000
+    """A larger picture is refused when its header has been read. Decoding takes 3 bytes a pixel or more."""
+
+    max_image_bytes: int = 20 * 2**20
+    """Of one encoded picture, sent or fetched."""
+
+    allow_media_domains: tuple[str, ...] = ()
+    """Hosts from which pictures may be fetched, such as `example.com` (with all hosts below it), or `*` for all with a
+    public address. Empty: URLs are refused. What a caller names is fetched by this server, from its place in the
+    network: addresses that are not public are never asked."""
+
+    allow_media_path: str | None = None
+    """A folder; pictures in it may be named by file:// URLs. None: such URLs are refused."""
+
+    media_limit: int = 16
+    """Fetches at once."""
+
+    media_timeout_s: float = 5.0
+    """Of one fetch, from looking the host up to the last byte, with all redirects."""
+
     max_batch_tokens: int | None = None
     """Token budget of one batch at most. A longer single input still goes, alone. Larger batches keep the device
     busier; each takes longer, and so does the wait of whoever comes next. None: 16384 on a GPU. On a CPU 512 where few
@@ -139,7 +176,8 @@ class EngineConfig:
         positive = (
             "preprocess_limit", "max_batch_items", "chunk_items", "channel_capacity",
             "waiting_tokens", "request_waiting_tokens", "max_requests", "max_items", "max_tokens",
-            "max_request_items", "max_bytes",
+            "max_request_items", "max_bytes", "image_preprocess_limit", "max_image_pixels", "max_image_bytes",
+            "media_limit",
         )  # fmt: skip
         for name in positive:
             self._check(name, 1, math.inf)
@@ -153,11 +191,14 @@ class EngineConfig:
         self._check("drain_timeout_s", 0, 86_400)
         self._check("preprocess_alarm_s", 0.001, 86_400)
         self._check("watchdog_s", 0.001, 86_400)
+        self._check("image_cache_mb", 0, math.inf)
+        self._check("media_timeout_s", 0.001, 86_400)
         for name, allowed in (
             ("device", ("auto", "cpu", "cuda")),
             ("dtype", ("auto", "float32", "bfloat16")),
             ("attention", ("auto", "packed", "padded")),
             ("task", ("auto", "embed", "sparse", "score")),
+            ("image_path", ("fast", "exact")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")

@@ -17,6 +17,7 @@ from staged_pool.runtime.requests import (
     Output,
     ScoreRequest,
     TokenClassifyRequest,
+    content_bytes,
 )
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult, TokenClassifyResult
 from staged_pool.runtime.tasks.score import check_top_n, rank
@@ -170,7 +171,7 @@ class EngineTasks(ABC):
             instruction=instruction,
             max_tokens=max_tokens,
         )
-        body_bytes = sum(map(len, request.queries)) + sum(map(len, request.documents))
+        body_bytes = sum(map(content_bytes, request.queries)) + sum(map(content_bytes, request.documents))
         result: ScoreResult = await self._ask(request, body_bytes, timeout_s)
         return result
 

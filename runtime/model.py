@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.requests import Chat, Output, Outputs, PairInput, TextInput
+from staged_pool.runtime.requests import Chat, Image, Output, Outputs, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
 
@@ -18,6 +18,9 @@ Role: TypeAlias = Literal["query", "document"]
 Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "sparse", "late-interaction"]
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
+Lane: TypeAlias = Literal["text", "image"]
+"""What waits for what: inputs with pictures take ways of their own through preprocess and the device, so that texts
+never wait behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,27 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Pixels:
+    """One picture as the device is to read it."""
+
+    values: NDArray[np.uint8] | NDArray[np.float32]
+    """[3, height, width], or [patches, values of one] for models that take pictures of any shape. As bytes, which the
+    device brings to the scale that the model was trained on; as float32 where that has been done."""
+    grid: tuple[int, int] | None = None
+    """Patches high and wide, for models that take pictures of any shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One input that is a picture and nothing else."""
+
+    pixels: Pixels
+    outputs: Outputs
+    tokens: int
+    """Vectors that the transformer computes for it: its patches, and what the model puts beside them."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSequence:
     """One input as the device is to read it."""
 
@@ -63,21 +87,31 @@ class TokenSequence:
     """The places whose vectors are given for multi_vector. None: all."""
     spans: tuple[Span, ...] | None = None
     """One a token, where token_labels are wanted."""
+    images: tuple[Pixels, ...] = ()
+    """Pictures whose vectors take the places of the image tokens in `ids`, in order."""
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+Payload: TypeAlias = TokenSequence | Picture
+"""What the device reads: all of one kind in a batch, as their batch keys say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the device made of one sequence."""
+    """What the device made of one input."""
 
     values: Mapping[Output, Values]
-    sequence: TokenSequence
+    payload: Payload
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
     """One input as the model's preprocess gets it: what the caller sent, and what is to be made of it."""
 
-    source: TextInput | PairInput
+    source: TextInput | PairInput | Image
     outputs: Outputs
     prompt: str = ""
     """Goes before the text."""
@@ -85,6 +119,31 @@ class ModelInput:
     """For models that read queries and documents differently."""
     may_split: bool = False
     """An input that is too long is cut into several instead of being refused."""
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The pictures in it, in order."""
+        match self.source:
+            case Image():
+                return (self.source,)
+            case TextInput(source=Chat() as chat):
+                return chat.images
+            case _:
+                return ()
+
+    @property
+    def lane(self) -> Lane:
+        return "image" if self.images else "text"
+
+    def with_images(self, images: Sequence[Image]) -> ModelInput:
+        """The same input with other pictures, as many as it has."""
+        match self.source:
+            case Image():
+                return replace(self, source=images[0])
+            case TextInput(source=Chat() as chat):
+                return replace(self, source=replace(self.source, source=chat.with_images(images)))
+            case _:
+                return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +155,8 @@ class ModelCard:
     architecture: str
     """Class of the transformer, such as `BertModel`."""
     parameters: int
+    lanes: tuple[Lane, ...] = ("text",)
+    """What it reads: texts, inputs with pictures, or both."""
     outputs: tuple[Output, ...] = (Output.DENSE,)
     """What a forward can give."""
     scoring: Scoring | None = "bi-encoder"
@@ -153,18 +214,21 @@ class Model(Protocol):
     @property
     def card(self) -> ModelCard: ...
 
-    @property
-    def pads(self) -> bool:
-        """Whether a batch costs its longest input times its items, rather than the sum of its tokens."""
+    def pads(self, lane: Lane) -> bool:
+        """Whether a batch of a lane costs its longest input times its items, rather than the sum of its tokens."""
         ...
 
     def preprocess(
         self, inputs: Sequence[ModelInput]
-    ) -> Sequence[Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput]:
-        """Turn each input into token ids, or say what is wrong with it. Order and number are kept."""
+    ) -> Sequence[Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput]:
+        """Turn each input into what the device reads, or say what is wrong with it. Order and number are kept.
+
+        Args:
+            inputs: All of one lane; their pictures are at hand.
+        """
         ...
 
-    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
         """Run one batch, all of it for the same outputs. A row that holds NaN or Inf is returned as `ModelFailed`; the
         others stand.
 

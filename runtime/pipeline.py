@@ -8,7 +8,7 @@ import anyio
 import structlog
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Model, ModelInput, Row, TokenSequence
+from staged_pool.runtime.model import Model, ModelInput, Payload, Row
 from staged_pool.runtime.statistics import DeviceStatistics
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Channel
@@ -68,7 +68,7 @@ class Pipeline:
         size = config.channel_capacity
         requests = Channel[Arrival]("parse", size)
         inputs = Channel[Sequence[Item[ModelInput]]]("preprocess", size)
-        prepared = Channel[Sequence[Item[TokenSequence]]]("batch", size)
+        prepared = Channel[Sequence[Item[Payload]]]("batch", size)
         rows = Channel[Sequence[Item[Row]]]("postprocess", size)
         self.channels = (requests, inputs, prepared, rows)
         self.door = requests.outlet
@@ -83,7 +83,7 @@ class Pipeline:
             workers=PARSE_WORKERS,
             request_waiting_tokens=config.request_waiting_tokens,
         )
-        self.batch = BatchStage[TokenSequence, Row](
+        self.batch = BatchStage[Payload, Row](
             prepared.inlet,
             rows.outlet,
             forward=model.forward,
@@ -92,7 +92,7 @@ class Pipeline:
                 max_items=config.max_batch_items,
                 max_cost=config.batch_tokens(model.card.device),
                 least_cost=config.least_batch_tokens(model.card.device),
-                pads=model.pads,
+                pads=model.pads("text"),
                 min_share=MIN_SHARE_TOKENS,
             ),
             options=options,
@@ -100,7 +100,7 @@ class Pipeline:
             slots=model.card.forward_workers,
             waiting_tokens=config.waiting_tokens,
         )
-        self.preprocess = PreprocessStage[ModelInput, TokenSequence](
+        self.preprocess = PreprocessStage[ModelInput, Payload](
             inputs.inlet,
             prepared.outlet,
             preprocess=model.preprocess,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from staged_pool.stages.work import Request
@@ -37,8 +37,27 @@ DENSE_ONLY: Final[Outputs] = frozenset({Output.DENSE})
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A picture, as the caller sent it."""
+
+    source: bytes | str
+    """The encoded file, such as a JPEG; or the URL where it lies (http, https or file), from which it is fetched before
+    preprocess, if the settings of the engine allow that."""
+
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Settings of the model's image processor that hold for this picture instead of the folder's."""
+
+    key: str | None = None
+    """What the caller calls this picture: of no meaning to the model."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation, which the chat template of the model's tokenizer turns into one text."""
+    """A conversation, which the chat template of the model's tokenizer turns into one text.
+
+    The content of a message is a text; or, for models that see, a tuple of its parts: texts (`str`) and pictures
+    (`Image`), in the order in which the model is to read them.
+    """
 
     messages: tuple[Mapping[str, object], ...]
     add_generation_prompt: bool = False
@@ -50,8 +69,46 @@ class Chat:
 
     @property
     def characters(self) -> int:
-        """Of all contents: near enough to what a template makes of them, for limits on bytes."""
-        return sum(len(content) for message in self.messages if isinstance(content := message.get("content"), str))
+        """Of all texts: near enough to what a template makes of them, for limits on bytes."""
+        return sum(len(part) for part in self._parts() if isinstance(part, str))
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The pictures in the order in which they are shown."""
+        return tuple(part for part in self._parts() if isinstance(part, Image))
+
+    def with_images(self, images: Sequence[Image]) -> Chat:
+        """The same conversation about other pictures, as many as it has."""
+        left = iter(images)
+        return replace(self, messages=tuple(_with_images(message, left) for message in self.messages))
+
+    def _parts(self) -> Iterator[object]:
+        for message in self.messages:
+            content = message.get("content")
+            if isinstance(content, tuple):
+                yield from content
+            else:
+                yield content
+
+
+def _with_images(message: Mapping[str, object], images: Iterator[Image]) -> Mapping[str, object]:
+    content = message.get("content")
+    if not isinstance(content, tuple):
+        return message
+    return {**message, "content": tuple(next(images) if isinstance(part, Image) else part for part in content)}
+
+
+Content: TypeAlias = str | Image | Chat
+"""A query or a document: a text, a picture, or both of them as the one message of a conversation."""
+
+
+def content_bytes(content: Content) -> int:
+    """About what a query or a document takes in memory."""
+    if isinstance(content, str):
+        return len(content)
+    if isinstance(content, Image):
+        return len(content.source)
+    return content.characters + sum(len(image.source) for image in content.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +151,7 @@ class PairInput:
 class EmbedRequest(Request):
     """Vectors of each input: of one kind, or of several from one forward."""
 
-    inputs: tuple[TextInput, ...]
+    inputs: tuple[TextInput | Image, ...]
 
     outputs: Outputs = DENSE_ONLY
     """Any of dense, sparse and multi_vector that the model has."""
@@ -116,7 +173,7 @@ class EmbedRequest(Request):
 class ClassifyRequest(Request):
     """How well each label fits each input."""
 
-    inputs: tuple[TextInput | PairInput, ...]
+    inputs: tuple[TextInput | PairInput | Image, ...]
 
     activate: bool = True
     """False returns logits instead of what the model's activation makes of them."""
@@ -141,10 +198,10 @@ class TokenClassifyRequest(Request):
 class ScoreRequest(Request):
     """How well each document answers its query: a number for each pair."""
 
-    queries: tuple[str, ...]
+    queries: tuple[Content, ...]
     """One for all documents, or one for each."""
 
-    documents: tuple[str, ...]
+    documents: tuple[Content, ...]
 
     activate: bool = True
     """False returns a cross-encoder's logit instead of what its activation makes of it."""

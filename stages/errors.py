@@ -37,6 +37,14 @@ class TooLarge(InvalidInput):
     """The request exceeds a limit of this server on bytes or items, whatever the load."""
 
 
+class UnusableMedia(InvalidInput):
+    """A picture cannot be decoded, or is not where its URL says."""
+
+
+class UnsupportedMedia(InvalidInput):
+    """A picture is in a format that is not read here."""
+
+
 class UnknownModel(InvalidInput):
     """The request names a model that is not served here."""
 
@@ -98,6 +106,23 @@ class ModelFailed(StagedPoolError):
     def __init__(self, message: str, *, index: int | None = None) -> None:
         super().__init__(message)
         self.index = index
+
+
+class MediaUnavailable(StagedPoolError):
+    """The host of a picture's URL failed; the same request may succeed later.
+
+    Args:
+        message: What the host did.
+        index: Which of the request's inputs the picture is in, where known.
+    """
+
+    def __init__(self, message: str, *, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class MediaTimedOut(MediaUnavailable):
+    """It did not answer in time."""
 
 
 class StageFailed(StagedPoolError):

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 import anyio
 
-from staged_pool.stages.errors import InvalidInput, ModelFailed, StagedPoolError
+from staged_pool.stages.errors import InvalidInput, MediaUnavailable, ModelFailed, StagedPoolError
 from staged_pool.stages.work import Item, Parts, Plan, Request
 
 Decode: TypeAlias = Callable[[], Request]
@@ -193,7 +193,7 @@ class Ticket:
         field = None
         if self._plan is not None and self._plan.locate is not None:
             field, index = self._plan.locate(index)
-        if isinstance(error, InvalidInput | ModelFailed):
+        if isinstance(error, InvalidInput | ModelFailed | MediaUnavailable):
             error.index = index
         if isinstance(error, InvalidInput) and error.param == "input":  # as models call each of their inputs
             error.param = field or "input"

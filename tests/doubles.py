@@ -11,7 +11,7 @@ import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Row, Tokens, TokenSequence
+from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Plan, Prepared
@@ -49,13 +49,17 @@ class LetterModel:
     """One token a character. Thread-safe; what it was given is kept."""
 
     card: ModelCard = CARD
-    pads: bool = False
+    padded: bool = False
+
     on_preprocess: Callable[[Sequence[str]], None] = lambda texts: None
     on_forward: Callable[[Sequence[str]], None] = lambda texts: None
     preprocessed: list[list[str]] = field(default_factory=list)
     forwarded: list[list[str]] = field(default_factory=list)
     at_once: list[int] = field(default_factory=list)
     """What each forward was told."""
+
+    def pads(self, lane: Lane) -> bool:
+        return self.padded
 
     def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[TokenSequence] | InvalidInput]:
         texts = [f"{given.prompt}{_text(given)}" for given in inputs]

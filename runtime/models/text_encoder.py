@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Row, SparseVector, Tokens, TokenSequence, Values
+from staged_pool.runtime.model import (
+    Lane,
+    ModelCard,
+    ModelInput,
+    Payload,
+    Row,
+    SparseVector,
+    Tokens,
+    TokenSequence,
+    Values,
+)
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.packing import PackedBatch
@@ -37,8 +47,7 @@ class TextEncoder:
     heads: Mapping[Output, Head]
     plan: ThreadPlan
 
-    @property
-    def pads(self) -> bool:
+    def pads(self, lane: Lane) -> bool:
         return self.body.layout == "padded"
 
     def preprocess(
@@ -52,7 +61,7 @@ class TextEncoder:
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self.tokenizer.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
-    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
         """Run one batch: one copy to the device, one copy of each output back.
 
         Args:
@@ -66,8 +75,8 @@ class TextEncoder:
             OutOfMemory: The device has no room for this batch.
             DeviceLost: The device can no longer be trusted.
         """
-        self.plan.use(sum(len(payload.ids) for payload in payloads), at_once)
-        return self.compute(payloads)
+        self.plan.use(sum(payload.tokens for payload in payloads), at_once)
+        return self.compute(cast("Sequence[TokenSequence]", payloads))
 
     def compute(self, payloads: Sequence[TokenSequence]) -> Sequence[Row | ModelFailed]:
         """As `forward`, on as many threads as are set."""

@@ -9,7 +9,7 @@ from typing import Final, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Row
+from staged_pool.runtime.model import ModelCard, ModelInput, Row, Span, TokenSequence
 from staged_pool.runtime.requests import Aggregation, Output, Outputs, TokenClassifyRequest
 from staged_pool.runtime.results import TokenClassifyResult, Usage
 from staged_pool.runtime.tasks.classify import activated
@@ -41,7 +41,7 @@ def _finish(request: TokenClassifyRequest, card: ModelCard, rows: Sequence[objec
     logits = [array(row, Output.TOKEN_LABELS) for row in rows]
     probabilities: list[NDArray[np.float32]] = [activated(of_tokens, "softmax") for of_tokens in logits]
     found = [
-        entities(given.source, cast(Row, row).sequence.spans, scores, card.labels, request.aggregation)
+        entities(given.source, _spans(row), scores, card.labels, request.aggregation)
         for given, row, scores in zip(request.inputs, rows, probabilities, strict=True)
     ]
     return TokenClassifyResult(
@@ -51,3 +51,7 @@ def _finish(request: TokenClassifyRequest, card: ModelCard, rows: Sequence[objec
         usage=Usage(tokens),
         model=card.name,
     )
+
+
+def _spans(row: object) -> tuple[Span, ...] | None:
+    return cast(TokenSequence, cast(Row, row).payload).spans

@@ -119,7 +119,7 @@ def _mean(parts: Parts, *, normalize: bool) -> NDArray[np.float32]:
     vectors = np.stack([array(part, Output.DENSE) for part in parts])
     if normalize:
         vectors = normalized(vectors)
-    weights = np.array([len(cast(Row, part).sequence.ids) for part in parts], np.float32)
+    weights = np.array([cast(Row, part).payload.tokens for part in parts], np.float32)
     mean: NDArray[np.float32] = weights @ vectors / weights.sum()
     return mean
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from staged_pool.runtime.model import ModelCard, ModelInput
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, ScoreRequest, TokenClassifyRequest
 from staged_pool.runtime.tasks import classify, classify_tokens, embed, score
+from staged_pool.stages.errors import Unsupported
 from staged_pool.stages.work import Plan, Request
 
 
@@ -13,8 +14,17 @@ def plan(request: Request, card: ModelCard) -> Plan[ModelInput]:
 
     Raises:
         InvalidInput: The request does not fit the model; says which field does not.
-        Unsupported: The model cannot do the task.
+        Unsupported: The model cannot do the task, or does not read inputs of this kind.
     """
+    made = _plan(request, card)
+    for given in made.inputs:
+        if given.lane not in card.lanes:
+            what = "images" if given.lane == "image" else "texts"
+            raise Unsupported(f"The model `{card.name}` reads no {what}.")
+    return made
+
+
+def _plan(request: Request, card: ModelCard) -> Plan[ModelInput]:
     match request:
         case EmbedRequest():
             return embed.plan(request, card)

@@ -10,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, Scoring, Similarity, SparseVector
-from staged_pool.runtime.requests import DENSE_ONLY, Output, Outputs, PairInput, ScoreRequest, TextInput
+from staged_pool.runtime.requests import (
+    DENSE_ONLY,
+    Chat,
+    Content,
+    Image,
+    Output,
+    Outputs,
+    PairInput,
+    ScoreRequest,
+    TextInput,
+)
 from staged_pool.runtime.results import Ranked, RerankResult, ScoreResult, Usage
 from staged_pool.runtime.tasks.classify import LABELS_ONLY, label_scores
 from staged_pool.runtime.tasks.embed import PROMPTS_OF, array, normalized
@@ -39,8 +49,8 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
         return Plan(_pairs(request, card), partial(_finish_pairs, request, card))
     if request.instruction is not None:
         raise InvalidInput(f"The model `{card.name}` takes no instruction.", param="instruction")
-    queries = [_text(text, "query", request, card) for text in request.queries]
-    documents = [_text(text, "document", request, card) for text in request.documents]
+    queries = [_alone(content, "query", request, card) for content in request.queries]
+    documents = [_alone(content, "document", request, card) for content in request.documents]
     return Plan(queries + documents, partial(_finish_texts, request, card), partial(_locate, len(queries)))
 
 
@@ -96,8 +106,8 @@ def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
     return [
         ModelInput(
             PairInput(
-                first=query,
-                second=document,
+                first=_text_of(query, card),
+                second=_text_of(document, card),
                 max_tokens=request.max_tokens,
                 max_first_tokens=request.max_query_tokens,
                 max_second_tokens=request.max_document_tokens,
@@ -110,12 +120,22 @@ def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
     ]
 
 
-def _text(text: str, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
-    """One text by itself, with the prompt of its role where the model has one."""
+def _text_of(content: Content, card: ModelCard) -> str:
+    if not isinstance(content, str):
+        raise Unsupported(f"The model `{card.name}` reads pairs of texts, and no images or conversations.")
+    return content
+
+
+def _alone(content: Content, role: Role, request: ScoreRequest, card: ModelCard) -> ModelInput:
+    """A query or a document by itself; a text has the prompt of its role where the model has one."""
+    outputs = _OUTPUTS[card.scoring or "bi-encoder"]
+    if isinstance(content, Image):
+        return ModelInput(content, outputs, role=role)
     prompt = next((card.prompts[name] for name in PROMPTS_OF[role] if name in card.prompts), card.default_prompt)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
-    source = TextInput(text, request.max_tokens, max_own_tokens=own)
-    return ModelInput(source, _OUTPUTS[card.scoring or "bi-encoder"], prompt, role)
+    added = not isinstance(content, Chat)  # a template writes all that the model is to see
+    source = TextInput(content, request.max_tokens, max_own_tokens=own, add_special_tokens=added)
+    return ModelInput(source, outputs, prompt, role)
 
 
 def _locate(queries: int, index: int) -> tuple[str, int]:

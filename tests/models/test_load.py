@@ -172,7 +172,7 @@ def test_an_architecture_that_only_claims_to_pack_is_found_out(
     monkeypatch.setattr(transformers.MPNetModel, "_supports_attention_backend", True)
     folder = tiny_folder("mpnet-mean")
     assert "gives other vectors on a packed batch (relative difference" in refusal(folder, attention="packed")
-    assert load_model(EngineConfig(model=str(folder))).pads
+    assert load_model(EngineConfig(model=str(folder))).pads("text")
     assert "model.padded" in [event["event"] for event in logged]
 
 

@@ -101,16 +101,16 @@ def test_vectors_are_those_of_sentence_transformers(
 @pytest.mark.parametrize("kind", PACKED)
 def test_packed_and_padded_batches_give_the_same_vectors(kind: str, load_tiny: LoadTiny) -> None:
     packed, padded = load_tiny(kind), load_tiny(kind, attention="padded")
-    assert not packed.pads
+    assert not packed.pads("text")
     assert packed.card.attention == "packed"
-    assert padded.pads
+    assert padded.pads("text")
     assert padded.card.attention == "padded"
     assert np.abs(embed(packed, TEXTS) - embed(padded, TEXTS)).max() <= CLOSE
 
 
 @pytest.mark.parametrize("kind", PADDED)
 def test_an_architecture_that_cannot_be_packed_is_padded(kind: str, load_tiny: LoadTiny) -> None:
-    assert load_tiny(kind).pads
+    assert load_tiny(kind).pads("text")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -63,7 +63,7 @@ async def test_many_requests_at_once_are_never_mixed_up(pads: bool) -> None:
     async def ask(engine: Engine, i: int) -> None:
         results[i] = await engine.embed([f"{i}." * (j + 1) for j in range(i % 5 + 1)])
 
-    async with engine_on(LetterModel(pads=pads), max_batch_tokens=64) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(LetterModel(padded=pads), max_batch_tokens=64) as engine, anyio.create_task_group() as tasks:
         for i in range(60):
             tasks.start_soon(ask, engine, i)
     for i in range(60):

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Row, Tokens, TokenSequence
+from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared
@@ -118,8 +118,7 @@ class SimModel:
     def card(self) -> ModelCard:
         return replace(CARD, forward_workers=self._world.slots)
 
-    @property
-    def pads(self) -> bool:
+    def pads(self, lane: Lane) -> bool:
         return self._world.pads
 
     def _item(self, name: Sequence[int]) -> ItemPlan:

@@ -16,7 +16,7 @@ from staged_pool.runtime.models.tokenizing.roles import RoleSpec
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.special_tokens import find_pair_special_tokens, find_special_tokens
 from staged_pool.runtime.models.tokenizing.texts import TextReader
-from staged_pool.runtime.requests import Chat, PairInput
+from staged_pool.runtime.requests import Chat, PairInput, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -92,7 +92,7 @@ class TextTokenizer:
         An input that may be split and is too long gives several. An error carries no index: only the caller knows
         where in its request these inputs stand.
         """
-        texts = [(given, given.source) for given in inputs if not isinstance(given.source, PairInput)]
+        texts = [(given, given.source) for given in inputs if isinstance(given.source, TextInput)]
         if len(texts) == len(inputs):
             return self._texts.read(texts)
         pairs = [(given, given.source) for given in inputs if isinstance(given.source, PairInput)]

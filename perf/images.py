@@ -1,0 +1,279 @@
+"""How much of what the machine can do with pictures gets done by the server, and what becomes of texts beside them."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from perf import report
+from perf.client import Connection, post, stage_times_ms, successful
+from perf.load import Load, LoadGenerator, LoadOutcome
+from perf.pictures import SIZES, Size, clip_folder, embedding_request, jpeg
+from perf.report import number
+from perf.servers import START_TIMEOUT_S, Options, Server, serving
+from perf.texts import TextSource, embeddings_body
+from perf.workers import Worker, worker
+
+LIMITS: Final = (1, 2, 4)
+PICTURES: Final = 16
+"""Different ones; the server remembers none of them unless it is told to."""
+BATCH: Final = 8
+"""Of the bare pipeline."""
+LARGE: Final = 64
+"""Pictures of the one large request."""
+LARGE_REPEATS: Final = 5
+CLIENTS: Final = 16
+TEXT_EVERY_S: Final = 0.05
+TEXT_TOKENS: Final = 12
+PATIENCE_S: Final = 60.0
+
+KEPT: Final = 0.90
+SLOWER: Final = 2.0
+WAIT_MS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """What the machine does without a server."""
+
+    images_per_s: float
+    """On all cores: each with a thread that decodes, prepares and computes, a few pictures at a time."""
+    prepare_s: float
+    """Of one picture on one core with nothing beside it."""
+    forward_s: float
+    """Of one picture among a few, on one core."""
+
+
+class BarePipeline:
+    """The best plain loop: the same code for pictures and the same model, without queues, stages and HTTP."""
+
+    def __init__(self, options: Options, pictures: Sequence[bytes]) -> None:
+        from staged_pool.runtime.model import ModelInput
+        from staged_pool.runtime.models.load import load_model
+        from staged_pool.runtime.requests import DENSE_ONLY, Image
+
+        self._model = load_model(options.engine_config())
+        self._inputs = [ModelInput(Image(picture), DENSE_ONLY) for picture in pictures]
+        self._cores = len(os.sched_getaffinity(0))
+        self._batch(0, 1)
+
+    def __call__(self, seconds: float) -> Bare:
+        prepare_s, forward_s = zip(
+            *(self._batch(start, self._cores) for start in range(0, PICTURES, BATCH)), strict=True
+        )
+        done = [0] * self._cores
+        started = time.perf_counter()
+        threads = [
+            threading.Thread(target=self._loop, args=(place, done, started + seconds)) for place in range(self._cores)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rate = sum(done) / (time.perf_counter() - started)
+        return Bare(rate, statistics.median(prepare_s) / BATCH, statistics.median(forward_s) / BATCH)
+
+    def _loop(self, place: int, done: list[int], end: float) -> None:
+        start = place * BATCH
+        while time.perf_counter() < end:
+            self._batch(start % PICTURES, self._cores)
+            done[place] += BATCH
+            start += BATCH
+
+    def _batch(self, start: int, at_once: int) -> tuple[float, float]:
+        """Do a few pictures; the seconds of preparing and of computing them."""
+        from staged_pool.stages.work import Prepared
+
+        began = time.perf_counter()
+        prepared = self._model.preprocess(self._inputs[start : start + BATCH])
+        payloads = [one.payload for one in prepared if isinstance(one, Prepared)]
+        if len(payloads) < BATCH:
+            raise TypeError("a picture of the measurement cannot be read")
+        middle = time.perf_counter()
+        self._model.forward(payloads, at_once)
+        return middle - began, time.perf_counter() - middle
+
+
+@dataclass(slots=True)
+class TextTimes:
+    """What one client saw that sends a short text now and then."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    queue_ms: list[float] = field(default_factory=list)
+    """What the answers say about their wait for the device."""
+
+
+class PacedTexts:
+    """Sends a short text over HTTP every few milliseconds, one at a time."""
+
+    def __init__(self, port: int, requests: Sequence[bytes]) -> None:
+        self._port = port
+        self._requests = requests
+
+    def __call__(self, seconds: float) -> TextTimes:
+        times = TextTimes()
+        connection = Connection(self._port, timeout_s=START_TIMEOUT_S)
+        end = time.perf_counter() + seconds
+        place = 0
+        while (sent_at := time.perf_counter()) < end:
+            reply = successful(connection.exchange(self._requests[place % len(self._requests)]))
+            latency_s = time.perf_counter() - sent_at
+            times.latencies_ms.append(latency_s * 1e3)
+            times.queue_ms.append(stage_times_ms(reply)["queue"])
+            place += 1
+            time.sleep(max(0.0, TEXT_EVERY_S - latency_s))
+        connection.close()
+        return times
+
+
+def run(options: Options, *, size: Size, rounds: int, seconds: float) -> None:
+    """Measure, print and record.
+
+    The bare pipeline and the servers, one for each limit of preprocess, work in turns and in alternating order, all on
+    the same pictures; the others sleep meanwhile.
+    """
+    pictures = [jpeg(size, seed) for seed in range(PICTURES)]
+    width, height = SIZES[size]
+    settings = {"options": options, "size": size, "rounds": rounds, "seconds": seconds, "clients": CLIENTS,
+                "image_bytes": round(statistics.fmean(map(len, pictures)))}  # fmt: skip
+    with report.recording("images", settings) as record, ExitStack() as running:
+        if options.model is None:
+            options = replace(options, model=str(running.enter_context(clip_folder())))
+        servers = {limit: _server(running, options, limit) for limit in LIMITS}
+        record.results["model"] = servers[LIMITS[0]].card()
+        bare = running.enter_context(worker(partial(BarePipeline, options, pictures)))
+        report.console.print(
+            f"JPEG of {width} x {height}, {settings['image_bytes']} bytes; {CLIENTS} clients of one each"
+        )
+        _throughput(record, running, servers, bare, pictures, rounds=rounds, seconds=seconds)
+        default = servers[options.engine_config().image_preprocess_limit]
+        _texts_beside(record, running, default, options, pictures, rounds=rounds, seconds=seconds)
+
+
+def _server(running: ExitStack, options: Options, limit: int) -> Server:
+    command = [*options.serve_command(), "--image-preprocess-limit", str(limit)]
+    server = running.enter_context(serving(command))
+    server.card()  # one after the other: loading is work too
+    return server
+
+
+def _throughput(
+    record: report.Record,
+    running: ExitStack,
+    servers: dict[int, Server],
+    bare: Worker[float, Bare],
+    pictures: Sequence[bytes],
+    *,
+    rounds: int,
+    seconds: float,
+) -> None:
+    requests = tuple(embedding_request([picture]) for picture in pictures)
+    large = (embedding_request(pictures[place % PICTURES] for place in range(LARGE)),)
+    clients = {
+        limit: running.enter_context(worker(partial(LoadGenerator, server.port, requests)))
+        for limit, server in servers.items()
+    }
+    one = {
+        limit: running.enter_context(worker(partial(LoadGenerator, server.port, large)))
+        for limit, server in servers.items()
+    }
+    seen: dict[int, list[LoadOutcome]] = {limit: [] for limit in servers}
+    large_s: dict[int, list[float]] = {limit: [] for limit in servers}
+    of_bare: list[Bare] = []
+    with report.progress("images", rounds) as bar:
+        for generate in clients.values():
+            generate(Load(clients=CLIENTS, max_requests=2 * CLIENTS))
+        for place in range(rounds):
+            of_bare.append(bare(seconds))
+            for limit in list(servers)[:: -1 if place % 2 else 1]:
+                load = Load(clients=CLIENTS, seconds=seconds, patience_s=PATIENCE_S)
+                seen[limit].append(clients[limit](load))
+                large_s[limit] += [ms / 1e3 for ms in one[limit](Load(clients=1, max_requests=1)).latencies_ms]
+            bar.advance(bar.task_ids[0])
+    _report_throughput(record, seen, large_s, of_bare)
+
+
+def _report_throughput(
+    record: report.Record, seen: dict[int, list[LoadOutcome]], large_s: dict[int, list[float]], of_bare: list[Bare]
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    bare_rate = statistics.median(bare.images_per_s for bare in of_bare)
+    prepare_s, forward_s = (
+        statistics.median(getattr(bare, name) for bare in of_bare) for name in ("prepare_s", "forward_s")
+    )
+    # The device is the same cores: there is no work that goes on beside other work for nothing.
+    bound_s = LARGE * (prepare_s + forward_s) / cores + prepare_s + forward_s
+    rows, of_bare_by_limit = [["bare", number(bare_rate), "1", "-", number(LARGE / bare_rate)]], {}
+    for limit, outcomes in seen.items():
+        rates = [len(outcome.latencies_ms) / outcome.elapsed_s for outcome in outcomes]
+        ratio = statistics.median(rate / bare.images_per_s for rate, bare in zip(rates, of_bare, strict=True))
+        of_bare_by_limit[limit] = ratio
+        summary = report.Summary.of([ms for outcome in outcomes for ms in outcome.latencies_ms])
+        rows.append(
+            [f"limit {limit}", number(statistics.median(rates)), f"{ratio:.2f}", report.Summary.cells(summary)[0],
+             number(statistics.median(large_s[limit]))]
+        )  # fmt: skip
+        record.results[f"limit {limit}"] = {
+            "images_per_s": rates, "of_bare": ratio, "request_ms": summary, "large_request_s": large_s[limit],
+            "refused": sum(outcome.refused for outcome in outcomes),
+        }  # fmt: skip
+    columns = ["image preprocess limit", "images/s", "of bare", "request p50 ms", f"{LARGE} in one request, s"]
+    note = (
+        f"bare: {cores} threads that decode, prepare and compute; one picture alone on one core: prepare "
+        f"{number(prepare_s * 1e3)} ms, forward {number(forward_s * 1e3)} ms"
+    )
+    report.show_table("Pictures per second, closed loop", columns, rows, note)
+    record.results["bare"] = of_bare
+    best = max(of_bare_by_limit, key=of_bare_by_limit.__getitem__)
+    for limit, ratio in of_bare_by_limit.items():
+        record.show_target(f"lost against bare, limit {limit}", 100 * (1 - ratio), 100 * (1 - KEPT), "%")
+    record.show_target(f"{LARGE} pictures in one request, limit {best}", statistics.median(large_s[best]), bound_s, "s")
+
+
+def _texts_beside(
+    record: report.Record,
+    running: ExitStack,
+    server: Server,
+    options: Options,
+    pictures: Sequence[bytes],
+    *,
+    rounds: int,
+    seconds: float,
+) -> None:
+    source, rng = TextSource(options.model), random.Random(0)
+    texts = [post("/v1/embeddings", embeddings_body([source.text(TEXT_TOKENS, rng)])) for _ in range(64)]
+    send_texts = running.enter_context(worker(partial(PacedTexts, server.port, texts)))
+    requests = tuple(embedding_request([picture]) for picture in pictures)
+    send_pictures = running.enter_context(worker(partial(LoadGenerator, server.port, requests)))
+    alone, beside = TextTimes(), TextTimes()
+    for _ in range(rounds):
+        _add(alone, send_texts(seconds))
+        send_pictures.begin(Load(clients=CLIENTS, seconds=seconds + 1.0, patience_s=PATIENCE_S))
+        time.sleep(0.5)
+        _add(beside, send_texts(seconds))
+        send_pictures.end()
+    rows = []
+    for name, times in (("alone", alone), (f"beside {CLIENTS} clients with pictures", beside)):
+        latency, queue = report.Summary.of(times.latencies_ms), report.Summary.of(times.queue_ms)
+        rows.append([name, *report.Summary.cells(latency), *report.Summary.cells(queue)[:2]])
+        record.results[f"texts {name.split()[0]}"] = {"request_ms": latency, "queue_ms": queue}
+    columns = ["one short text at a time, ms", "p50", "p99", "max", "n", "queue p50", "p99"]
+    report.show_table("Texts beside pictures", columns, rows)
+    idle, busy, queue = (report.Summary.of(v) for v in (alone.latencies_ms, beside.latencies_ms, beside.queue_ms))
+    if idle is None or busy is None or queue is None:
+        raise RuntimeError("no text was answered")
+    record.show_target("p99 of texts beside pictures, times idle", busy.p99 / idle.p99, SLOWER, "times")
+    record.show_target("wait of texts for the device beside pictures, p50", queue.p50, WAIT_MS, "ms")
+
+
+def _add(times: TextTimes, more: TextTimes) -> None:
+    times.latencies_ms += more.latencies_ms
+    times.queue_ms += more.queue_ms

@@ -1,0 +1,159 @@
+"""Whether `/health` answers while the server is flooded with pictures, beside the handler that one writes first."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from perf import report
+from perf.flood import Flood
+from perf.load import HealthProbe, Load, LoadGenerator, ProbeOutcome
+from perf.pictures import clip_folder, embedding_request, jpeg, score_request
+from perf.report import number
+from perf.servers import Card, Options, Server, serving
+from perf.workers import worker
+
+PICTURES: Final = 16
+LARGE_BODY_BYTES: Final = 20_000_000
+SCORED: Final = 8
+"""Pictures of one request for scores."""
+BURNT_S: Final = 0.05
+"""What the processor of the folder's own takes of a core for each picture, all of it in the interpreter."""
+IDLE_SECONDS: Final = 4.0
+WARM_UP_REQUESTS: Final = 2
+
+MEDIAN_MS: Final = 1.0
+OVER_IDLE_MS: Final = 0.3
+P99_MS: Final = 10.0
+
+COLUMNS: Final = (
+    "load", "images/s", "refused", "unanswered", "idle health p50", "health p50", "p99", "max", "n", "time-outs",
+)  # fmt: skip
+NOTE: Final = "ms; of fewer than 100 samples, p99 is the largest"
+
+_OWN_PROCESSOR: Final = f"""
+import time
+from transformers import CLIPImageProcessorPil
+
+class BurningImageProcessor(CLIPImageProcessorPil):
+    def preprocess(self, images, *args, **kwargs):
+        end = time.thread_time() + {BURNT_S}
+        while time.thread_time() < end:
+            sum(range(1000))
+        return super().preprocess(images, *args, **kwargs)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One kind of load."""
+
+    name: str
+    requests: tuple[bytes, ...]
+    images_per_request: int
+    clients: int
+    own_code: bool = False
+    """Whether the folder brings an image processor of its own."""
+
+
+def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
+    """Measure, print and record.
+
+    Rounds alternate between the two servers, each fresh, so that neither has to share the cores with the other.
+    """
+    settings = {"options": options, "rounds": rounds, "seconds": seconds, "clients": clients}
+    scenarios = _scenarios(clients)
+    with report.recording("liveness-images", settings) as record, clip_folder() as folder, _burning(folder) as burning:
+        rows: list[list[str]] = []
+        with report.progress("liveness", 2 * rounds * len(scenarios)) as bar:
+            for scenario in scenarios:
+                staged, naive, idle = (Flood(scenario.images_per_request) for _ in range(3))
+                served = replace(options, model=str(burning if scenario.own_code else folder))
+                for _ in range(rounds):
+                    own_code = ["--trust-remote-code"] if scenario.own_code else []
+                    with serving([*served.serve_command(), *own_code]) as server:
+                        card = server.card()
+                        _round(server, scenario, staged, idle.health, seconds)
+                    bar.advance(bar.task_ids[0])
+                    if not scenario.own_code:
+                        with serving(_naive_command(folder, card)) as server:
+                            server.wait_ok("/health")
+                            _round(server, scenario, naive, None, seconds)
+                    bar.advance(bar.task_ids[0])
+                rows += _report(record, scenario, staged, naive, idle.health)
+        report.show_table("While pictures are sent", COLUMNS, rows, NOTE)
+        for target in record.targets:
+            target.show()
+
+
+def _scenarios(clients: int) -> list[Scenario]:
+    pictures = [jpeg("1080p", seed) for seed in range(PICTURES)]
+    single = tuple(embedding_request([picture]) for picture in pictures)
+    many = LARGE_BODY_BYTES // len(single[0])
+    large = embedding_request(pictures[place % PICTURES] for place in range(many))
+    score = score_request("a small red picture", pictures[:SCORED])
+    return [
+        Scenario(f"{clients} clients, 1 picture of 1080p each", single, 1, clients),
+        Scenario(f"{clients // 8} clients, /score of {SCORED} pictures", (score,), SCORED, clients // 8),
+        Scenario(f"8 clients, bodies of {len(large) / 1e6:.0f} MB", (large,), many, 8),
+        Scenario("32 clients, a processor that burns CPU", single, 1, 32, own_code=True),
+    ]
+
+
+@contextmanager
+def _burning(folder: Path) -> Iterator[Path]:
+    """The same model with an image processor of its own that never lets go of the interpreter."""
+    with TemporaryDirectory(prefix="perf-clip-own-") as name:
+        copy = Path(shutil.copytree(folder, name, dirs_exist_ok=True))
+        (copy / "image_processing_burning.py").write_text(_OWN_PROCESSOR)
+        file = copy / "preprocessor_config.json"
+        settings = json.loads(file.read_text())
+        settings["image_processor_type"] = "BurningImageProcessor"
+        settings["auto_map"] = {"AutoImageProcessor": "image_processing_burning.BurningImageProcessor"}
+        file.write_text(json.dumps(settings))
+        yield copy
+
+
+def _naive_command(folder: Path, card: Card) -> list[str]:
+    same = {"--folder": folder, "--dtype": card.dtype, "--torch-threads": card.torch_threads}
+    return [sys.executable, "-m", "perf.naive_images", *(str(part) for pair in same.items() for part in pair)]
+
+
+def _round(server: Server, scenario: Scenario, flood: Flood, idle: ProbeOutcome | None, seconds: float) -> None:
+    with (
+        worker(partial(LoadGenerator, server.port, scenario.requests)) as generate,
+        worker(partial(HealthProbe, server.port)) as probe,
+    ):
+        generate(Load(clients=1, max_requests=WARM_UP_REQUESTS))
+        if idle is not None:
+            idle.add(probe(IDLE_SECONDS))
+        flood.run(generate, probe, Load(clients=scenario.clients, seconds=seconds))
+
+
+def _report(
+    record: report.Record, scenario: Scenario, staged: Flood, naive: Flood, idle: ProbeOutcome
+) -> Iterator[list[str]]:
+    idle_p50 = report.Summary.of(idle.latencies_ms)
+    floods = {"staged-pool": staged} if scenario.own_code else {"staged-pool": staged, "FastAPI, inline": naive}
+    record.results[scenario.name] = {name: flood.result() for name, flood in floods.items()} | {
+        "idle_health_ms": idle_p50
+    }
+    for name, flood in floods.items():
+        rate, _, _, _, _, refused, unanswered, *health = flood.row()
+        shown = number(idle_p50.p50) if idle_p50 is not None and flood is staged else "-"
+        yield [f"{name}: {scenario.name}", rate, refused, unanswered, shown, *health]
+    health_ms = report.Summary.of(staged.health.latencies_ms)
+    if health_ms is None or idle_p50 is None:
+        raise RuntimeError("no health check was answered")
+    median_ms = max(MEDIAN_MS, idle_p50.p50 + OVER_IDLE_MS)
+    record.keep_target(f"/health median: {scenario.name}", health_ms.p50, median_ms, "ms")
+    record.keep_target(f"/health p99: {scenario.name}", health_ms.p99, P99_MS, "ms")
+    record.keep_target(f"/health time-outs: {scenario.name}", staged.health.timeouts, 0, "checks")

@@ -1,0 +1,71 @@
+"""What one writes first for pictures: FastAPI, Pillow and transformers, decoding and computing inside `async def`.
+
+Run by the `liveness --images` command; needs the `perf` extra.
+"""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+import uvicorn
+from fastapi import FastAPI
+from PIL import Image
+from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+
+
+def create_app(folder: Path, dtype: torch.dtype) -> FastAPI:
+    """The application, its model loaded; it answers the requests of the load."""
+    processor, tokenizer = CLIPImageProcessorPil.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model = CLIPModel.from_pretrained(folder, dtype=dtype).eval()
+    app = FastAPI()
+
+    def embed(encoded: list[str]) -> torch.Tensor:
+        pictures = [Image.open(BytesIO(base64.b64decode(text))).convert("RGB") for text in encoded]
+        with torch.inference_mode():
+            pixels = processor(pictures, return_tensors="pt")["pixel_values"].to(dtype)
+            pooled = model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)
+            return torch.nn.functional.normalize(pooled.float())
+
+    @app.get("/health")
+    async def health() -> None:
+        return None
+
+    @app.post("/v1/embeddings")
+    async def embeddings(body: dict[str, Any]) -> dict[str, Any]:
+        vectors = embed([given["image"] for given in body["input"]]).numpy()
+        return {
+            "data": [{"index": i, "embedding": base64.b64encode(v.tobytes()).decode()} for i, v in enumerate(vectors)]
+        }
+
+    @app.post("/score")
+    async def score(body: dict[str, Any]) -> dict[str, Any]:
+        urls = [document["content"][0]["image_url"]["url"] for document in body["documents"]]
+        vectors = embed([url.partition(",")[2] for url in urls])
+        with torch.inference_mode():
+            tokens = tokenizer([body["queries"]], return_tensors="pt", truncation=True)
+            text = model.text_projection(model.text_model(**tokens).pooler_output)
+            scores = vectors @ torch.nn.functional.normalize(text.float())[0]
+        return {"data": [{"index": index, "score": value} for index, value in enumerate(scores.tolist())]}
+
+    return app
+
+
+def main(
+    *,
+    folder: Annotated[Path, typer.Option(help="Of the model.")],
+    dtype: Annotated[str, typer.Option(help="Of the weights, as torch calls it.")],
+    torch_threads: Annotated[int, typer.Option(help="Of one forward.")],
+    port: Annotated[int, typer.Option(help="On 127.0.0.1.")],
+) -> None:
+    """Serve until told to stop."""
+    torch.set_num_threads(torch_threads)
+    uvicorn.run(create_app(folder, getattr(torch, dtype)), host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    typer.run(main)
