@@ -11,11 +11,11 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Row, Tokens, TokenSequence
+from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output
 from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared
-from tests.doubles import CARD
+from tests.doubles import CARD, sequence
 from tests.sim.invariants import Watch, vector
 from tests.sim.world import TICK_S, ItemPlan
 
@@ -135,8 +135,9 @@ class SimModel:
             for name, given in zip(names, inputs, strict=True)
         ]
 
-    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
-        items = [self._item(payload.ids) for payload in payloads]
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
+        names = [sequence(payload).ids for payload in payloads]
+        items = [self._item(name) for name in names]
         faults = {item.fault for item in items}
         most = self._world.out_of_memory_above
         if most is not None and len(payloads) > most:
@@ -150,10 +151,8 @@ class SimModel:
         return [
             ModelFailed("NaN")
             if item.fault == "nan"
-            else Row(
-                {Output.DENSE: np.array(vector((payload.ids[0], payload.ids[1]), item.cost), dtype=np.float32)}, payload
-            )
-            for payload, item in zip(payloads, items, strict=True)
+            else Row({Output.DENSE: np.array(vector((name[0], name[1]), item.cost), dtype=np.float32)}, payload)
+            for payload, name, item in zip(payloads, names, items, strict=True)
         ]
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from staged_pool.runtime.admission import Room
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.model import Payload
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
@@ -136,9 +136,7 @@ class Simulation:
             leave(room, answered_tokens=answered_tokens)
             del watch.rooms[id(room)]
 
-        def watched_take(
-            still_wanted: Callable[[Item[TokenSequence]], bool], *, among: int
-        ) -> Batch[TokenSequence] | None:
+        def watched_take(still_wanted: Callable[[Item[Payload]], bool], *, among: int) -> Batch[Payload] | None:
             waiting_cost = builder.cost
             batch = take(still_wanted, among=among)
             if batch is not None:

@@ -12,7 +12,7 @@ import anyio
 
 from staged_pool.runtime.admission import Room
 from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.model import Payload
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import (
@@ -29,6 +29,7 @@ from staged_pool.stages.errors import (
 )
 from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import Batch
+from tests.doubles import sequence
 from tests.sim.world import ClientPlan, World
 
 IDLE_S = 60.0
@@ -158,11 +159,12 @@ class Watch:
         if self.ended:
             self.fail("preprocess began after the engine had ended")
 
-    def batch_formed(self, batch: Batch[TokenSequence], waiting_cost: int) -> None:
+    def batch_formed(self, batch: Batch[Payload], waiting_cost: int) -> None:
         items, config = batch.items, self.world.config
         for item in items:
-            if self._unwanted(item.payload.ids[0]):
-                self.fail(f"item {item.payload.ids} entered a batch, and nobody waits for it")
+            ids = sequence(item.payload).ids
+            if self._unwanted(ids[0]):
+                self.fail(f"item {ids} entered a batch, and nobody waits for it")
         costs = [item.cost for item in items]
         cost = max(costs) * len(costs) if self.world.pads else sum(costs)
         if cost != batch.cost or (cost > config.batch_tokens("cpu") and len(items) > 1):
