@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -118,10 +118,10 @@ def a_plan(inputs: int) -> Plan[object]:
 class NoLoad:
     """For tickets that no admission has let in."""
 
-    def prepared(self, tokens: int) -> None:
+    def prepared(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
-    def computed(self, tokens: int) -> None:
+    def computed(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
 
