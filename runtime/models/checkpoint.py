@@ -81,6 +81,15 @@ class Loaded(NamedTuple):
     image: PreTrainedModel | None = None
     """The transformer that looks at pictures, where they have one to themselves."""
 
+    def image_parameters(self) -> int:
+        """How many it has, with those of what follows it in the checkpoint."""
+        if self.image is None:
+            return 0
+        parts = (
+            [self.whole] if self.image is self.base else [self.image, getattr(self.whole, "visual_projection", None)]
+        )
+        return sum(p.numel() for part in parts if part is not None for p in part.parameters())
+
 
 def load_transformer(
     folder: ModelFolder, *, dtype: torch.dtype, device: torch.device, own_code: bool = False

@@ -117,8 +117,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
     if why:
         log.info("model.peculiar", model=name, reason=why)
     heads = build_image_heads(folder, loaded.whole, seen)
-    inner = [loaded.image, getattr(loaded.whole, "visual_projection", None)] if folder.heads else [loaded.whole]
-    parameters = sum(p.numel() for part in inner if part is not None for p in part.parameters())
+    parameters = loaded.image_parameters() + sum(head.parameters() for head in heads.values())
     if loaded.image.device.type == "cpu" and (why := eye.prepack(samples)):
         log.info("model.not_prepacked", model=name, reason=why)
     return ImageTower(
@@ -127,7 +126,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
         eye=eye,
         heads=heads,
         max_tokens=(reader.settings.max_patches or first) + extra,
-        parameters=parameters + sum(head.parameters() for head in heads.values()),
+        parameters=parameters,
         extra_tokens=extra,
         samples=samples,
     )

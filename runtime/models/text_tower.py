@@ -119,13 +119,21 @@ def build_text_tower(
     if body.layout == "padded":
         _check_body(name, partial(body.check_padding, max_tokens))
     if loaded.image is None:
-        parameters = _count(body.model) + sum(head.parameters() for head in heads.values())
-    else:
-        parameters = _count(loaded.whole) - count_image_parameters(loaded)
+        parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
+    else:  # heads are copies of layers in it
+        parameters = sum(p.numel() for p in loaded.whole.parameters()) - loaded.image_parameters()
     if body.model.device.type == "cpu" and (why := body.prepack(max_tokens)):
         log.info("model.not_prepacked", model=name, reason=why)
     text = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
-    return TextTower(type(loaded.whole if folder.image_heads else body.model).__name__, tokenizer, body, heads, max_tokens, parameters, text)
+    return TextTower(
+        type(loaded.whole if folder.image_heads else body.model).__name__,
+        tokenizer,
+        body,
+        heads,
+        max_tokens,
+        parameters,
+        text,
+    )
 
 
 def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) -> int:
