@@ -144,7 +144,7 @@ def _siglip2_naflex(folder: Path) -> None:
     tokenizer = unigram(begin="", lower_case=True)
     image = {"hidden_size": PROJECTION, "num_patches": 16, "patch_size": PATCH, **_LAYERS}
     config = hf.Siglip2Config(text_config=_siglip_text(len(tokenizer)), vision_config=image)
-    processor = hf.Siglip2ImageProcessorPil(patch_size=PATCH, max_num_patches=24, **_GREY)
+    processor = hf.Siglip2ImageProcessorPil(patch_size=PATCH, max_num_patches=30, **_GREY)
     settings = {"model_input_names": ["input_ids"], "model_max_length": 64}
     _save(folder, hf.Siglip2Model(config), tokenizer, processor, **settings)
 
