@@ -17,6 +17,7 @@ from staged_pool.runtime.models.specs import (
     LogitScoreSpec,
     ModelFolder,
     MultiVectorSpec,
+    OwnVectorSpec,
     SpladeSpec,
     TokenLabelsSpec,
     TokenWeightsSpec,
@@ -44,8 +45,10 @@ def build_heads(
     heads: dict[Output, Head] = {}
     for spec in folder.heads:
         match spec:
+            case OwnVectorSpec():
+                raise ConfigError("a text has no vector of the checkpoint's own")
             case DenseSpec():
-                heads[Output.DENSE] = DenseHead(spec, body.width, device)
+                heads[Output.DENSE] = DenseHead(spec, body.width, loaded.whole, loaded.base)
             case LabelsSpec():
                 heads[Output.LABELS] = LabelsHead(loaded.whole, body, len(folder.labels))
             case TokenLabelsSpec():
@@ -61,7 +64,8 @@ def build_heads(
                 heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
             case MultiVectorSpec():
                 heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device)
-    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads:
+    # Vectors of CLIP's tokens cannot be compared with those of its patches: there is no projection for them.
+    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and not folder.image_heads:
         heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
     return heads
 

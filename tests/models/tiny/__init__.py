@@ -13,6 +13,7 @@ import torch
 from tests.models.tiny.bodies import POSITIONS, WIDTH, Body, bert, save_body
 from tests.models.tiny.classify import CLASSIFIERS, CROSS_ENCODERS, TOKEN_CLASSIFIERS
 from tests.models.tiny.embedding import EMBEDDING
+from tests.models.tiny.images import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS
 from tests.models.tiny.layout import edit_json, pooling_flags, write_json, write_modules, write_prompts
 from tests.models.tiny.multi_vector import MULTI_VECTOR
 from tests.models.tiny.prompted import PROMPTED
@@ -30,6 +31,9 @@ EVERY: Mapping[str, Body] = {
     **TOKEN_CLASSIFIERS,
     **SPARSE,
     **MULTI_VECTOR,
+    **TWO_TOWERS,
+    **IMAGE_ENCODERS,
+    **IMAGE_CLASSIFIERS,
 }
 """Each kind of model that can be built, by name."""
 
@@ -47,12 +51,15 @@ __all__ = [
     "CROSS_ENCODERS",
     "EMBEDDING",
     "EVERY",
+    "IMAGE_CLASSIFIERS",
+    "IMAGE_ENCODERS",
     "KINDS",
     "MULTI_VECTOR",
     "POSITIONS",
     "PROMPTED",
     "SPARSE",
     "TOKEN_CLASSIFIERS",
+    "TWO_TOWERS",
     "WIDTH",
     "bert",
     "build",
