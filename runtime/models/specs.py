@@ -15,7 +15,12 @@ SpladePooling: TypeAlias = Literal["max", "sum"]
 SpladeActivation: TypeAlias = Literal["relu", "log1p_relu"]
 
 Architecture: TypeAlias = Literal[
-    "encoder", "sequence classifier", "token classifier", "masked language model", "causal language model"
+    "encoder",
+    "sequence classifier",
+    "token classifier",
+    "masked language model",
+    "causal language model",
+    "page retriever",
 ]
 """What stands on top of the transformer in the checkpoint, as the Auto classes of transformers tell them apart."""
 
@@ -104,6 +109,8 @@ class MultiVectorSpec:
 
     modules: tuple[HeadModule, ...] = ()
     """What every token vector goes through, without the normalisation at the very end."""
+    own_layer: str | None = None
+    """Name of a linear layer of the checkpoint's own class, through which every token vector goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +158,8 @@ class RoleSettings:
     """Tokens whose vectors are left out."""
     skipped_first: str | None = None
     """A token whose vector is left out where it stands first, such as `<s>`."""
+    frame: tuple[str, str] | None = None
+    """What stands before and behind the text instead of the tokenizer's special tokens. None: those do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +178,28 @@ class PairTemplate:
     """What a chat template is given beside the messages, such as `add_generation_prompt`."""
     add_special_tokens: bool = False
     """Whether the tokenizer adds special tokens around the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureSpec:
+    """How a language model is shown pictures: by vectors in the places of image tokens, many for each picture."""
+
+    image_token: int
+    """The token's id."""
+    merge: int | None
+    """Patches along one edge that become one token. None: all pictures are of one size, and become as many tokens."""
+    tokens: int = 0
+    """Of a picture where all are of one size."""
+    shape: tuple[int, int] = (0, 0)
+    """Height and width in pixels where all are of one size."""
+    patch_values: int = 0
+    """Of one patch as it is brought to the device, where sizes differ."""
+    grid_positions: bool
+    """Whether the tokens of a picture are counted by rows and columns, instead of one after the other."""
+    alone: tuple[str, str] | None
+    """What stands before and behind a picture by itself. None: what the chat template writes around it."""
+    converses: bool
+    """Whether pictures and texts may stand together, as a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +254,9 @@ class ModelFolder:
 
     roles: Mapping[Role, RoleSettings] = field(default_factory=dict)
     """How queries and documents are read; empty where they are read alike."""
+
+    pictures: PictureSpec | None = None
+    """How it is shown pictures between texts. None: it is not."""
 
     notes: tuple[str, ...] = ()
     """What the reader had to assume, for the log."""

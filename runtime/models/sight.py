@@ -1,0 +1,195 @@
+"""The eyes of a language model that is shown pictures: what it sees takes the places of image tokens.
+
+A picture becomes vectors as wide as those of tokens, which stand in the model's input where its text has image tokens.
+Some models tell those vectors apart by where in the picture they come from: such a token has three positions instead of
+one, in time, down and across (Wang et al., 2024, Qwen2-VL, section 2.1, https://arxiv.org/abs/2409.12191).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from staged_pool.runtime.model import Pixels, TokenSequence
+from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
+from staged_pool.runtime.models.images.scale import Scale, to_device
+from staged_pool.runtime.models.linear import prepack_linears
+from staged_pool.runtime.models.shown import Shown
+from staged_pool.runtime.models.specs import PictureSpec
+from staged_pool.stages.errors import ConfigError
+
+
+class Sight:
+    """Turns the pictures of a batch into what its language model gets in the places of their image tokens.
+
+    Args:
+        model: The whole model, in eval mode, with `get_image_features` as transformers has it.
+        spec: What the folder says of pictures.
+        scale: Of the reader that prepares them.
+    """
+
+    def __init__(self, model: PreTrainedModel, spec: PictureSpec, scale: Scale) -> None:
+        self._model = model
+        self._spec = spec
+        self._scale = scale
+
+    def see(self, sequences: Sequence[TokenSequence]) -> Shown | None:
+        """Look at the pictures of sequences that lie one behind the other. None: there are none.
+
+        Pictures are looked at together, and none sees another.
+        """
+        pictures = [pixels for sequence in sequences for pixels in sequence.images]
+        if not pictures:
+            return None
+        device = self._model.device
+        where = [where_pictures_are(sequence, self._spec) for sequence in sequences]
+        starts = np.cumsum([0, *(len(sequence.ids) for sequence in sequences)])
+        places = np.concatenate([found + start for found, start in zip(where, starts[:-1], strict=True)])
+        positions = None
+        if self._spec.grid_positions:
+            counted = [grid_positions(s, found, self._spec) for s, found in zip(sequences, where, strict=True)]
+            positions = torch.from_numpy(np.concatenate(counted, axis=1)).to(device)
+        return Shown(self._look(pictures), torch.from_numpy(places).to(device), positions)
+
+    def _look(self, pictures: Sequence[Pixels]) -> Tensor:
+        """[image tokens, width]."""
+        model = self._model
+        pixels = to_device(pictures, self._scale, model.device, model.dtype)
+        more = {}
+        if self._spec.merge is not None:
+            grids = [[1, *(pixels.grid or (0, 0))] for pixels in pictures]
+            more["image_grid_thw"] = torch.tensor(grids, device=model.device)
+        seen = model.get_image_features(pixels, **more).pooler_output
+        vectors: Tensor = torch.cat(list(seen)) if not isinstance(seen, Tensor) else seen.flatten(0, 1)
+        return vectors.to(model.dtype)
+
+    def check(self, hidden: Callable[[Sequence[TokenSequence]], Tensor]) -> None:
+        """Compare what is made of a picture between tokens with what the model makes of it when it is left to itself.
+
+        Args:
+            hidden: The token vectors of sequences as they are computed here: [tokens, width].
+
+        Raises:
+            ConfigError: They are not the same.
+        """
+        ids, image = [3, 4, 5], self._spec.image_token
+        pixels = self._probe_pixels()
+        ids = [*ids, *[image] * image_tokens(pixels, self._spec), *ids]
+        sequence = TokenSequence(ids, frozenset(), images=(pixels,))
+        row = torch.tensor([ids], device=self._model.device)
+        kinds = (row == image).long()
+        given: dict[str, Tensor] = {"attention_mask": torch.ones_like(row)}
+        if pixels.grid is None:
+            given["token_type_ids"] = torch.zeros_like(row)
+        else:
+            given["image_grid_thw"] = torch.tensor([[1, *pixels.grid]], device=self._model.device)
+            given["mm_token_type_ids"] = kinds
+        with torch.inference_mode():
+            values = to_device([pixels], self._scale, self._model.device, self._model.dtype)
+            wanted = self._model(input_ids=row, pixel_values=values, **given)[0][0]
+            apart = difference(hidden([sequence]), wanted)
+        if not apart <= TOLERANCE[self._model.dtype] and bool(wanted.isfinite().all()):  # NaN is for the warm-up
+            name = type(self._model).__name__
+            raise ConfigError(f"{name} gives other vectors where it is shown a picture (relative difference {apart:.2g})")
+
+    def probe(self) -> list[TokenSequence]:
+        """Sequences with and without pictures between random tokens, of different lengths."""
+        random = np.random.default_rng(1)
+        pixels = self._probe_pixels()
+        shown = [self._spec.image_token] * image_tokens(pixels, self._spec)
+
+        def words(count: int) -> list[int]:
+            return random.integers(3, min(1000, self._spec.image_token), size=count).tolist()
+
+        return [
+            TokenSequence([*words(3), *shown, *words(9)], frozenset(), images=(pixels,)),
+            TokenSequence(words(5), frozenset()),
+            TokenSequence([*words(1), *shown, *words(2), *shown, *words(4)], frozenset(), images=(pixels, pixels)),
+        ]
+
+    def prepack(self) -> str | None:
+        """Lay the weights of the linear layers that see out for the processor, where that is right.
+
+        Returns:
+            Why it was not done; None where it was.
+        """
+        restores: list[Callable[[], None]] = []
+        pictures = [self._probe_pixels()]
+        try:
+            with torch.inference_mode():
+                before = self._look(pictures).float()
+                restores = [prepack_linears(part) for part in self._parts()]
+                apart = difference(self._look(pictures).float(), before)
+        except MISFITS as error:
+            reason = f"its eyes do not run on them: {error}"
+        else:
+            if apart <= TOLERANCE[self._model.dtype]:
+                return None
+            reason = f"its eyes give other vectors (relative difference {apart:.2g})"
+        for restore in restores:
+            restore()
+        return reason
+
+    def _parts(self) -> Iterator[torch.nn.Module]:
+        """Everything but the language model."""
+        language = self._model.get_decoder()
+        return (part for part in self._model.children() if part is not language)
+
+    def _probe_pixels(self) -> Pixels:
+        """A picture of noise: two merged patches high and three wide, or as large as all are."""
+        random = np.random.default_rng(0)
+        if self._spec.merge is None:
+            height, width = self._spec.shape
+            return Pixels(random.integers(256, size=(3, height, width), dtype=np.uint8))
+        grid = (2 * self._spec.merge, 3 * self._spec.merge)
+        values = random.integers(256, size=(grid[0] * grid[1], self._spec.patch_values), dtype=np.uint8)
+        return Pixels(values, grid)
+
+
+def image_tokens(pixels: Pixels, spec: PictureSpec) -> int:
+    """How many tokens a picture takes."""
+    if spec.merge is None or pixels.grid is None:
+        return spec.tokens
+    return pixels.grid[0] * pixels.grid[1] // spec.merge**2
+
+
+def where_pictures_are(sequence: TokenSequence, spec: PictureSpec) -> NDArray[np.int64]:
+    """The places of the image tokens in a sequence, ascending; none where it has no pictures: the token is a word then."""
+    if not sequence.images:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(np.asarray(sequence.ids) == spec.image_token)
+
+
+def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], spec: PictureSpec) -> NDArray[np.int64]:
+    """Where each token of a sequence stands: in time, down and across, [3, tokens].
+
+    A word stands one further than what was before it, in all three. The tokens of a picture share their time, and stand
+    in rows and columns from there on; what follows goes on behind its longer edge.
+
+    Args:
+        sequence: Its image tokens are those of its pictures, in order.
+        places: Of the image tokens.
+        spec: What the folder says of pictures.
+    """
+    positions = np.empty((3, len(sequence.ids)), np.int64)
+    place = at = 0
+    left = places
+    for pixels in sequence.images:
+        high, wide = (edge // (spec.merge or 1) for edge in pixels.grid or (1, 1))
+        first = int(left[0])
+        words = first - place
+        positions[:, place:first] = np.arange(at, at + words)
+        at += words
+        place = first + high * wide
+        positions[0, first:place] = at
+        positions[1, first:place] = at + np.arange(high).repeat(wide)
+        positions[2, first:place] = at + np.tile(np.arange(wide), high)
+        at += max(high, wide)
+        left = left[high * wide :]
+    positions[:, place:] = np.arange(at, at + len(sequence.ids) - place)
+    return positions
