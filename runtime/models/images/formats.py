@@ -1,0 +1,60 @@
+"""Which format an encoded picture is in, by its first bytes: Pillow is never asked to guess."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+from staged_pool.stages.errors import UnsupportedMedia, UnusableMedia
+
+Format: TypeAlias = Literal["JPEG", "PNG", "WebP", "GIF", "BMP"]
+
+FORMATS: Final[tuple[Format, ...]] = ("JPEG", "PNG", "WebP", "GIF", "BMP")
+"""What is read."""
+
+_OTHERS: Final = (
+    (b"II*\x00", "TIFF"), (b"MM\x00*", "TIFF"), (b"II+\x00", "TIFF"), (b"MM\x00+", "TIFF"),
+    (b"%PDF-", "PDF"), (b"%!PS", "PostScript"), (b"\xc5\xd0\xd3\xc6", "PostScript"), (b"8BPS", "PSD"),
+    (b"SIMPLE  =", "FITS"), (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"), (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\xff\x0a", "JPEG XL"), (b"\x00\x00\x00\x0cJXL ", "JPEG XL"), (b"\x00\x00\x01\x00", "ICO"),
+    (b"\x00\x00\x02\x00", "CUR"),
+    (b"icns", "ICNS"), (b"qoif", "QOI"), (b"DDS ", "DDS"), (b"\x89HDF", "HDF5"), (b"\x1aE\xdf\xa3", "Matroska"),
+    (b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "ZIP"), (b"<svg", "SVG"), (b"<?xml", "XML"), (b"<!DOCTYPE", "HTML"),
+    (b"<html", "HTML"), (b"P1", "PNM"), (b"P2", "PNM"), (b"P3", "PNM"), (b"P4", "PNM"), (b"P5", "PNM"), (b"P6", "PNM"),
+)  # fmt: skip
+
+_BRANDS: Final = {
+    b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF",
+}  # fmt: skip
+
+
+def find_format(data: bytes) -> Format:
+    """The format of an encoded picture.
+
+    Raises:
+        UnsupportedMedia: It is in another format, which is named where it is known.
+        UnusableMedia: There are no bytes.
+    """
+    if not data:
+        raise UnusableMedia("The picture is empty: it has 0 bytes.")
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WebP"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    # "BM" alone also begins many a text: behind it stand the size of the file and two zeros.
+    if data.startswith(b"BM") and data[6:10] == b"\0\0\0\0":
+        return "BMP"
+    found = _other(data)
+    raise UnsupportedMedia(
+        f"The picture is {f'in the format {found}' if found else 'in no known format'}: "
+        f"it must be {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+    )
+
+
+def _other(data: bytes) -> str | None:
+    if data[4:8] == b"ftyp":
+        return _BRANDS.get(data[8:12], "MP4")
+    return next((name for beginning, name in _OTHERS if data.startswith(beginning)), None)

@@ -1,0 +1,218 @@
+"""What a caller may set for one picture, and within which bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from staged_pool.runtime.models.images.decode import WHITE, Colour
+from staged_pool.runtime.models.images.settings import ImageSettings
+from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Size
+from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
+
+_BACKGROUND: Final = "rgba_background_color"
+
+_FIXED: Final = ("do_center_crop", "do_resize", "size", "crop_size")
+_RANGE: Final = ("do_resize", "max_pixels", "min_pixels", "size")
+_BUDGET: Final = ("do_resize", "max_num_patches")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one picture is prepared."""
+
+    settings: ImageSettings
+    background: Colour
+    arguments: Mapping[str, object]
+    """The same for the processor of transformers."""
+
+    def target(self, size: Size) -> Size:
+        """What a picture is resized to.
+
+        Raises:
+            UnusableMedia: It is too long for its width.
+        """
+        resize = self.settings.resize
+        return size if resize is None else resize.of(size)
+
+
+class Options:
+    """Reads the options of pictures for one model.
+
+    The names are those of transformers' image processors. What they ask for is refused where it is more than the
+    folder's own settings ask for: those are what the operator chose to serve.
+
+    Args:
+        settings: Of the folder.
+        max_pixels: Of a picture as the processor resizes it, before it is cropped.
+    """
+
+    def __init__(self, settings: ImageSettings, max_pixels: int) -> None:
+        self._settings = settings
+        self._max_pixels = max_pixels
+        self._plain = Choice(settings, WHITE, {})
+        known: tuple[str, ...] = ()
+        if settings.unknown is None:
+            match settings.resize:
+                case PixelRange():
+                    known = _RANGE
+                case PatchBudget():
+                    known = _BUDGET
+                case _:
+                    known = _FIXED
+        self.known = (*known, _BACKGROUND)
+
+    def read(self, options: Mapping[str, object]) -> Choice:
+        """What a picture's options come to.
+
+        Raises:
+            InvalidInput: Names the option that is not known to this model, or whose value is not possible.
+        """
+        if not options:
+            return self._plain
+        for name in options:
+            if name not in self.known:
+                raise InvalidInput(
+                    f"The image option {shortened(name)!r} is not known: this model knows {', '.join(self.known)}."
+                )
+        background = _colour(options[_BACKGROUND]) if _BACKGROUND in options else WHITE
+        if options.keys() == {_BACKGROUND}:
+            return replace(self._plain, background=background)
+        resize = self._settings.resize
+        if isinstance(resize, PixelRange):
+            settings, arguments = self._range(resize, options)
+        elif isinstance(resize, PatchBudget):
+            settings, arguments = self._budget(resize, options)
+        else:
+            settings, arguments = self._fixed(options)
+        return Choice(settings, background, arguments)
+
+    def check(self, choice: Choice, size: Size) -> Size:
+        """What a picture is resized to; refused where the model would not take what becomes of it.
+
+        Args:
+            size: Of the picture.
+
+        Raises:
+            UnusableMedia: It is too long for its width.
+            InvalidInput: Its options make something of it that the model does not take.
+        """
+        target = choice.target(size)
+        if choice.settings is self._settings:
+            return target
+        if target[0] * target[1] > self._max_pixels:
+            raise TooLarge(
+                f"The image options ask for {target[1]} x {target[0]} pixels: at most {self._max_pixels} are made."
+            )
+        settings = choice.settings
+        if settings.patch_size is None:
+            made, wanted = settings.crop or target, self._settings.shape
+            if wanted is not None and made != wanted:
+                raise InvalidInput(
+                    f"The image options give {made[1]} x {made[0]} pixels: the model takes {wanted[1]} x {wanted[0]}."
+                )
+        elif settings.resize is None:
+            block = settings.patch_size * settings.merge_size
+            most = self._settings.max_patches or 0
+            if target[0] % block or target[1] % block:
+                raise InvalidInput(f"Without do_resize the edges of a picture must be multiples of {block} pixels.")
+            if (target[0] // settings.patch_size) * (target[1] // settings.patch_size) > most:
+                raise InvalidInput(f"Without do_resize a picture may have at most {most} patches.")
+        return target
+
+    def _range(self, folder: PixelRange, options: Mapping[str, object]) -> tuple[ImageSettings, dict[str, object]]:
+        given = dict(_mapping(options, "size", ("shortest_edge", "longest_edge")))
+        for name, key in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+            if name in options:
+                given[key] = options[name]
+        high = _whole(given.get("longest_edge", folder.max_pixels), "max_pixels", folder.max_pixels)
+        low = _whole(given.get("shortest_edge", min(folder.min_pixels, high)), "min_pixels", high)
+        resize = replace(folder, min_pixels=low, max_pixels=high) if _flag(options, "do_resize", True) else None
+        return replace(self._settings, resize=resize), {
+            "do_resize": resize is not None,
+            "size": {"shortest_edge": low, "longest_edge": high},
+        }
+
+    def _budget(self, folder: PatchBudget, options: Mapping[str, object]) -> tuple[ImageSettings, dict[str, object]]:
+        most = _whole(options.get("max_num_patches", folder.max_patches), "max_num_patches", folder.max_patches)
+        resize = replace(folder, max_patches=most) if _flag(options, "do_resize", True) else None
+        return replace(self._settings, resize=resize), {
+            "do_resize": resize is not None,
+            "max_num_patches": most if resize else folder.max_patches,
+        }
+
+    def _fixed(self, options: Mapping[str, object]) -> tuple[ImageSettings, dict[str, object]]:
+        folder = self._settings
+        arguments: dict[str, object] = {}
+        resize = folder.resize
+        assert resize is None or isinstance(resize, Edge | Box)
+        if "size" in options:
+            match _mapping(options, "size", ("shortest_edge", "height", "width")):
+                case {"shortest_edge": value, **rest} if not rest:
+                    resize = Edge(_whole(value, "size: shortest_edge", self._max_pixels))
+                case {"height": tall, "width": wide, **rest} if not rest:
+                    resize = Box(
+                        _whole(tall, "size: height", self._max_pixels), _whole(wide, "size: width", self._max_pixels)
+                    )
+                case _:
+                    raise InvalidInput("The image option size must have shortest_edge, or height and width.")
+        if not _flag(options, "do_resize", resize is not None):
+            resize = None
+        match resize:
+            case Edge(shortest):
+                arguments |= {"do_resize": True, "size": {"shortest_edge": shortest}}
+            case Box(height, width):
+                arguments |= {"do_resize": True, "size": {"height": height, "width": width}}
+            case None:
+                if _flag(options, "do_resize", False):
+                    raise InvalidInput("The image option do_resize needs size: the model has none of its own.")
+                arguments["do_resize"] = False
+        crop = self._crop(options)
+        arguments["do_center_crop"] = crop is not None
+        if crop is not None:
+            arguments["crop_size"] = {"height": crop[0], "width": crop[1]}
+        return replace(folder, resize=resize, crop=crop, resample=folder.resample or "bilinear"), arguments
+
+    def _crop(self, options: Mapping[str, object]) -> Size | None:
+        crop = self._settings.crop
+        if "crop_size" in options:
+            given = _mapping(options, "crop_size", ("height", "width"))
+            tall, wide = (_whole(given.get(name), f"crop_size: {name}", 1 << 14) for name in ("height", "width"))
+            crop = tall, wide
+        if not _flag(options, "do_center_crop", self._settings.crop is not None):
+            return None
+        if crop is None:
+            raise InvalidInput("The image option do_center_crop needs crop_size: the model has none of its own.")
+        return crop
+
+
+def _mapping(options: Mapping[str, object], name: str, keys: tuple[str, ...]) -> Mapping[str, object]:
+    given = options.get(name, {})
+    if not isinstance(given, Mapping) or not given.keys() <= set(keys):
+        raise InvalidInput(
+            f"The image option {name} must be an object that has no other fields than {', '.join(keys)}."
+        )
+    return given
+
+
+def _flag(options: Mapping[str, object], name: str, default: bool) -> bool:
+    value = options.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidInput(f"The image option {name} must be true or false.")
+    return value
+
+
+def _whole(value: object, name: str, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidInput(f"The image option {name} must be a whole number from 1 to {most}.")
+    return value
+
+
+def _colour(value: object) -> Colour:
+    match value:
+        case [int() as red, int() as green, int() as blue] if all(
+            not isinstance(part, bool) and 0 <= part <= 255 for part in (red, green, blue)
+        ):
+            return red, green, blue
+    raise InvalidInput(f"The image option {_BACKGROUND} must be three whole numbers from 0 to 255.")

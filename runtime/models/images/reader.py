@@ -1,0 +1,124 @@
+"""Read pictures: the whole way from encoded bytes to what the device takes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import structlog
+import torch
+from PIL import Image as Pillow
+
+from staged_pool.runtime.config import EngineConfig, ImagePath
+from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.exact import read_exact
+from staged_pool.runtime.models.images.fast import read_fast
+from staged_pool.runtime.models.images.options import Choice, Options
+from staged_pool.runtime.models.images.scale import Scale, to_device
+from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
+from staged_pool.runtime.models.images.sizes import Size
+from staged_pool.runtime.requests import Image
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+TOLERANCE: Final = 2.0
+"""How far a value may be from that of transformers, in steps of one of 255. torch and Pillow round differently where
+they resize bytes: by one step, once down the columns and once along the rows."""
+
+_TRIED: Final[tuple[Size, ...]] = ((480, 640), (333, 517), (61, 47), (700, 90))
+"""Heights and widths of the pictures that both ways are compared on: to be made smaller, larger, and odd."""
+
+
+class ImageReader:
+    """Prepares pictures for one model. Any number of threads may read at once; each reads alone, on one core.
+
+    Args:
+        settings: Of the model's folder.
+        config: Limits, and which path is wanted.
+
+    Raises:
+        ConfigError: The folder's image processor cannot be loaded.
+    """
+
+    def __init__(self, settings: ImageSettings, config: EngineConfig) -> None:
+        self.settings = settings
+        self._limits = Limits(config.max_image_bytes, config.max_image_pixels)
+        self._draft = config.image_draft
+        self._options = Options(settings, config.max_image_pixels)
+        self._processor = load_processor(settings.folder, trust_remote_code=settings.own_code)
+        self.reason: str | None = "image_path=exact" if config.image_path == "exact" else self._why_not_fast()
+        """Why pictures go the exact path. None: they go the fast one."""
+        if self.reason is not None and config.image_path == "fast":
+            _log.warning("images.exact", processor=settings.processor, reason=self.reason)
+
+    @property
+    def path(self) -> ImagePath:
+        return "fast" if self.reason is None else "exact"
+
+    @property
+    def scale(self) -> Scale:
+        """What `to_device` needs to know of the pictures that were read here."""
+        return self.settings.scale
+
+    def read(self, image: Image) -> Pixels:
+        """Prepare one picture.
+
+        Args:
+            image: Its `source` is the encoded file.
+
+        Raises:
+            TooLarge: It has more bytes or pixels than are taken.
+            UnsupportedMedia: It is in a format that is not read here.
+            UnusableMedia: It is damaged, or too long for its width.
+            InvalidInput: Its options are not possible.
+        """
+        data = image.source
+        if not isinstance(data, bytes):
+            raise TypeError("the picture has not been fetched")
+        return self._prepare(data, self._options.read(image.options))
+
+    def _prepare(self, data: bytes, choice: Choice) -> Pixels:
+        encoded = Encoded(data, self._limits)
+        if self._draft and self.path == "fast":
+            target = self._options.check(choice, encoded.size)
+            if all(2 * wanted <= had for wanted, had in zip(target, encoded.size, strict=True)):
+                encoded.shrink(target)
+                return self._from_picture(encoded.decode(choice.background), choice, target)
+        picture = encoded.decode(choice.background)
+        target = self._options.check(choice, (picture.height, picture.width))
+        return self._from_picture(picture, choice, target)
+
+    def _from_picture(self, picture: Pillow.Image, choice: Choice, target: Size) -> Pixels:
+        if self.reason is None:
+            return read_fast(picture, target, choice.settings)
+        return read_exact(picture, self._processor, self.settings, choice.arguments)
+
+    def _why_not_fast(self) -> str | None:
+        """Compare both ways on a few pictures: what is not known of a processor shows there."""
+        if self.settings.unknown is not None:
+            return self.settings.unknown
+        choice = self._options.read({})
+        for size in _TRIED:
+            picture = _pattern(size)
+            exact = read_exact(picture, self._processor, self.settings, {})
+            fast = read_fast(picture, choice.target(size), self.settings)
+            if (wrong := _disagreement(fast, exact, self.scale)) is not None:
+                return f"it gives something else for {size[1]} x {size[0]} pixels: {wrong}"
+        return None
+
+
+def _pattern(size: Size) -> Pillow.Image:
+    """A picture with both slow changes and hard edges."""
+    rows, columns = np.indices(size)
+    channels = (rows * 255 // size[0], columns * 255 // size[1], (rows // 7 + columns // 5) % 2 * 255)
+    return Pillow.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
+
+
+def _disagreement(fast: Pixels, exact: Pixels, scale: Scale) -> str | None:
+    if fast.grid != exact.grid or fast.values.shape != exact.values.shape:
+        return f"{exact.values.shape} values instead of {fast.values.shape}"
+    ours, theirs = (to_device([pixels], scale, "cpu", torch.float32) for pixels in (fast, exact))
+    step = min(map(abs, scale.factor))
+    steps = float((ours - theirs).abs().max()) / step
+    return None if steps <= TOLERANCE else f"values differ by up to {steps:.1f} of 255"

@@ -1,0 +1,262 @@
+"""What the image processor of a model folder does, as transformers reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.images.scale import Scale
+from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Resize, Size
+from staged_pool.stages.errors import ConfigError
+
+Resample: TypeAlias = Literal["bilinear", "bicubic"]
+
+_RESAMPLES: Final[dict[int, Resample]] = {2: "bilinear", 3: "bicubic"}
+"""Of Pillow's numbers, the ones that torch resizes bytes with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """One image processor.
+
+    What is not understood of it is in `unknown`; it is used then as transformers runs it.
+    """
+
+    folder: Path
+    processor: str
+    """Name of its class."""
+    resize: Resize | None
+    """None: pictures keep their size, or it is not known what becomes of it."""
+    resample: Resample | None
+    """None: neither of these."""
+    crop: Size | None
+    """What is cut from the middle; zeros stand for what the picture lacks."""
+    patch_size: int | None = None
+    """Edge of a patch, for models that take pictures of any shape; else they are all of one size."""
+    merge_size: int = 1
+    """Patches along one edge that become one token of a language model: `grid` is a multiple of it."""
+    scale: Scale
+    own_code: bool = False
+    """Whether the class is Python code of the folder."""
+    unknown: str | None = None
+    """Why this cannot be done by our own code. None: it can."""
+
+    @property
+    def temporal_patch_size(self) -> int:
+        return self.scale.repeats
+
+    @property
+    def min_pixels(self) -> int | None:
+        return self.resize.min_pixels if isinstance(self.resize, PixelRange) else None
+
+    @property
+    def max_pixels(self) -> int | None:
+        return self.resize.max_pixels if isinstance(self.resize, PixelRange) else None
+
+    @property
+    def max_patches(self) -> int | None:
+        """Patches of one picture at most, for models that take pictures of any shape."""
+        match self.resize, self.patch_size:
+            case PatchBudget() as budget, _:
+                return budget.max_patches
+            case PixelRange() as span, int(edge):
+                return span.max_pixels // edge**2
+            case _:
+                return None
+
+    @property
+    def shape(self) -> Size | None:
+        """Height and width of every picture. None: they differ."""
+        if self.patch_size is not None or self.unknown is not None:
+            return None
+        if self.crop is not None:
+            return self.crop
+        return (self.resize.height, self.resize.width) if isinstance(self.resize, Box) else None
+
+
+def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
+    """The image processor that transformers makes of a folder, on Pillow and numpy.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        raise ConfigError(f"preprocessor_config.json: the image processor cannot be read: {error}") from error
+
+
+def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> ImageSettings:
+    """Read how a model wants its pictures.
+
+    Args:
+        folder: Holds `preprocessor_config.json`, or `processor_config.json` with a part for images.
+        trust_remote_code: Whether Python code of the folder may be taken for its image processor. It is not run here.
+
+    Raises:
+        ConfigError: There is no image processor, or it cannot be read; names what is wrong.
+    """
+    file = _read(folder)
+    names = file.get("auto_map", dict, {})
+    if names.get("AutoImageProcessor") is not None and trust_remote_code:
+        return _not_understood(folder, str(names["AutoImageProcessor"]), "it is code of the model folder", own=True)
+    processor = load_processor(folder, trust_remote_code=False)
+    return _settings_of(folder, processor, file.name)
+
+
+def _read(folder: Path) -> JsonFile:
+    """The part of the folder's files that is about pictures; transformers asks in this order, too."""
+    both = JsonFile.read(folder / "processor_config.json", root=folder)
+    if both is not None and (nested := both.get("image_processor", dict, None)) is not None:
+        return JsonFile(f"{both.name}: image_processor", nested)
+    file = JsonFile.read(folder / "preprocessor_config.json", root=folder)
+    if file is None:
+        raise ConfigError("preprocessor_config.json is missing: nothing says how the model wants its pictures")
+    return file
+
+
+def _settings_of(folder: Path, processor: Any, name: str) -> ImageSettings:
+    from transformers.image_processing_backends import PilBackend
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+    kind = type(processor)
+    # A class that changes a step says so by a method of its own; the others differ in their defaults only.
+    if kind is Qwen2VLImageProcessorPil:
+        return _qwen(folder, processor, name)
+    if kind is Siglip2ImageProcessorPil:
+        return _naflex(folder, processor, name)
+    steps = ("preprocess", "_preprocess", "resize", "center_crop", "rescale", "normalize", "process_image",
+             "_preprocess_image_like_inputs", "_standardize_kwargs", "convert_to_rgb")  # fmt: skip
+    if isinstance(processor, PilBackend) and all(_same(kind, PilBackend, step) for step in steps):
+        return _fixed(folder, processor, name)
+    return _not_understood(folder, kind.__name__, f"{kind.__name__} is not one of the classes that are followed")
+
+
+def _same(kind: type, base: type, method: str) -> bool:
+    # A class may define `preprocess` anew only to document it, which the comparison of pictures at load would show.
+    return method == "preprocess" or getattr(kind, method) is getattr(base, method)
+
+
+def _fixed(folder: Path, processor: Any, name: str) -> ImageSettings:
+    unknown: list[str] = []
+    resize: Resize | None = None
+    if processor.do_resize:
+        given = {key: value for key, value in dict(processor.size or {}).items() if value is not None}
+        match given:
+            case {"height": int(height), "width": int(width)} if len(given) == 2 and min(height, width) > 0:
+                resize = Box(height, width)
+            case {"shortest_edge": int(shortest)} if len(given) == 1 and shortest > 0:
+                resize = Edge(shortest)
+            case _:
+                unknown.append(f"size has {', '.join(sorted(given)) or 'nothing'}")
+    crop = None
+    if getattr(processor, "do_center_crop", None):
+        given = dict(processor.crop_size or {})
+        crop = _positive(given.get("height"), "crop_size", name), _positive(given.get("width"), "crop_size", name)
+    if getattr(processor, "do_pad", None):
+        unknown.append("do_pad is set")
+    return _settings(folder, processor, unknown, resize=resize, crop=crop, scale=_scale(processor, name))
+
+
+def _qwen(folder: Path, processor: Any, name: str) -> ImageSettings:
+    patch, merge, repeats = (
+        _positive(getattr(processor, field), field, name)
+        for field in ("patch_size", "merge_size", "temporal_patch_size")
+    )
+    size = dict(processor.size)
+    low, high = (_positive(size.get(field), f"size: {field}", name) for field in ("shortest_edge", "longest_edge"))
+    return _settings(
+        folder,
+        processor,
+        [] if processor.do_resize else ["do_resize is off"],
+        resize=PixelRange(patch * merge, low, high),
+        scale=_scale(processor, name, layout="channels first", repeats=repeats),
+        patch_size=patch,
+        merge_size=merge,
+    )
+
+
+def _naflex(folder: Path, processor: Any, name: str) -> ImageSettings:
+    patch, most = (_positive(getattr(processor, field), field, name) for field in ("patch_size", "max_num_patches"))
+    return _settings(
+        folder,
+        processor,
+        [] if processor.do_resize else ["do_resize is off"],
+        resize=PatchBudget(patch, most),
+        scale=_scale(processor, name, layout="channels last"),
+        patch_size=patch,
+    )
+
+
+def _settings(
+    folder: Path,
+    processor: Any,
+    unknown: list[str],
+    *,
+    resize: Resize | None,
+    scale: Scale,
+    crop: Size | None = None,
+    patch_size: int | None = None,
+    merge_size: int = 1,
+) -> ImageSettings:
+    resample = _RESAMPLES.get(int(processor.resample) if processor.resample is not None else 2)
+    if resize is not None and resample is None:
+        unknown = [*unknown, f"resample={int(processor.resample)} is neither bilinear (2) nor bicubic (3)"]
+    return ImageSettings(
+        folder=folder,
+        processor=type(processor).__name__,
+        resize=resize,
+        resample=resample,
+        crop=crop,
+        patch_size=patch_size,
+        merge_size=merge_size,
+        scale=scale,
+        unknown="; ".join(unknown) or None,
+    )
+
+
+def _not_understood(folder: Path, processor: str, why: str, *, own: bool = False) -> ImageSettings:
+    one = (1.0, 1.0, 1.0)
+    return ImageSettings(
+        folder=folder,
+        processor=processor,
+        resize=None,
+        resample=None,
+        crop=None,
+        scale=Scale(one, (0.0, 0.0, 0.0)),
+        own_code=own,
+        unknown=why,
+    )
+
+
+def _scale(
+    processor: Any, name: str, layout: Literal["planes", "channels first", "channels last"] = "planes", repeats: int = 1
+) -> Scale:
+    rescale = float(processor.rescale_factor) if processor.do_rescale else 1.0
+    if not processor.do_normalize:
+        return Scale((rescale,) * 3, (0.0, 0.0, 0.0), layout, repeats)
+    mean, std = (_three(getattr(processor, field), field, name) for field in ("image_mean", "image_std"))
+    if 0.0 in std:
+        raise ConfigError(f"{name}: image_std must not be 0")
+    first, second, third = ((rescale / s, -m / s) for m, s in zip(mean, std, strict=True))
+    return Scale((first[0], second[0], third[0]), (first[1], second[1], third[1]), layout, repeats)
+
+
+def _three(value: Any, field: str, name: str) -> tuple[float, ...]:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
+    if len(values) != 3 or not all(isinstance(one, int | float) for one in values):
+        raise ConfigError(f"{name}: {field} must be three numbers")
+    return tuple(map(float, values))
+
+
+def _positive(value: object, field: str, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}: {field} must be a whole number from 1 on")
+    return value
