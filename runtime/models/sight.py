@@ -8,6 +8,7 @@ one, in time, down and across (Wang et al., 2024, Qwen2-VL, section 2.1, https:/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,8 +21,45 @@ from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.shown import Shown
-from staged_pool.runtime.models.specs import PictureSpec
 from staged_pool.stages.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureLayout:
+    """How a picture becomes tokens."""
+
+    image_token: int
+    """The id of the token whose places its vectors take."""
+    merge: int | None
+    """Patches along one edge that become one token. None: all pictures are of one size, and become as many tokens."""
+    tokens: int
+    """Of a picture, where all are of one size."""
+    grid_positions: bool
+    """Whether its tokens are counted by rows and columns, instead of one after the other."""
+
+    def of(self, pixels: Pixels) -> int:
+        """How many tokens a picture takes."""
+        if self.merge is None or pixels.grid is None:
+            return self.tokens
+        return pixels.grid[0] * pixels.grid[1] // self.merge**2
+
+
+def read_picture_layout(model: PreTrainedModel) -> PictureLayout:
+    """What a model's config says.
+
+    Raises:
+        ConfigError: It is not of a kind of model that is known here.
+    """
+    config = model.config
+    vision = getattr(config, "vision_config", None)
+    if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
+        return PictureLayout(
+            image_token=config.image_token_id, merge=vision.spatial_merge_size, tokens=0, grid_positions=True
+        )
+    if config.model_type == "paligemma":
+        edge = vision.image_size // vision.patch_size
+        return PictureLayout(image_token=config.image_token_id, merge=None, tokens=edge * edge, grid_positions=False)
+    raise ConfigError(f"config.json: model_type={config.model_type!r} is not known to be shown pictures between texts")
 
 
 class Sight:
@@ -29,14 +67,16 @@ class Sight:
 
     Args:
         model: The whole model, in eval mode, with `get_image_features` as transformers has it.
-        spec: What the folder says of pictures.
+        layout: What its config says of pictures.
         scale: Of the reader that prepares them.
+        sample: Any picture that the reader has prepared, to try the model with.
     """
 
-    def __init__(self, model: PreTrainedModel, spec: PictureSpec, scale: Scale) -> None:
+    def __init__(self, model: PreTrainedModel, layout: PictureLayout, scale: Scale, sample: Pixels) -> None:
         self._model = model
-        self._spec = spec
+        self._layout = layout
         self._scale = scale
+        self._sample = sample
 
     def see(self, sequences: Sequence[TokenSequence]) -> Shown | None:
         """Look at the pictures of sequences that lie one behind the other. None: there are none.
@@ -47,12 +87,12 @@ class Sight:
         if not pictures:
             return None
         device = self._model.device
-        where = [where_pictures_are(sequence, self._spec) for sequence in sequences]
+        where = [where_pictures_are(sequence, self._layout) for sequence in sequences]
         starts = np.cumsum([0, *(len(sequence.ids) for sequence in sequences)])
         places = np.concatenate([found + start for found, start in zip(where, starts[:-1], strict=True)])
         positions = None
-        if self._spec.grid_positions:
-            counted = [grid_positions(s, found, self._spec) for s, found in zip(sequences, where, strict=True)]
+        if self._layout.grid_positions:
+            counted = [grid_positions(s, found, self._layout) for s, found in zip(sequences, where, strict=True)]
             positions = torch.from_numpy(np.concatenate(counted, axis=1)).to(device)
         return Shown(self._look(pictures), torch.from_numpy(places).to(device), positions)
 
@@ -61,7 +101,7 @@ class Sight:
         model = self._model
         pixels = to_device(pictures, self._scale, model.device, model.dtype)
         more = {}
-        if self._spec.merge is not None:
+        if self._layout.merge is not None:
             grids = [[1, *(pixels.grid or (0, 0))] for pixels in pictures]
             more["image_grid_thw"] = torch.tensor(grids, device=model.device)
         seen = model.get_image_features(pixels, **more).pooler_output
@@ -77,9 +117,9 @@ class Sight:
         Raises:
             ConfigError: They are not the same.
         """
-        ids, image = [3, 4, 5], self._spec.image_token
-        pixels = self._probe_pixels()
-        ids = [*ids, *[image] * image_tokens(pixels, self._spec), *ids]
+        ids, image = [3, 4, 5], self._layout.image_token
+        pixels = self._sample
+        ids = [*ids, *[image] * self._layout.of(pixels), *ids]
         sequence = TokenSequence(ids, frozenset(), images=(pixels,))
         row = torch.tensor([ids], device=self._model.device)
         kinds = (row == image).long()
@@ -95,16 +135,18 @@ class Sight:
             apart = difference(hidden([sequence]), wanted)
         if not apart <= TOLERANCE[self._model.dtype] and bool(wanted.isfinite().all()):  # NaN is for the warm-up
             name = type(self._model).__name__
-            raise ConfigError(f"{name} gives other vectors where it is shown a picture (relative difference {apart:.2g})")
+            raise ConfigError(
+                f"{name} gives other vectors where it is shown a picture (relative difference {apart:.2g})"
+            )
 
     def probe(self) -> list[TokenSequence]:
         """Sequences with and without pictures between random tokens, of different lengths."""
         random = np.random.default_rng(1)
-        pixels = self._probe_pixels()
-        shown = [self._spec.image_token] * image_tokens(pixels, self._spec)
+        pixels = self._sample
+        shown = [self._layout.image_token] * self._layout.of(pixels)
 
         def words(count: int) -> list[int]:
-            return random.integers(3, min(1000, self._spec.image_token), size=count).tolist()
+            return random.integers(3, min(1000, self._layout.image_token), size=count).tolist()
 
         return [
             TokenSequence([*words(3), *shown, *words(9)], frozenset(), images=(pixels,)),
@@ -119,7 +161,7 @@ class Sight:
             Why it was not done; None where it was.
         """
         restores: list[Callable[[], None]] = []
-        pictures = [self._probe_pixels()]
+        pictures = [self._sample]
         try:
             with torch.inference_mode():
                 before = self._look(pictures).float()
@@ -140,32 +182,15 @@ class Sight:
         language = self._model.get_decoder()
         return (part for part in self._model.children() if part is not language)
 
-    def _probe_pixels(self) -> Pixels:
-        """A picture of noise: two merged patches high and three wide, or as large as all are."""
-        random = np.random.default_rng(0)
-        if self._spec.merge is None:
-            height, width = self._spec.shape
-            return Pixels(random.integers(256, size=(3, height, width), dtype=np.uint8))
-        grid = (2 * self._spec.merge, 3 * self._spec.merge)
-        values = random.integers(256, size=(grid[0] * grid[1], self._spec.patch_values), dtype=np.uint8)
-        return Pixels(values, grid)
 
-
-def image_tokens(pixels: Pixels, spec: PictureSpec) -> int:
-    """How many tokens a picture takes."""
-    if spec.merge is None or pixels.grid is None:
-        return spec.tokens
-    return pixels.grid[0] * pixels.grid[1] // spec.merge**2
-
-
-def where_pictures_are(sequence: TokenSequence, spec: PictureSpec) -> NDArray[np.int64]:
+def where_pictures_are(sequence: TokenSequence, layout: PictureLayout) -> NDArray[np.int64]:
     """The places of the image tokens in a sequence, ascending; none where it has no pictures: the token is a word then."""
     if not sequence.images:
         return np.empty(0, np.int64)
-    return np.flatnonzero(np.asarray(sequence.ids) == spec.image_token)
+    return np.flatnonzero(np.asarray(sequence.ids) == layout.image_token)
 
 
-def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], spec: PictureSpec) -> NDArray[np.int64]:
+def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], layout: PictureLayout) -> NDArray[np.int64]:
     """Where each token of a sequence stands: in time, down and across, [3, tokens].
 
     A word stands one further than what was before it, in all three. The tokens of a picture share their time, and stand
@@ -174,13 +199,13 @@ def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], spec: Pic
     Args:
         sequence: Its image tokens are those of its pictures, in order.
         places: Of the image tokens.
-        spec: What the folder says of pictures.
+        layout: What its config says of pictures.
     """
     positions = np.empty((3, len(sequence.ids)), np.int64)
     place = at = 0
     left = places
     for pixels in sequence.images:
-        high, wide = (edge // (spec.merge or 1) for edge in pixels.grid or (1, 1))
+        high, wide = (edge // (layout.merge or 1) for edge in pixels.grid or (1, 1))
         first = int(left[0])
         words = first - place
         positions[:, place:first] = np.arange(at, at + words)

@@ -184,18 +184,6 @@ class PairTemplate:
 class PictureSpec:
     """How a language model is shown pictures: by vectors in the places of image tokens, many for each picture."""
 
-    image_token: int
-    """The token's id."""
-    merge: int | None
-    """Patches along one edge that become one token. None: all pictures are of one size, and become as many tokens."""
-    tokens: int = 0
-    """Of a picture where all are of one size."""
-    shape: tuple[int, int] = (0, 0)
-    """Height and width in pixels where all are of one size."""
-    patch_values: int = 0
-    """Of one patch as it is brought to the device, where sizes differ."""
-    grid_positions: bool
-    """Whether the tokens of a picture are counted by rows and columns, instead of one after the other."""
     alone: tuple[str, str] | None
     """What stands before and behind a picture by itself. None: what the chat template writes around it."""
     converses: bool

@@ -7,10 +7,11 @@ vectors there, so the token is repeated here as often as that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from staged_pool.runtime.model import ModelInput, Pixels, TokenIds, TokenSequence
-from staged_pool.runtime.models.sight import image_tokens
+from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.sight import PictureLayout
 from staged_pool.runtime.models.specs import PictureSpec
 from staged_pool.runtime.models.tokenizing.limits import check_text, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
@@ -22,29 +23,23 @@ from staged_pool.stages.work import Prepared
 Outcome: TypeAlias = Prepared[TokenSequence] | InvalidInput
 
 
-class ReadsImages(Protocol):
-    """Brings one picture into the form that the model wants. May be called in several threads at once."""
-
-    def read(self, image: Image, /) -> Pixels:
-        """Raises `InvalidInput` for what is no picture, or none that is taken."""
-        ...
-
-
 class PictureReader:
     """What a language model is given for inputs with pictures. `read` may run in several threads at once.
 
     Args:
         tokenizer: Of the texts beside them.
         spec: What the folder says of pictures.
+        layout: What the model's config says of them.
         images: Reads one picture.
 
     Raises:
         ConfigError: The tokenizer joins what goes around a picture with other text.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, spec: PictureSpec, images: ReadsImages) -> None:
+    def __init__(self, tokenizer: TextTokenizer, spec: PictureSpec, layout: PictureLayout, images: ImageReader) -> None:
         self._tokenizer = tokenizer
-        self._spec = spec
+        self._layout = layout
+        self._converses = spec.converses
         self._images = images
         self._alone: SpecialTokens | None = None
         if spec.alone is not None:
@@ -56,7 +51,7 @@ class PictureReader:
 
     def _read(self, given: ModelInput) -> Outcome:
         try:
-            if not self._spec.converses:
+            if not self._converses:
                 sequence = self._page(given)
             elif isinstance(given.source, Image):
                 message = {"role": "user", "content": (given.source,)}
@@ -89,10 +84,10 @@ class PictureReader:
         words = tokenizer.shared.ids(written)
         limits.check_ids(words)
         images = chat.images
-        if words.count(self._spec.image_token) != len(images):
+        if words.count(self._layout.image_token) != len(images):
             raise InvalidInput(
                 f"The conversation has {len(images)} images, but the model's chat template makes "
-                f"{words.count(self._spec.image_token)} of it: a text must not spell the token that stands for an image, "
+                f"{words.count(self._layout.image_token)} of it: a text must not spell the token that stands for an image, "
                 "and every message with images must be one that the template shows.",
                 param="messages",
             )
@@ -112,21 +107,21 @@ class PictureReader:
         ids: TokenIds = []
         left = iter(pictures)
         for word in words:
-            if word == self._spec.image_token:
+            if word == self._layout.image_token:
                 ids += self._repeated(next(left))
             else:
                 ids.append(word)
         return ids
 
     def _repeated(self, pixels: Pixels) -> TokenIds:
-        return [self._spec.image_token] * image_tokens(pixels, self._spec)
+        return [self._layout.image_token] * self._layout.of(pixels)
 
     def _cut(self, ids: TokenIds, room: int, text: TextInput) -> TokenIds:
         """The tokens that are left of a conversation, which must have all those of its pictures."""
         if room >= len(ids):
             return ids
         start, end = (0, room) if text.truncate_side == "right" else (len(ids) - room, len(ids))
-        image = self._spec.image_token
+        image = self._layout.image_token
         if image in ids[:start] or image in ids[end:]:
             raise InvalidInput(
                 f"The input contains {len(ids)} tokens, {ids.count(image)} of them for images, and cutting it to {room} "

@@ -11,7 +11,7 @@ import transformers as hf
 from torch import nn
 
 from tests.models.tiny.bodies import WIDTH, Body, save, widen
-from tests.models.tiny.layout import edit_json, write_json, write_modules
+from tests.models.tiny.layout import write_json, write_modules
 from tests.models.tiny.vocabularies import byte_bpe, chat_bpe
 
 PATCH: Final = 14
