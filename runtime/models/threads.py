@@ -16,8 +16,6 @@ from typing import Final
 
 import torch
 
-from staged_pool.runtime.model import TokenIds
-
 _SIZES: Final = (8, 16, 32, 64, 128, 256)
 """Tokens of the batches that are tried."""
 
@@ -60,40 +58,41 @@ class ThreadPlan:
         torch.set_num_threads(1 if tokens <= self.alone_tokens else max(1, self.threads // at_once))
 
 
-def plan_threads(threads: int, forward: Callable[[Sequence[TokenIds]], object], text: TokenIds) -> ThreadPlan:
+def plan_threads(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> ThreadPlan:
     """Find out, by running batches of growing size both ways, from which size on more threads are quicker.
 
     The quickest of a few tries counts: on a machine with other work that is the one least disturbed.
 
     Args:
         threads: All of them.
-        forward: Runs a batch on as many threads as are set.
-        text: Token ids to make batches of; a size beyond them is not tried.
+        forward: Runs a batch of inputs of so many tokens each, on as many threads as are set.
+        longest: Tokens of the longest input; a size beyond it is not tried.
     """
     alone_tokens = 0
-    for size in (size for size in _SIZES if threads > 1 and size <= len(text)):
+    for size in (size for size in _SIZES if threads > 1 and size <= longest):
         quickest = dict.fromkeys((1, threads), math.inf)
         for _ in range(_TRIES):
             for count in quickest:
                 torch.set_num_threads(count)
-                quickest[count] = min(quickest[count], _seconds(forward, [text[:size]]))
+                quickest[count] = min(quickest[count], _seconds(forward, [size]))
         if quickest[1] <= _WORTH_IT * quickest[threads]:
             alone_tokens = size
     torch.set_num_threads(threads)
     return ThreadPlan(threads, alone_tokens)
 
 
-def plan_workers(threads: int, forward: Callable[[Sequence[TokenIds]], object], text: TokenIds) -> int:
+def plan_workers(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> int:
     """Find out, by running the same batches in different ways, how many forwards at once get most done.
 
     The quickest of a few tries counts, as for `plan_threads`.
 
     Args:
         threads: What the forwards share.
-        forward: Runs a batch on as many threads as are set for the thread that calls it.
-        text: Token ids to make batches of.
+        forward: Runs a batch of inputs of so many tokens each, on as many threads as are set for the thread that calls
+            it.
+        longest: Tokens of the longest input.
     """
-    batch = [text[:_WORKER_TEXT_TOKENS]] * _WORKER_TEXTS
+    batch = [min(_WORKER_TEXT_TOKENS, longest)] * _WORKER_TEXTS
     choices = [workers for workers in _WORKERS if workers <= threads]
     if len(choices) < 2:
         return 1
@@ -107,8 +106,8 @@ def plan_workers(threads: int, forward: Callable[[Sequence[TokenIds]], object], 
 
 
 def _seconds_at_once(
-    forward: Callable[[Sequence[TokenIds]], object],
-    batch: Sequence[TokenIds],
+    forward: Callable[[Sequence[int]], object],
+    batch: Sequence[int],
     workers: int,
     threads: int,
     *,
@@ -129,7 +128,7 @@ def _seconds_at_once(
     return max(ended for _, ended in times) - min(started for started, _ in times)
 
 
-def _seconds(forward: Callable[[Sequence[TokenIds]], object], batch: Sequence[TokenIds]) -> float:
+def _seconds(forward: Callable[[Sequence[int]], object], batch: Sequence[int]) -> float:
     started = time.perf_counter()
     forward(batch)
     return time.perf_counter() - started

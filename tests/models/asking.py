@@ -7,15 +7,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from staged_pool.runtime.model import Row, TokenSequence
-from staged_pool.runtime.models.text_encoder import TextEncoder
+from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.text_tower import TextTower
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, ScoreRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.work import Prepared, Request
 
 
+def text_tower(model: Encoder) -> TextTower:
+    """Its parts, for a test that looks inside."""
+    tower = model.towers["text"]
+    assert isinstance(tower, TextTower)
+    return tower
+
+
 def embed(
-    model: TextEncoder,
+    model: Encoder,
     texts: Sequence[str],
     *outputs: Output,
     alone: bool = False,
@@ -30,7 +38,7 @@ def embed(
     return result
 
 
-def score(model: TextEncoder, query: str, documents: Sequence[str]) -> ScoreResult:
+def score(model: Encoder, query: str, documents: Sequence[str]) -> ScoreResult:
     """How well documents answer a query."""
     result: ScoreResult = _answer(
         model, ScoreRequest(queries=(query,), documents=tuple(documents), max_tokens=MODEL_MAX), alone=False
@@ -38,18 +46,19 @@ def score(model: TextEncoder, query: str, documents: Sequence[str]) -> ScoreResu
     return result
 
 
-def sequences(model: TextEncoder, request: Request) -> list[TokenSequence]:
+def sequences(model: Encoder, request: Request) -> list[TokenSequence]:
     """What the device would read. An input that is wrong raises what is wrong with it."""
     found = []
     for prepared in model.preprocess(plan(request, model.card).inputs):
         if isinstance(prepared, Exception):
             raise prepared
         assert isinstance(prepared, Prepared)
+        assert isinstance(prepared.payload, TokenSequence)
         found.append(prepared.payload)
     return found
 
 
-def _answer(model: TextEncoder, request: Request, *, alone: bool) -> Any:
+def _answer(model: Encoder, request: Request, *, alone: bool) -> Any:
     payloads = sequences(model, request)
     batches: Iterable[list[TokenSequence]] = [[each] for each in payloads] if alone else [payloads]
     rows = list(itertools.chain.from_iterable(model.forward(batch) for batch in batches))

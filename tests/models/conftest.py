@@ -9,12 +9,12 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's client is imported, which reads it once
 
 from staged_pool.runtime.config import Attention, DType, EngineConfig
+from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.text_encoder import TextEncoder
 from tests.models.tiny import build
 
 TinyFolder = Callable[[str], Path]
-LoadTiny = Callable[..., TextEncoder]
+LoadTiny = Callable[..., Encoder]
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +32,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> TinyFolder:
 @pytest.fixture(scope="session")
 def load_tiny(tiny_folder: TinyFolder) -> LoadTiny:
     """Loads a kind of tiny model in float32, once for each set of settings."""
-    loaded: dict[EngineConfig, TextEncoder] = {}
+    loaded: dict[EngineConfig, Encoder] = {}
 
-    def load(kind: str, *, dtype: DType = "float32", attention: Attention = "auto") -> TextEncoder:
+    def load(kind: str, *, dtype: DType = "float32", attention: Attention = "auto") -> Encoder:
         config = EngineConfig(model=str(tiny_folder(kind)), dtype=dtype, attention=attention)
         if config not in loaded:
             loaded[config] = load_model(config)

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelInput, Row
+from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.opening import open_engine
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput, TextInput
 from staged_pool.runtime.tasks.classify import activated
@@ -38,7 +38,7 @@ ENCODED_PAIRS = [kind for kind in tiny.CROSS_ENCODERS if kind != "ce-qwen3-lm"]
 CUT_PAIRS = [kind for kind in ENCODED_PAIRS if kind != "ce-qwen3-seqcls"]
 
 
-def values(model: TextEncoder, sources: Sequence[TextInput | PairInput], output: Output) -> list[Array]:
+def values(model: Encoder, sources: Sequence[TextInput | PairInput], output: Output) -> list[Array]:
     """What the model gives for each input, in one batch."""
     prepared = model.preprocess([ModelInput(source, frozenset({output})) for source in sources])
     sequences = []
@@ -54,11 +54,11 @@ def values(model: TextEncoder, sources: Sequence[TextInput | PairInput], output:
     return found
 
 
-def logits(model: TextEncoder, texts: Sequence[str]) -> Array:
+def logits(model: Encoder, texts: Sequence[str]) -> Array:
     return np.stack(values(model, [TextInput(text, MODEL_MAX) for text in texts], Output.LABELS))
 
 
-def pair_logits(model: TextEncoder, pairs: Sequence[Pair]) -> Array:
+def pair_logits(model: Encoder, pairs: Sequence[Pair]) -> Array:
     sources = [PairInput(first=first, second=second, max_tokens=MODEL_MAX) for first, second in pairs]
     return np.stack(values(model, sources, Output.LABELS))
 

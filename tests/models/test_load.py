@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.attention import Group
-from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
+from tests.models.asking import text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.tiny import build, write_json
 
@@ -190,7 +190,7 @@ def test_packed_layout_holds_every_token_once(load_tiny: LoadTiny) -> None:
     assert batch.tokens == 5
     assert batch.lengths.tolist() == [2, 2, 1]
     assert batch.groups == [Group(2, 2, 2), Group(1, 1, 1)]
-    body: Body = load_tiny("bert-mean").body
+    body = text_tower(load_tiny("bert-mean")).body
     assert body.hidden(batch).shape == (5, 32)
 
 

@@ -17,15 +17,15 @@ from transformers import ModernBertModel
 
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.model import Row
+from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders import resolver
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.opening import open_engine
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from tests.models import oracle
-from tests.models.asking import embed, score, sequences
+from tests.models.asking import embed, score, sequences, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.oracle import Array
 from tests.models.tiny import MULTI_VECTOR, WIDTH, byte_bpe, edit_json, save_body, write_json, write_modules
@@ -45,7 +45,7 @@ TOLERANCE = 2e-5
 SETTINGS = "config_sentence_transformers.json"
 
 
-def vectors(model: TextEncoder, texts: list[str], role: str, **others: Any) -> tuple[Array, ...]:
+def vectors(model: Encoder, texts: list[str], role: str, **others: Any) -> tuple[Array, ...]:
     found = embed(model, texts, Output.MULTI_VECTOR, prompt_name=role, **others).multi_vector
     assert found is not None
     return found
@@ -184,7 +184,7 @@ def test_one_head_does_not_run_for_another_output(load_tiny: LoadTiny, monkeypat
     def fail(*_: object) -> Any:
         raise AssertionError("this head was not asked for")
 
-    monkeypatch.setattr(type(model.heads[Output.MULTI_VECTOR]), "__call__", fail)
+    monkeypatch.setattr(type(text_tower(model).heads[Output.MULTI_VECTOR]), "__call__", fail)
     assert embed(model, TEXTS, Output.DENSE, Output.SPARSE).sparse is not None
 
 

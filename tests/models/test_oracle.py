@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Model
+from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.tasks.embed import plan
@@ -81,7 +81,7 @@ def oracle() -> Oracle:
 
 
 @pytest.fixture(scope="session")
-def minilm() -> TextEncoder:
+def minilm() -> Encoder:
     """The real weights of all-MiniLM-L6-v2, in float32."""
     return load_model(EngineConfig(dtype="float32"))
 
@@ -132,7 +132,7 @@ def test_a_prefix_of_the_dimensions_is_normalised_again(load_tiny: LoadTiny) -> 
     assert np.allclose(embed(model, TEXTS[:1], dimensions=8), normalised(whole[:, :8]), atol=CLOSE)
 
 
-def test_the_real_model_gives_the_vectors_of_sentence_transformers(minilm: TextEncoder, oracle: Oracle) -> None:
+def test_the_real_model_gives_the_vectors_of_sentence_transformers(minilm: Encoder, oracle: Oracle) -> None:
     texts = [*TEXTS, *MIXED]
     assert np.abs(embed(minilm, texts) - oracle(resolve(None).folder, texts)).max() <= CLOSE
 
@@ -144,14 +144,14 @@ def test_the_real_model_in_bfloat16_stays_close_to_float32(oracle: Oracle) -> No
     assert cosines.min() >= 0.9998
 
 
-def test_the_real_model_finds_related_sentences(minilm: TextEncoder) -> None:
+def test_the_real_model_finds_related_sentences(minilm: Encoder) -> None:
     vectors = embed(minilm, ["A man is eating food.", "Someone has a meal.", "The stock market fell sharply today."])
     related, unrelated = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
     assert related > 0.6
     assert unrelated < 0.2
 
 
-def test_the_card_says_what_was_understood(minilm: TextEncoder) -> None:
+def test_the_card_says_what_was_understood(minilm: Encoder) -> None:
     card = minilm.card
     assert (card.name, card.architecture) == ("sentence-transformers/all-MiniLM-L6-v2", "BertModel")
     assert (card.width, card.max_tokens, card.vocabulary) == (384, 256, 30522)

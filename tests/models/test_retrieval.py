@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.opening import open_engine
 from staged_pool.runtime.requests import ScoreRequest
 from staged_pool.runtime.results import ScoreResult
@@ -53,17 +53,17 @@ def reference() -> Places:
 
 
 @pytest.fixture(scope="module")
-def minilm() -> TextEncoder:
+def minilm() -> Encoder:
     return load_model(EngineConfig(dtype="float32"))
 
 
-def test_real_weights_rank_passages_as_sentence_transformers_does(minilm: TextEncoder, reference: Places) -> None:
+def test_real_weights_rank_passages_as_sentence_transformers_does(minilm: Encoder, reference: Places) -> None:
     ranked = ranking(embed(minilm, QUESTIONS) @ embed(minilm, PASSAGES).T)
     assert ranked.tolist() == reference.tolist()
     assert [recall(ranked, k) for k in (1, 5)] == [recall(reference, k) for k in (1, 5)]
 
 
-def test_real_weights_find_the_answers(minilm: TextEncoder) -> None:
+def test_real_weights_find_the_answers(minilm: Encoder) -> None:
     ranked = ranking(embed(minilm, QUESTIONS) @ embed(minilm, PASSAGES).T)
     assert recall(ranked, 1) >= 0.8
     assert recall(ranked, 5) >= 0.9
@@ -86,7 +86,7 @@ async def test_rerank_puts_the_answer_first(engine: Engine) -> None:
     assert np.mean([place == answer for place, answer in zip(best, ANSWERS, strict=True)]) >= 0.8
 
 
-def score(model: TextEncoder, queries: Sequence[str], documents: Sequence[str]) -> Vectors:
+def score(model: Encoder, queries: Sequence[str], documents: Sequence[str]) -> Vectors:
     """Scores as a client gets them."""
     planned = plan(ScoreRequest(queries=tuple(queries), documents=tuple(documents)), model.card)
     payloads = [p.payload for p in model.preprocess(planned.inputs) if isinstance(p, Prepared)]

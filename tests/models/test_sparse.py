@@ -16,18 +16,18 @@ from torch import Tensor
 
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.model import Row, Similarity, SparseVector, TokenSequence
+from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.heads.sparse import SpladeHead
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.specs import SpladeActivation, SpladePooling, SpladeSpec
-from staged_pool.runtime.models.text_encoder import TextEncoder
 from staged_pool.runtime.requests import Output, Outputs, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import ConfigError, ModelFailed, Unsupported
 from tests.models import oracle
-from tests.models.asking import embed, score, sequences
+from tests.models.asking import embed, score, sequences, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.tiny import edit_json
 
@@ -45,7 +45,7 @@ SPARSE_ONLY: Outputs = frozenset({Output.SPARSE})
 TOLERANCE = 2e-5
 
 
-def weights(model: TextEncoder, texts: Sequence[str], **others: Any) -> tuple[SparseVector, ...]:
+def weights(model: Encoder, texts: Sequence[str], **others: Any) -> tuple[SparseVector, ...]:
     found = embed(model, texts, Output.SPARSE, **others).sparse
     assert found is not None
     return found
@@ -180,14 +180,14 @@ def test_logits_are_never_all_there_at_once(
 def test_a_weight_that_is_no_number_fails_its_row_alone(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("splade-bert", "bge-m3"):
         model = load_tiny(kind)
-        hidden = type(model.body).hidden
+        hidden = type(text_tower(model).body).hidden
 
         def spoilt(body: object, batch: PackedBatch, hidden: Callable[..., Tensor] = hidden) -> Tensor:
             found = hidden(body, batch).clone()
             found[len(batch.sequences[0].ids) + 1] = torch.nan
             return found
 
-        monkeypatch.setattr(type(model.body), "hidden", spoilt)
+        monkeypatch.setattr(type(text_tower(model).body), "hidden", spoilt)
         ids = [[5, 40, 6], [5, 41, 6], [5, 42, 6]]
         rows = model.forward([TokenSequence(each, SPARSE_ONLY) for each in ids])
         monkeypatch.undo()

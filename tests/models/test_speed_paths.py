@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Row, TokenIds, TokenSequence
+from staged_pool.runtime.model import Row, TokenSequence
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
+from tests.models.asking import text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 
 
@@ -47,7 +48,7 @@ def test_prepacking_reaches_every_layer_and_can_be_undone() -> None:
 
 
 def test_a_real_model_runs_on_prepacked_layers(load_tiny: LoadTiny) -> None:
-    layers = [type(layer) for layer in load_tiny("bert-mean").body.model.modules()]
+    layers = [type(layer) for layer in text_tower(load_tiny("bert-mean")).body.model.modules()]
     assert PrepackedLinear in layers
     assert nn.Linear not in layers
 
@@ -58,7 +59,7 @@ def test_a_model_that_changes_under_prepacking_keeps_its_layers(
     monkeypatch.setattr(PrepackedLinear, "forward", lambda self, x: x.new_ones((*x.shape[:-1], self.out_features)))
     with structlog.testing.capture_logs() as logged:
         model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
-    assert not any(isinstance(layer, PrepackedLinear) for layer in model.body.model.modules())
+    assert not any(isinstance(layer, PrepackedLinear) for layer in text_tower(model).body.model.modules())
     (reason,) = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]
     assert "other vectors" in reason
 
@@ -83,16 +84,16 @@ def test_the_plan_is_made_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) 
     clock = 0.0
     before = torch.get_num_threads()
 
-    def forward(batch: Sequence[TokenIds]) -> None:
+    def forward(batch: Sequence[int]) -> None:
         nonlocal clock
         threads = torch.get_num_threads()
-        clock += len(batch[0]) / threads + 20 * (threads - 1)
+        clock += batch[0] / threads + 20 * (threads - 1)
 
     monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
     try:
-        assert plan_threads(2, forward, [0] * 512) == ThreadPlan(2, alone_tokens=32)
-        assert plan_threads(2, forward, [0] * 20) == ThreadPlan(2, alone_tokens=16)
-        assert plan_threads(1, forward, [0] * 512) == ThreadPlan(1, alone_tokens=0)
+        assert plan_threads(2, forward, 512) == ThreadPlan(2, alone_tokens=32)
+        assert plan_threads(2, forward, 20) == ThreadPlan(2, alone_tokens=16)
+        assert plan_threads(1, forward, 512) == ThreadPlan(1, alone_tokens=0)
     finally:
         torch.set_num_threads(before)
 
@@ -110,24 +111,24 @@ def test_several_forward_workers_are_used_unless_they_get_clearly_less_done(
     seconds: dict[int, float], best: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("staged_pool.runtime.models.threads._seconds_at_once", _seconds_of(seconds))
-    assert plan_workers(4, lambda batch: None, [0] * 64) == best
+    assert plan_workers(4, lambda batch: None, 64) == best
 
 
 def test_one_thread_is_one_forward_worker() -> None:
-    def forward(batch: Sequence[TokenIds]) -> None:
+    def forward(batch: Sequence[int]) -> None:
         raise AssertionError("there is nothing to find out")
 
-    assert plan_workers(1, forward, [0] * 64) == 1
+    assert plan_workers(1, forward, 64) == 1
 
 
 def test_every_way_to_run_forwards_does_the_same_work_on_its_share_of_the_threads() -> None:
     ran: list[tuple[int, int]] = []
 
-    def forward(batch: Sequence[TokenIds]) -> None:
+    def forward(batch: Sequence[int]) -> None:
         ran.append((threading.get_ident(), torch.get_num_threads()))
 
     before = torch.get_num_threads()
-    plan_workers(4, forward, [0] * 64)
+    plan_workers(4, forward, 64)
     assert torch.get_num_threads() == before
     tries = Counter(threads for _, threads in ran)
     assert {threads: count // 3 for threads, count in tries.items()} == {4: 4 + 1, 2: 4 + 2, 1: 4 + 4}

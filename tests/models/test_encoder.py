@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import Model, Row, TokenSequence
-from staged_pool.runtime.models.text_encoder import TextEncoder
+from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, StagedPoolError
+from tests.models.asking import text_tower
 from tests.models.conftest import LoadTiny
 
 
@@ -27,11 +28,11 @@ def dense(row: Row | ModelFailed) -> NDArray[np.float32]:
     return values
 
 
-def failing(encoder: TextEncoder, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def failing(encoder: Encoder, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*arguments: object, **others: object) -> Any:
         raise error
 
-    monkeypatch.setattr(encoder.body.model, "forward", fail)
+    monkeypatch.setattr(text_tower(encoder).body.model, "forward", fail)
 
 
 def test_it_is_a_model_to_the_engine(load_tiny: LoadTiny) -> None:
@@ -52,7 +53,7 @@ def test_rows_are_float32_views_of_one_array(load_tiny: LoadTiny) -> None:
 
 def test_a_row_without_numbers_fails_alone(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_tiny("bert-mean")
-    table = model.body.model.get_input_embeddings().weight
+    table = text_tower(model).body.model.get_input_embeddings().weight
     poisoned = table.detach().clone()
     poisoned[9] = torch.nan
     healthy = model.forward(sequences([2, 8, 3], [2, 7, 3]))
@@ -89,7 +90,7 @@ def test_what_happened_to_the_device_is_said_in_the_engines_words(
 
 def test_memory_that_really_cannot_be_had_is_said_so(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_tiny("bert-mean")
-    monkeypatch.setattr(model.body.model, "forward", lambda **_: torch.empty(10**15))
+    monkeypatch.setattr(text_tower(model).body.model, "forward", lambda **_: torch.empty(10**15))
     with pytest.raises(OutOfMemory):
         model.forward(sequences([2, 3]))
 

@@ -1,71 +1,57 @@
-"""A model of texts: a transformer, and the heads on its token vectors."""
+"""A model: its towers, one for each lane that it reads, behind one face."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 import torch
 
-from staged_pool.runtime.model import (
-    Lane,
-    ModelCard,
-    ModelInput,
-    Payload,
-    Row,
-    SparseVector,
-    Tokens,
-    TokenSequence,
-    Values,
-)
-from staged_pool.runtime.models.body import Body
-from staged_pool.runtime.models.heads.head import Head
-from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Row, SparseVector, Tokens, Values
 from staged_pool.runtime.models.threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
-from staged_pool.runtime.requests import Chat, Output
-from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
-from staged_pool.stages.work import Prepared
+from staged_pool.runtime.models.tower import Outcome, Tower
+from staged_pool.runtime.requests import Chat
+from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsupported
 
 _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 """How a `RuntimeError` of torch says that an allocation failed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TextEncoder:
-    """A transformer and its heads, behind `runtime.model.Model`.
+class Encoder:
+    """Towers, behind `runtime.model.Model`.
 
     Every method may run in several threads at once; `forward` in `card.forward_workers` of them.
     """
 
     card: ModelCard
-    tokenizer: TextTokenizer
-    body: Body
-    heads: Mapping[Output, Head]
+    towers: Mapping[Lane, Tower]
+    """At least one; the same one may be in two places."""
+    tokenizer: TextTokenizer | None
+    """None: the model reads no texts."""
     plan: ThreadPlan
 
     def pads(self, lane: Lane) -> bool:
-        return self.body.layout == "padded"
+        return lane in self.towers and self.towers[lane].pads
 
-    def preprocess(
-        self, inputs: Sequence[ModelInput]
-    ) -> Sequence[Prepared[TokenSequence] | tuple[Prepared[TokenSequence], ...] | InvalidInput]:
-        return self.tokenizer.preprocess(inputs)
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
+        return self.towers[inputs[0].lane].preprocess(inputs) if inputs else []
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
-        return self.tokenizer.tokenize(source, add_special_tokens=add_special_tokens)
+        return self._texts().tokenize(source, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return self.tokenizer.detokenize(ids, skip_special_tokens=skip_special_tokens)
+        return self._texts().detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
         """Run one batch: one copy to the device, one copy of each output back.
 
         Args:
-            payloads: At least one, all for the same outputs.
+            payloads: At least one, all of one batch key.
             at_once: Forwards that share torch's threads.
 
         Returns:
@@ -76,15 +62,12 @@ class TextEncoder:
             DeviceLost: The device can no longer be trusted.
         """
         self.plan.use(sum(payload.tokens for payload in payloads), at_once)
-        return self.compute(cast("Sequence[TokenSequence]", payloads))
+        return self.compute(payloads)
 
-    def compute(self, payloads: Sequence[TokenSequence]) -> Sequence[Row | ModelFailed]:
+    def compute(self, payloads: Sequence[Payload]) -> Sequence[Row | ModelFailed]:
         """As `forward`, on as many threads as are set."""
-        outputs = payloads[0].outputs
         with _device_errors(), torch.inference_mode():
-            batch = PackedBatch.of(payloads, self.body.model.device)
-            hidden = self.body.hidden(batch)
-            columns = {output: self.heads[output](hidden, batch) for output in outputs}
+            columns = self.towers[_lane(payloads[0])].compute(payloads)
         rows = [
             Row({output: values[place] for output, values in columns.items()}, payload)
             for place, payload in enumerate(payloads)
@@ -95,6 +78,15 @@ class TextEncoder:
             else ModelFailed("The model gave NaN or Inf for this input.")
             for row in rows
         ]
+
+    def _texts(self) -> TextTokenizer:
+        if self.tokenizer is None:
+            raise Unsupported(f"The model `{self.card.name}` reads no texts, so it has no tokens.")
+        return self.tokenizer
+
+
+def _lane(payload: Payload) -> Lane:
+    return "image" if isinstance(payload, Picture) or payload.images else "text"
 
 
 def _is_finite(values: Values) -> bool:

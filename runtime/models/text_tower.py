@@ -1,0 +1,155 @@
+"""The tower that texts go through: a tokenizer, a transformer, and the heads on its token vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import structlog
+
+from staged_pool.runtime.config import Attention
+from staged_pool.runtime.model import ModelInput, Payload, TokenIds, TokenSequence, Values
+from staged_pool.runtime.models.agreement import MISFITS
+from staged_pool.runtime.models.body import Body
+from staged_pool.runtime.models.checkpoint import Loaded, LoadedTokenizer
+from staged_pool.runtime.models.folders.files import check_vocabulary
+from staged_pool.runtime.models.heads.build import build_heads
+from staged_pool.runtime.models.heads.dense import DenseHead
+from staged_pool.runtime.models.heads.head import Head
+from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
+from staged_pool.runtime.models.tokenizing.roles import resolve_roles
+from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
+from staged_pool.runtime.models.tower import Outcome
+from staged_pool.runtime.requests import Output
+from staged_pool.stages.errors import ConfigError
+
+log = structlog.get_logger("staged_pool.models")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTower:
+    """See `Tower`; its payloads are token sequences."""
+
+    tokenizer: TextTokenizer
+    body: Body
+    heads: Mapping[Output, Head]
+    max_tokens: int
+    parameters: int
+    text: TokenIds
+    """As long as an input may be: token ids to try the tower with."""
+
+    @property
+    def architecture(self) -> str:
+        return type(self.body.model).__name__
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return tuple(self.heads)
+
+    @property
+    def width(self) -> int:
+        dense = self.heads.get(Output.DENSE)
+        return dense.width if isinstance(dense, DenseHead) else 0
+
+    @property
+    def pads(self) -> bool:
+        return self.body.layout == "padded"
+
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
+        return cast("Sequence[Outcome]", self.tokenizer.preprocess(inputs))
+
+    def compute(self, payloads: Sequence[Payload]) -> Mapping[Output, Sequence[Values]]:
+        """One copy to the device, one copy of each output back."""
+        batch = PackedBatch.of(cast("Sequence[TokenSequence]", payloads), self.body.model.device)
+        hidden = self.body.hidden(batch)
+        return {output: self.heads[output](hidden, batch) for output in payloads[0].outputs}
+
+    def made_up(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
+        return [TokenSequence(self.text[:size], frozenset(self.heads)) for size in sizes]
+
+
+def build_text_tower(
+    name: str, folder: ModelFolder, source: LoadedTokenizer, loaded: Loaded, *, attention: Attention
+) -> TextTower:
+    """Build the tower that a folder describes, in the fastest form that is found to be right.
+
+    Args:
+        name: Of the model, for the log.
+        folder: What was read of it.
+        source: Its tokenizer.
+        loaded: Its checkpoint.
+        attention: See `EngineConfig`.
+
+    Raises:
+        ConfigError: Tokenizer, transformer and heads do not fit each other, or cannot be run here.
+    """
+    body = Body(loaded.base)
+    check_vocabulary(source.backend, body.vocabulary)
+    max_tokens = _max_tokens(folder, source.max_tokens, body)
+    heads = build_heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
+    dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
+    tokenizer = TextTokenizer(
+        source.backend,
+        max_tokens=max_tokens,
+        vocabulary=body.vocabulary,
+        lower_case=folder.lower_case,
+        pools_prompt=dense_spec is None or dense_spec.pools_prompt,
+        gives_types=source.gives_types,
+        chat_template=source.chat_template,
+        special_tokens=source.special_tokens,
+        pair_template=folder.pair_template,
+        roles=resolve_roles(
+            folder.roles,
+            source.backend,
+            special_tokens=source.special_tokens,
+            vocabulary=body.vocabulary,
+            max_tokens=max_tokens,
+        ),
+    )
+    if folder.scoring == "cross-encoder":
+        tokenizer.require_pairs()
+    _check_body(name, body.check_positions)
+    if why := body.choose_layout(attention, max_tokens):
+        log.info("model.padded", model=name, reason=why)
+    if body.layout == "padded":
+        _check_body(name, partial(body.check_padding, max_tokens))
+    parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
+    if body.model.device.type == "cpu" and (why := body.prepack(max_tokens)):
+        log.info("model.not_prepacked", model=name, reason=why)
+    text = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
+    return TextTower(tokenizer, body, heads, max_tokens, parameters, text)
+
+
+def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) -> int:
+    """The longest input: what the folder's author wants, within what the model has positions for.
+
+    Raises:
+        ConfigError: Nothing in the folder says how long an input may be.
+    """
+    wanted = folder.max_seq_length
+    if wanted is None:
+        trained: int | None = getattr(body.model.config, "max_position_embeddings", None)
+        said = [tokens for tokens in (declared_tokens, trained) if tokens is not None and tokens > 0]
+        wanted = min(said, default=body.position_limit)
+    if wanted is None:
+        raise ConfigError(
+            f"{folder.path}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
+        )
+    return wanted if body.position_limit is None else min(wanted, body.position_limit)
+
+
+def _check_body(name: str, check: Callable[[], str | None]) -> None:
+    """Log what a check of the transformer has found out about it.
+
+    Raises:
+        ConfigError: The transformer fails on a few tokens.
+    """
+    try:
+        why = check()
+    except MISFITS as error:
+        raise ConfigError(f"the model fails on a few tokens: {error}") from error
+    if why:
+        log.info("model.peculiar", model=name, reason=why)
