@@ -20,9 +20,11 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.files import check_files
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.folders.resolver import resolve
+from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
+from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
 from staged_pool.runtime.models.tower import Tower
 from staged_pool.runtime.requests import Output
@@ -122,7 +124,12 @@ def _load_towers(
     source = load_tokenizer(folder, own_code=config.trust_remote_code)
     folder = with_written_markers(folder, source.backend)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=config.trust_remote_code)
-    return folder, {"text": build_text_tower(name, folder, source, loaded, attention=config.attention)}
+    if folder.pictures is None:
+        return folder, {"text": build_text_tower(name, folder, source, loaded, attention=config.attention)}
+    sight, images = open_eyes(folder, loaded, config)
+    text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
+    reader = PictureReader(text.tokenizer, folder.pictures, sight.layout, images)
+    return folder, {"text": text, "image": SightTower(text, reader, sight)}
 
 
 def _say(card: ModelCard) -> None:

@@ -8,7 +8,7 @@ one, in time, down and across (Wang et al., 2024, Qwen2-VL, section 2.1, https:/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from staged_pool.runtime.model import Pixels, TokenSequence
 from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.linear import prepack_linears
+from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.shown import Shown
+from staged_pool.runtime.requests import Outputs
 from staged_pool.stages.errors import ConfigError
 
 
@@ -74,9 +76,12 @@ class Sight:
 
     def __init__(self, model: PreTrainedModel, layout: PictureLayout, scale: Scale, sample: Pixels) -> None:
         self._model = model
-        self._layout = layout
+        self.layout = layout
         self._scale = scale
         self._sample = sample
+        text_config = self.language.config
+        if getattr(text_config, "use_bidirectional_attention", False):
+            text_config.is_causal = False  # which its masks go by when it is run by itself
 
     def see(self, sequences: Sequence[TokenSequence]) -> Shown | None:
         """Look at the pictures of sequences that lie one behind the other. None: there are none.
@@ -87,12 +92,12 @@ class Sight:
         if not pictures:
             return None
         device = self._model.device
-        where = [where_pictures_are(sequence, self._layout) for sequence in sequences]
+        where = [where_pictures_are(sequence, self.layout) for sequence in sequences]
         starts = np.cumsum([0, *(len(sequence.ids) for sequence in sequences)])
         places = np.concatenate([found + start for found, start in zip(where, starts[:-1], strict=True)])
         positions = None
-        if self._layout.grid_positions:
-            counted = [grid_positions(s, found, self._layout) for s, found in zip(sequences, where, strict=True)]
+        if self.layout.grid_positions:
+            counted = [grid_positions(s, found, self.layout) for s, found in zip(sequences, where, strict=True)]
             positions = torch.from_numpy(np.concatenate(counted, axis=1)).to(device)
         return Shown(self._look(pictures), torch.from_numpy(places).to(device), positions)
 
@@ -101,58 +106,87 @@ class Sight:
         model = self._model
         pixels = to_device(pictures, self._scale, model.device, model.dtype)
         more = {}
-        if self._layout.merge is not None:
+        if self.layout.merge is not None:
             grids = [[1, *(pixels.grid or (0, 0))] for pixels in pictures]
             more["image_grid_thw"] = torch.tensor(grids, device=model.device)
         seen = model.get_image_features(pixels, **more).pooler_output
         vectors: Tensor = torch.cat(list(seen)) if not isinstance(seen, Tensor) else seen.flatten(0, 1)
         return vectors.to(model.dtype)
 
-    def check(self, hidden: Callable[[Sequence[TokenSequence]], Tensor]) -> None:
-        """Compare what is made of a picture between tokens with what the model makes of it when it is left to itself.
+    @property
+    def language(self) -> PreTrainedModel:
+        """The language model, which reads what was seen."""
+        model: PreTrainedModel = self._model.language_model
+        return model
+
+    @property
+    def architecture(self) -> str:
+        return type(self._model).__name__
+
+    @property
+    def parameters(self) -> int:
+        """Of all but the language model."""
+        return sum(p.numel() for part in self._parts() for p in part.parameters())
+
+    def check(self, hidden: Callable[[PackedBatch, Shown | None], Tensor]) -> None:
+        """Compare what is made of a picture between words with what the model makes of it when it is left to itself,
+        which it can be only until its attention is replaced.
 
         Args:
-            hidden: The token vectors of sequences as they are computed here: [tokens, width].
+            hidden: The token vectors of a batch as they are computed here: [tokens, width].
 
         Raises:
-            ConfigError: They are not the same.
+            ConfigError: They are not the same, or the model fails.
         """
-        ids, image = [3, 4, 5], self._layout.image_token
-        pixels = self._sample
-        ids = [*ids, *[image] * self._layout.of(pixels), *ids]
-        sequence = TokenSequence(ids, frozenset(), images=(pixels,))
-        row = torch.tensor([ids], device=self._model.device)
-        kinds = (row == image).long()
+        name, device = type(self._model).__name__, self._model.device
+        words, image = [3, 4, 5], self.layout.image_token
+        sequence = self.made_up(0, words, frozenset())
+        sequence = replace(sequence, ids=[*words, *sequence.ids, *words])
+        row = torch.tensor([sequence.ids], device=device)
         given: dict[str, Tensor] = {"attention_mask": torch.ones_like(row)}
-        if pixels.grid is None:
+        if self._sample.grid is None:
             given["token_type_ids"] = torch.zeros_like(row)
         else:
-            given["image_grid_thw"] = torch.tensor([[1, *pixels.grid]], device=self._model.device)
-            given["mm_token_type_ids"] = kinds
-        with torch.inference_mode():
-            values = to_device([pixels], self._scale, self._model.device, self._model.dtype)
-            wanted = self._model(input_ids=row, pixel_values=values, **given)[0][0]
-            apart = difference(hidden([sequence]), wanted)
-        if not apart <= TOLERANCE[self._model.dtype] and bool(wanted.isfinite().all()):  # NaN is for the warm-up
-            name = type(self._model).__name__
+            given["image_grid_thw"] = torch.tensor([[1, *self._sample.grid]], device=device)
+            given["mm_token_type_ids"] = (row == image).long()
+        try:
+            with torch.inference_mode():
+                pixels = to_device([self._sample], self._scale, device, self._model.dtype)
+                wanted = self._model(input_ids=row, pixel_values=pixels, **given)[0][0]
+                found = hidden(PackedBatch.of([sequence], device), self.see([sequence]))
+                apart = difference(found, wanted)
+        except MISFITS as error:
+            raise ConfigError(f"the model fails on a picture: {error}") from error
+        if apart > TOLERANCE[self._model.dtype]:  # NaN is for the warm-up to find
             raise ConfigError(
                 f"{name} gives other vectors where it is shown a picture (relative difference {apart:.2g})"
             )
 
-    def probe(self) -> list[TokenSequence]:
-        """Sequences with and without pictures between random tokens, of different lengths."""
+    def made_up(self, tokens: int, words: Sequence[int], outputs: Outputs) -> TokenSequence:
+        """A picture with as many of these words behind it as make so many tokens of it, if it has not more itself."""
+        shown = [self.layout.image_token] * self.layout.of(self._sample)
+        more = max(0, tokens - len(shown))
+        return TokenSequence([*shown, *words[:more]], outputs, images=(self._sample,))
+
+    def probe(self) -> tuple[PackedBatch, Shown]:
+        """A batch of sequences with and without pictures between random words, of different lengths."""
         random = np.random.default_rng(1)
-        pixels = self._sample
-        shown = [self._layout.image_token] * self._layout.of(pixels)
+        picture = self.made_up(0, (), frozenset())
 
         def words(count: int) -> list[int]:
-            return random.integers(3, min(1000, self._layout.image_token), size=count).tolist()
+            return [int(word) for word in random.integers(3, min(1000, self.layout.image_token), size=count)]
 
-        return [
-            TokenSequence([*words(3), *shown, *words(9)], frozenset(), images=(pixels,)),
+        sequences = [
+            replace(picture, ids=[*words(3), *picture.ids, *words(9)]),
             TokenSequence(words(5), frozenset()),
-            TokenSequence([*words(1), *shown, *words(2), *shown, *words(4)], frozenset(), images=(pixels, pixels)),
+            replace(
+                picture, ids=[*words(1), *picture.ids, *words(2), *picture.ids, *words(4)], images=picture.images * 2
+            ),
         ]
+        with torch.inference_mode():
+            shown = self.see(sequences)
+        assert shown is not None
+        return PackedBatch.of(sequences, self._model.device), shown
 
     def prepack(self) -> str | None:
         """Lay the weights of the linear layers that see out for the processor, where that is right.
@@ -179,8 +213,7 @@ class Sight:
 
     def _parts(self) -> Iterator[torch.nn.Module]:
         """Everything but the language model."""
-        language = self._model.get_decoder()
-        return (part for part in self._model.children() if part is not language)
+        return (part for part in self._model.children() if part is not self.language)
 
 
 def where_pictures_are(sequence: TokenSequence, layout: PictureLayout) -> NDArray[np.int64]:
