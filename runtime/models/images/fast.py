@@ -33,14 +33,28 @@ def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixe
     # [4, height, width], the channels of a pixel together, as torch's code for bytes reads them.
     pixels = torch.from_numpy(raw).permute(2, 0, 1)
     if size != (picture.height, picture.width):
-        assert settings.resample is not None
-        pixels = F.interpolate(pixels[None], size, mode=settings.resample, antialias=True)[0]
+        pixels = _resize(pixels, size, settings)
     pixels = pixels[:3]
     if settings.crop is not None:
         pixels = _crop(pixels, settings.crop)
     if settings.patch_size is None:
         return Pixels(_own(pixels))
     return _patches(pixels, settings)
+
+
+def _resize(pixels: Tensor, size: Size, settings: ImageSettings) -> Tensor:
+    """Resize as Pillow 13 does, rounding included.
+
+    Along one edge and then along the other, with bytes in between: what overshoots at a hard edge is cut off there, so
+    that the order can be seen. Rows come first, as in torch, unless the height loses more than twice what the width
+    does (https://github.com/python-pillow/Pillow/pull/9549).
+    """
+    assert settings.resample is not None
+    height, width = pixels.shape[-2:]
+    batch = pixels[None]
+    if size[0] < height and height - size[0] > 2 * (width - size[1]):
+        batch = F.interpolate(batch, (size[0], width), mode=settings.resample, antialias=True)
+    return F.interpolate(batch, size, mode=settings.resample, antialias=True)[0]
 
 
 def _crop(pixels: Tensor, crop: Size) -> Tensor:

@@ -119,6 +119,5 @@ def _disagreement(fast: Pixels, exact: Pixels, scale: Scale) -> str | None:
     if fast.grid != exact.grid or fast.values.shape != exact.values.shape:
         return f"{exact.values.shape} values instead of {fast.values.shape}"
     ours, theirs = (to_device([pixels], scale, "cpu", torch.float32) for pixels in (fast, exact))
-    step = min(map(abs, scale.factor))
-    steps = float((ours - theirs).abs().max()) / step
+    steps = float((ours - theirs).abs().max()) / max(map(abs, scale.factor))
     return None if steps <= TOLERANCE else f"values differ by up to {steps:.1f} of 255"
