@@ -53,13 +53,15 @@ def read_picture_layout(model: PreTrainedModel) -> PictureLayout:
         ConfigError: It is not of a kind of model that is known here.
     """
     config = model.config
-    vision = getattr(config, "vision_config", None)
     if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
         return PictureLayout(
-            image_token=config.image_token_id, merge=vision.spatial_merge_size, tokens=0, grid_positions=True
+            image_token=config.image_token_id,
+            merge=config.vision_config.spatial_merge_size,
+            tokens=0,
+            grid_positions=True,
         )
     if config.model_type == "paligemma":
-        edge = vision.image_size // vision.patch_size
+        edge = config.vision_config.image_size // config.vision_config.patch_size
         return PictureLayout(image_token=config.image_token_id, merge=None, tokens=edge * edge, grid_positions=False)
     raise ConfigError(f"config.json: model_type={config.model_type!r} is not known to be shown pictures between texts")
 
@@ -74,10 +76,15 @@ class Sight:
         sample: Any picture that the reader has prepared, to try the model with.
     """
 
+    layout: PictureLayout
+    parameters: int
+    """Of all but the language model."""
+
     def __init__(self, model: PreTrainedModel, layout: PictureLayout, scale: Scale, sample: Pixels) -> None:
         self._model = model
         self.layout = layout
         self._scale = scale
+        self.parameters = sum(p.numel() for part in self.parts() for p in part.parameters())
         self._sample = sample
         text_config = self.language.config
         if getattr(text_config, "use_bidirectional_attention", False):
@@ -123,11 +130,6 @@ class Sight:
     def architecture(self) -> str:
         return type(self._model).__name__
 
-    @property
-    def parameters(self) -> int:
-        """Of all but the language model."""
-        return sum(p.numel() for part in self._parts() for p in part.parameters())
-
     def check(self, hidden: Callable[[PackedBatch, Shown | None], Tensor]) -> None:
         """Compare what is made of a picture between words with what the model makes of it when it is left to itself,
         which it can be only until its attention is replaced.
@@ -158,9 +160,7 @@ class Sight:
         except MISFITS as error:
             raise ConfigError(f"the model fails on a picture: {error}") from error
         if apart > TOLERANCE[self._model.dtype]:  # NaN is for the warm-up to find
-            raise ConfigError(
-                f"{name} gives other vectors where it is shown a picture (relative difference {apart:.2g})"
-            )
+            raise ConfigError(f"{name} gives other vectors when shown a picture (relative difference {apart:.2g})")
 
     def made_up(self, tokens: int, words: Sequence[int], outputs: Outputs) -> TokenSequence:
         """A picture with as many of these words behind it as make so many tokens of it, if it has not more itself."""
@@ -199,7 +199,7 @@ class Sight:
         try:
             with torch.inference_mode():
                 before = self._look(pictures).float()
-                restores = [prepack_linears(part) for part in self._parts()]
+                restores.extend(map(prepack_linears, self.parts()))
                 apart = difference(self._look(pictures).float(), before)
         except MISFITS as error:
             reason = f"its eyes do not run on them: {error}"
@@ -211,13 +211,13 @@ class Sight:
             restore()
         return reason
 
-    def _parts(self) -> Iterator[torch.nn.Module]:
+    def parts(self) -> Iterator[torch.nn.Module]:
         """Everything but the language model."""
         return (part for part in self._model.children() if part is not self.language)
 
 
 def where_pictures_are(sequence: TokenSequence, layout: PictureLayout) -> NDArray[np.int64]:
-    """The places of the image tokens in a sequence, ascending; none where it has no pictures: the token is a word then."""
+    """The places of the image tokens in a sequence, ascending; none where it has no pictures: it is a word there."""
     if not sequence.images:
         return np.empty(0, np.int64)
     return np.flatnonzero(np.asarray(sequence.ids) == layout.image_token)

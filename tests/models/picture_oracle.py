@@ -1,7 +1,7 @@
 """The right answers of models that read pictures and texts together, from transformers alone.
 
-Image processor and tokenizer are loaded apart, because the processor that joins them asks for torchvision. Everything is
-float32 on the CPU, and inputs go through a model one by one.
+Image processor and tokenizer are loaded apart, because the processor that joins them asks for torchvision. Everything
+is float32 on the CPU, and inputs go through a model one by one.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def page(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = No
             return _array(model(**inputs).embeddings[0])
     prompt = _processor(folder).visual_prompt_prefix
     ids, given = _expanded(folder, prompt, [encoded], options)
-    # Since version 5.2 or so, transformers itself gives pictures here the positions of a text, which the model was not
-    # trained with: https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/models/colqwen2
+    # Left to itself this class of transformers 5.23 counts the tokens of a picture like words, because it hands on
+    # vectors without ids. The model was trained with rows and columns, which the class gave it when it was new.
     positions, _ = model.vlm.get_rope_index(ids, given["mm_token_type_ids"], given["image_grid_thw"])
     pixels = given["pixel_values"].unsqueeze(0)
     with torch.inference_mode():
@@ -128,7 +128,8 @@ def _expanded(
     if not shown:
         return tokenizer(written, return_tensors="pt")["input_ids"], {}
     processor = _image_processor(folder)
-    pixels = processor(images=[_rgb(encoded) for encoded in shown], return_tensors="pt", **(options or {}))
+    with warnings.catch_warnings(action="ignore"):  # min_pixels and max_pixels are to be written otherwise some day
+        pixels = processor(images=[_rgb(encoded) for encoded in shown], return_tensors="pt", **(options or {}))
     before, *rest = written.split("<|image_pad|>")
     for grid, after in zip(pixels["image_grid_thw"], rest, strict=True):
         before += "<|image_pad|>" * (int(grid.prod()) // processor.merge_size**2) + after

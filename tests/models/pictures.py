@@ -21,7 +21,7 @@ def encode(width: int, height: int, kind: str = "JPEG", seed: int = 0) -> bytes:
     y, x = np.mgrid[:height, :width] / max(width, height)
     pixels = np.zeros((height, width, 3))
     for colour in range(3):
-        across, down, phase = random.uniform(3, 25, 2).tolist() + [random.uniform(0, 6)]
+        across, down, phase = random.uniform((3, 3, 0), (25, 25, 6))
         pixels[..., colour] = 128 + 120 * np.sin(across * x + down * y + phase)
     left, top = (int(random.integers(size // 2)) for size in (width, height))
     pixels[top : top + height // 3, left : left + width // 4] = random.uniform(0, 255, 3)

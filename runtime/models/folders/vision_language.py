@@ -1,7 +1,7 @@
 """Read what a folder says of a language model that is shown pictures between texts.
 
-Two kinds are known: models of the family of Qwen2-VL, whose last token's vector stands for a conversation; and models of
-late interaction that read a page as a picture (Faysse et al., 2024, ColPali, https://arxiv.org/abs/2407.01449), as
+Two kinds are known: models of the family of Qwen2-VL, whose last token's vector stands for a conversation; and models
+of late interaction that read a page as a picture (Faysse et al., 2024, ColPali, https://arxiv.org/abs/2407.01449), as
 transformers has them.
 """
 
@@ -61,9 +61,9 @@ def read_page_folder(path: Path) -> ModelFolder:
     behind = padding * _EXPANSIONS + "\n"
     if class_name(config) == "ColQwen2ForRetrieval":
         page = processor.get("visual_prompt_prefix", str, None) or _QWEN_PAGE
-        before, found, after = page.partition(_IMAGE)
-        if not found:
-            raise ConfigError(f"{processor.name}: visual_prompt_prefix has no {_IMAGE}, where the picture goes")
+        if page.count(_IMAGE) != 1:
+            raise ConfigError(f"{processor.name}: visual_prompt_prefix must have one {_IMAGE}, where the picture goes")
+        before, _, after = page.partition(_IMAGE)
         alone, prefix, first = (before, after), "Query: ", ""
     else:
         first = read_special_token(path, "bos_token", root=path) or "<bos>"

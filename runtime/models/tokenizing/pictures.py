@@ -67,10 +67,9 @@ class PictureReader:
     def _page(self, given: ModelInput) -> TokenSequence:
         """A picture by itself, in the words that the model was trained to see around one."""
         assert self._alone is not None
-        image = _only_image(given)
-        pixels = self._images.read(image)
+        (pixels,) = self._prepared([_only_image(given)], "input")
         ids = [*self._alone.prefix, *self._repeated(pixels), *self._alone.suffix]
-        self._tokenizer.limits.check_length(len(ids))
+        self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=(pixels,))
 
     def _conversation(self, given: ModelInput, text: TextInput) -> TokenSequence:
@@ -87,11 +86,11 @@ class PictureReader:
         if words.count(self._layout.image_token) != len(images):
             raise InvalidInput(
                 f"The conversation has {len(images)} images, but the model's chat template makes "
-                f"{words.count(self._layout.image_token)} of it: a text must not spell the token that stands for an image, "
-                "and every message with images must be one that the template shows.",
+                f"{words.count(self._layout.image_token)} of it: a text must not spell the token that stands for an "
+                "image, and a message with images must be one that the template shows.",
                 param="messages",
             )
-        pictures = tuple(self._images.read(image) for image in images)
+        pictures = self._prepared(images, "input" if isinstance(given.source, Image) else "messages")
         ids = self._expanded(words, pictures)
         if text.max_own_tokens is not None:
             ids = self._cut(ids, own_limit(text.max_own_tokens) or 0, text)
@@ -99,8 +98,30 @@ class PictureReader:
         if limit is not None and len(ids) + len(special) > limit:
             ids = self._cut(ids, max(limit - len(special), 0), text)
         ids = [*special.prefix, *ids, *special.suffix]
-        limits.check_length(len(ids))
+        self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=pictures)
+
+    def _prepared(self, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
+        """Raises what is wrong with an image, and with which one of several, as an error in `param`."""
+        found = []
+        for number, image in enumerate(images, start=1):
+            try:
+                found.append(self._images.read(image))
+            except InvalidInput as error:
+                which = f"Image {number} of {len(images)}: " if len(images) > 1 else ""
+                raise type(error)(f"{which}{error}", param=error.param or param) from error
+        return tuple(found)
+
+    def _check_length(self, ids: TokenIds) -> None:
+        """Raises `InvalidInput` for an input that is longer than the model takes."""
+        most = self._tokenizer.limits.max_tokens
+        if len(ids) > most:
+            raise InvalidInput(
+                f"This model's maximum context length is {most} tokens. However, your input contains {len(ids)} "
+                f"tokens, {ids.count(self._layout.image_token)} of them for images. Please send fewer or smaller "
+                "images, or less text.",
+                param="input",
+            )
 
     def _expanded(self, words: TokenIds, pictures: Sequence[Pixels]) -> TokenIds:
         """With each image token as often as its picture has vectors."""
@@ -124,8 +145,9 @@ class PictureReader:
         image = self._layout.image_token
         if image in ids[:start] or image in ids[end:]:
             raise InvalidInput(
-                f"The input contains {len(ids)} tokens, {ids.count(image)} of them for images, and cutting it to {room} "
-                "would cut an image off. Images are never cut: allow more tokens, or send smaller or fewer images.",
+                f"The input contains {len(ids)} tokens, {ids.count(image)} of them for images, and cutting it to "
+                f"{room} would cut an image, which is never done. Please allow more tokens, or send fewer or smaller "
+                "images.",
                 param="truncate_prompt_tokens",
             )
         return ids[start:end]

@@ -17,6 +17,7 @@ from tests.models.tiny.layout import edit_json, pooling_flags, write_json, write
 from tests.models.tiny.multi_vector import MULTI_VECTOR
 from tests.models.tiny.prompted import PROMPTED
 from tests.models.tiny.sparse import SPARSE
+from tests.models.tiny.vision_language import PAGES, SEEING, VISION_LANGUAGE
 from tests.models.tiny.vocabularies import byte_bpe, chat_bpe, unigram, word_piece
 
 KINDS = EMBEDDING
@@ -30,6 +31,7 @@ EVERY: Mapping[str, Body] = {
     **TOKEN_CLASSIFIERS,
     **SPARSE,
     **MULTI_VECTOR,
+    **VISION_LANGUAGE,
 }
 """Each kind of model that can be built, by name."""
 
@@ -49,10 +51,13 @@ __all__ = [
     "EVERY",
     "KINDS",
     "MULTI_VECTOR",
+    "PAGES",
     "POSITIONS",
     "PROMPTED",
+    "SEEING",
     "SPARSE",
     "TOKEN_CLASSIFIERS",
+    "VISION_LANGUAGE",
     "WIDTH",
     "bert",
     "build",

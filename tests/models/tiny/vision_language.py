@@ -121,6 +121,8 @@ def _widen(model: nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 module.weight.normal_(0, 1.5 * module.weight[0].numel() ** -0.5)
+            elif type(module).__name__ == "GemmaRMSNorm":
+                module.get_parameter("weight").normal_(0, 0.2)  # it adds 1 to them
 
 
 def _qwen2_vl(folder: Path) -> None:
@@ -219,10 +221,10 @@ def _colpali(folder: Path) -> None:
     )
 
 
-EMBEDDING_VISION: Mapping[str, Body] = {"qwen2-vl": _qwen2_vl, "qwen2.5-vl": _qwen2_5_vl}
+SEEING: Mapping[str, Body] = {"qwen2-vl": _qwen2_vl, "qwen2.5-vl": _qwen2_5_vl}
 """One vector of a conversation with pictures, by name."""
 
 PAGES: Mapping[str, Body] = {"colqwen2": _colqwen2, "colpali": _colpali}
 """Late interaction of texts with pictures, by name."""
 
-VISION_LANGUAGE: Mapping[str, Body] = {**EMBEDDING_VISION, **PAGES}
+VISION_LANGUAGE: Mapping[str, Body] = {**SEEING, **PAGES}
