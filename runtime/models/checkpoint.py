@@ -103,7 +103,7 @@ def load_transformer(
             if hasattr(each, "use_cache"):
                 each.use_cache = False
         model_class = _AUTO[folder.architecture] if code and own_code else _model_class(config, folder.architecture)
-        if not hasattr(text_config, "hidden_size"):
+        if not hasattr(text_config if folder.pictures is not None else config, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights. A head does read it.
         takes_pooler = bare and "add_pooling_layer" in inspect.signature(model_class).parameters

@@ -199,7 +199,8 @@ class Sight:
         try:
             with torch.inference_mode():
                 before = self._look(pictures).float()
-                restores.extend(map(prepack_linears, self.parts()))
+                for part in self.parts():
+                    restores.append(prepack_linears(part))  # noqa: PERF401  # those before a failure are put back
                 apart = difference(self._look(pictures).float(), before)
         except MISFITS as error:
             reason = f"its eyes do not run on them: {error}"

@@ -372,7 +372,6 @@ def test_bfloat16_is_as_near_as_it_can_be(kind: str, load: Load) -> None:
     assert cosine(_answers(narrow, kind, alone=True), _answers(narrow, kind)) > 0.99
 
 
-@pytest.mark.skipif(not torch._C.has_mkldnn, reason="this build of torch has no oneDNN")
 @pytest.mark.parametrize("kind", VISION_LANGUAGE)
 def test_weights_are_laid_out_for_the_processor_in_eyes_and_language(kind: str, load: Load) -> None:
     tower = load(kind).towers["image"]
