@@ -32,6 +32,9 @@ Layout = Literal["packed", "padded"]
 _LONGEST_PROBE: Final = 1024
 """Tokens. Where a window is longer, finding it out would take longer than loading the model."""
 
+_POSITION_TABLES: Final = ("position_embeddings", "position_embedding")
+"""How architectures name them; CLIP and SigLIP have the latter."""
+
 
 class Body:
     """A transformer that takes packed batches.
@@ -184,6 +187,10 @@ class Body:
                 padded = [self._padded(batch, shown).float() for batch, shown in probes]
                 self._use("packed")
                 packed = [self._packed(batch, shown).float() for batch, shown in probes]
+                if (limit := self.position_limit) is not None and limit <= _LONGEST_PROBE:
+                    # Some refuse a row that is longer than their table of positions, whatever its positions are.
+                    half = TokenSequence([0] * (limit // 2 + 1), DENSE_ONLY)
+                    self._packed(PackedBatch.of([half, half], self.model.device))
         except MISFITS as error:
             return f"{name} fails on a packed batch: {error}"
         finally:
@@ -286,7 +293,7 @@ def _position_table(model: PreTrainedModel) -> tuple[int, int | None]:
         The first row, and the rows from there on; (0, None) for a model without such a table.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] == "position_embeddings":
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
             first = 0 if module.padding_idx is None else module.padding_idx + 1
             return first, module.num_embeddings - first
     return 0, None

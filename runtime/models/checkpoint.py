@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TEXT_ENCODING_MAPPING,
@@ -27,6 +28,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -45,6 +47,7 @@ _WITH_HEAD: Final[Mapping[Architecture, Any]] = {
     "token classifier": MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     "masked language model": MODEL_FOR_MASKED_LM_MAPPING,
     "causal language model": MODEL_FOR_CAUSAL_LM_MAPPING,
+    "image classifier": MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
 }
 """Classes of transformers by the class of their config."""
 
@@ -54,6 +57,9 @@ _AUTO: Final[Mapping[Architecture, Any]] = {
     "token classifier": AutoModelForTokenClassification,
     "masked language model": AutoModelForMaskedLM,
     "causal language model": AutoModelForCausalLM,
+    "two towers": AutoModel,
+    "image encoder": AutoModel,
+    "image classifier": AutoModelForImageClassification,
 }
 """What finds a class in the folder's own code."""
 
@@ -72,7 +78,18 @@ class Loaded(NamedTuple):
     whole: PreTrainedModel
     """With the head that the folder's architecture has; the same as `base` for an encoder."""
     base: PreTrainedModel
-    """The transformer."""
+    """The transformer: of two, the one that reads texts."""
+    image: PreTrainedModel | None = None
+    """The transformer that looks at pictures, where they have one to themselves."""
+
+    def image_parameters(self) -> int:
+        """How many it has, with those of what follows it in the checkpoint."""
+        if self.image is None:
+            return 0
+        parts = (
+            [self.whole] if self.image is self.base else [self.image, getattr(self.whole, "visual_projection", None)]
+        )
+        return sum(p.numel() for part in parts if part is not None for p in part.parameters())
 
 
 def load_transformer(
@@ -89,7 +106,7 @@ def load_transformer(
     Raises:
         ConfigError: The architecture is not one of transformers, or the weights are not all there or do not fit.
     """
-    bare = folder.architecture == "encoder"
+    bare = folder.architecture not in (*_WITH_HEAD, "page retriever")
     code = _own_code(folder)
     if code and not own_code and folder.config.get("model_type") not in CONFIG_MAPPING:
         raise ConfigError(
@@ -103,7 +120,8 @@ def load_transformer(
             if hasattr(each, "use_cache"):
                 each.use_cache = False
         model_class = _AUTO[folder.architecture] if code and own_code else _model_class(config, folder.architecture)
-        if not hasattr(text_config if folder.pictures is not None else config, "hidden_size"):
+        wide = text_config if folder.pictures is not None else config
+        if folder.architecture != "two towers" and not hasattr(wide, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights. A head does read it.
         takes_pooler = bare and "add_pooling_layer" in inspect.signature(model_class).parameters
@@ -136,7 +154,10 @@ def load_transformer(
             "(--trust-remote-code) to run it"
         )
     whole: PreTrainedModel = model.eval().to(device)
-    return Loaded(whole, whole if bare else whole.base_model)
+    if folder.architecture == "two towers":
+        return Loaded(whole, whole.text_model, whole.vision_model)
+    base = whole if bare else whole.base_model
+    return Loaded(whole, base, base if folder.image_heads else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +173,11 @@ class LoadedTokenizer:
     """Jinja that makes one text of a conversation."""
     special_tokens: Mapping[str, object]
     """The text of each special token by its name, such as `bos_token`."""
+    padding: int | None = None
+    """The token that fills texts up. None: there is none."""
+    padding_side: str = "right"
+    masks_padding: bool = True
+    """Whether the model is told which tokens are padding."""
 
 
 def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedTokenizer:
@@ -172,6 +198,9 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
         gives_types="token_type_ids" in tokenizer.model_input_names,
         chat_template=templates.get("default") if isinstance(templates, dict) else templates,
         special_tokens=tokenizer.special_tokens_map,
+        padding=tokenizer.pad_token_id,
+        padding_side=tokenizer.padding_side,
+        masks_padding="attention_mask" in tokenizer.model_input_names,
     )
 
 
@@ -201,7 +230,7 @@ def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[P
     if architecture == "page retriever":  # these are in none of the mappings
         retriever: type[PreTrainedModel] = getattr(transformers, named[0])
         return retriever
-    if architecture != "encoder":
+    if architecture in _WITH_HEAD:
         found = _WITH_HEAD[architecture].get(type(config), None)
         fitting = [choice for choice in _choices(found) if choice.__name__ in named]
         if config.is_encoder_decoder or not fitting:

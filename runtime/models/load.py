@@ -20,6 +20,9 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.files import check_files
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.folders.resolver import resolve
+from staged_pool.runtime.models.image_tower import build_image_tower
+from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
@@ -71,7 +74,8 @@ def load_model(config: EngineConfig) -> Encoder:
     text, first = towers.get("text"), next(iter(towers.values()))
     tokenizer = text.tokenizer if isinstance(text, TextTower) else None
     outputs = tuple(output for output in first.outputs if all(output in tower.outputs for tower in towers.values()))
-    dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
+    specs = (*folder.heads, *folder.image_heads)
+    dense_spec = next((spec for spec in specs if isinstance(spec, DenseSpec)), None)
     encoder = Encoder(
         card=ModelCard(
             name=resolved.name,
@@ -121,15 +125,29 @@ def _load_towers(
     name: str, folder: ModelFolder, config: EngineConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[ModelFolder, Mapping[Lane, Tower]]:
     """The towers of a folder, by what they read; and the folder with what its tokenizer says of its markers."""
-    source = load_tokenizer(folder, own_code=config.trust_remote_code)
-    folder = with_written_markers(folder, source.backend)
-    loaded = load_transformer(folder, dtype=dtype, device=device, own_code=config.trust_remote_code)
-    if folder.pictures is None:
-        return folder, {"text": build_text_tower(name, folder, source, loaded, attention=config.attention)}
-    sight, images = open_eyes(folder, loaded, config)
-    text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
-    reader = PictureReader(text.tokenizer, folder.pictures, sight.layout, images)
-    return folder, {"text": text, "image": SightTower(text, reader, sight)}
+    own_code = config.trust_remote_code
+    # What is quick to find wrong comes first: weights may take minutes.
+    source = load_tokenizer(folder, own_code=own_code) if folder.heads else None
+    if source is not None:
+        folder = with_written_markers(folder, source.backend)
+    sees = folder.image_heads or folder.pictures
+    settings = read_image_settings(folder.body, trust_remote_code=own_code) if sees else None
+    reader = None if settings is None else ImageReader(settings, config)
+    loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code)
+    if folder.pictures is not None and source is not None and reader is not None:
+        sight = open_eyes(loaded, reader)
+        text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
+        pictures = PictureReader(text.tokenizer, folder.pictures, sight.layout, reader)
+        return folder, {"text": text, "image": SightTower(text, pictures, sight)}
+    towers: dict[Lane, Tower] = {}
+    if source is not None:
+        towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention)
+    if reader is not None:
+        towers["image"] = build_image_tower(name, folder, reader, loaded)
+    if len({tower.width for tower in towers.values()}) > 1:
+        widths = " and ".join(f"{tower.width} for {lane}s" for lane, tower in towers.items())
+        raise ConfigError(f"vectors of texts and of pictures cannot be compared: they have widths of {widths}")
+    return folder, towers
 
 
 def _say(card: ModelCard) -> None:

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
+from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.specs import PoolingMode
 
 
@@ -74,6 +75,19 @@ def max_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
 def cls_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
     """The first token's vector, [sequences, width]."""
     return hidden[lengths.cumsum(0) - lengths]
+
+
+def end_pool(hidden: Tensor, sequences: Sequence[TokenSequence], lengths: Tensor, end_token: int | None) -> Tensor:
+    """The vector of each sequence's first token `end_token`, [sequences, width]; of its first one where there is none.
+
+    None: of the token with the highest id, as CLIP finds the end where its config has another id for it than its
+    tokenizer. Both as `CLIPTextModel` of transformers has them.
+    """
+    places = [
+        s.ids.index(max(s.ids)) if end_token is None else s.ids.index(end_token) if end_token in s.ids else 0
+        for s in sequences
+    ]
+    return hidden[lengths.cumsum(0) - lengths + torch.tensor(places, device=hidden.device)]
 
 
 def last_token_pool(hidden: Tensor, lengths: Tensor) -> Tensor:

@@ -10,14 +10,11 @@ from typing import cast
 import numpy as np
 from PIL import Image as Pillow
 
-from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Payload, Pixels, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint import Loaded
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.sight import Sight, read_picture_layout
-from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tower import Outcome
@@ -76,20 +73,23 @@ class SightTower:
         return [self.sight.made_up(size, self.texts.text, frozenset(self.texts.heads)) for size in sizes]
 
 
-def open_eyes(folder: ModelFolder, loaded: Loaded, config: EngineConfig) -> tuple[Sight, ImageReader]:
-    """What of a checkpoint looks at pictures, and what prepares them.
+def open_eyes(loaded: Loaded, reader: ImageReader) -> Sight:
+    """What of a checkpoint looks at pictures.
+
+    Args:
+        loaded: The checkpoint.
+        reader: Prepares pictures as the folder wants them.
 
     Raises:
-        ConfigError: The folder does not say how it wants pictures, or not as its weights do.
+        ConfigError: That is not as the weights want them.
     """
-    reader = ImageReader(read_image_settings(folder.body, trust_remote_code=config.trust_remote_code), config)
     layout = read_picture_layout(loaded.base)
-    merged = reader.settings.merge_size if layout.merge is not None else None
-    if merged != layout.merge:
+    if layout.merge is not None and layout.merge != reader.settings.merge_size:
         raise ConfigError(
-            f"preprocessor_config.json: merge_size={merged}, but config.json: spatial_merge_size={layout.merge}"
+            f"preprocessor_config.json: merge_size={reader.settings.merge_size}, "
+            f"but config.json: spatial_merge_size={layout.merge}"
         )
-    return Sight(loaded.base, layout, reader.scale, _sample(reader)), reader
+    return Sight(loaded.base, layout, reader.scale, _sample(reader))
 
 
 def _sample(reader: ImageReader) -> Pixels:

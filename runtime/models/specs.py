@@ -11,6 +11,9 @@ from staged_pool.runtime.model import Activation, Role, Scoring, Similarity
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
+EndPooling: TypeAlias = Literal["end"]
+"""The vector of the token that ends a text for CLIP: the first one of its id, wherever it stands."""
+
 SpladePooling: TypeAlias = Literal["max", "sum"]
 SpladeActivation: TypeAlias = Literal["relu", "log1p_relu"]
 
@@ -21,6 +24,9 @@ Architecture: TypeAlias = Literal[
     "masked language model",
     "causal language model",
     "page retriever",
+    "two towers",
+    "image encoder",
+    "image classifier",
 ]
 """What stands on top of the transformer in the checkpoint, as the Auto classes of transformers tell them apart."""
 
@@ -64,15 +70,23 @@ class Projection:
     """Name of the tensor [out]. None: there is none."""
 
 
-HeadModule: TypeAlias = Dense | LayerNorm | Normalize | Projection
+@dataclass(frozen=True, slots=True)
+class OwnLayer:
+    """A linear layer of the checkpoint itself."""
+
+    name: str
+    """In its class, such as `text_projection`."""
+
+
+HeadModule: TypeAlias = Dense | LayerNorm | Normalize | Projection | OwnLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
     """One vector for each input."""
 
-    pooling: tuple[PoolingMode, ...]
-    """Several are concatenated in this order."""
+    pooling: tuple[PoolingMode | EndPooling, ...]
+    """Several are concatenated in this order; `end` stands alone."""
     modules: tuple[HeadModule, ...]
     """What follows the pooling, without the normalisation at the very end."""
     normalize: bool
@@ -113,6 +127,18 @@ class MultiVectorSpec:
     """Name of a linear layer of the checkpoint's own class, through which every token vector goes first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnVectorSpec:
+    """One vector for each picture, pooled and projected by the checkpoint's own class: its `get_image_features`."""
+
+    modules: tuple[HeadModule, ...] = ()
+    """What follows, without the normalisation at the very end."""
+    normalize: bool
+    """Whether the chain ends by bringing vectors to length 1."""
+    truncate_dim: int | None = None
+    """As for `DenseSpec`."""
+
+
 @dataclass(frozen=True, slots=True)
 class LabelsSpec:
     """One logit for each label, made of the whole input by the checkpoint's own head."""
@@ -134,7 +160,14 @@ class LogitScoreSpec:
 
 
 HeadSpec: TypeAlias = (
-    DenseSpec | SpladeSpec | TokenWeightsSpec | MultiVectorSpec | LabelsSpec | TokenLabelsSpec | LogitScoreSpec
+    DenseSpec
+    | OwnVectorSpec
+    | SpladeSpec
+    | TokenWeightsSpec
+    | MultiVectorSpec
+    | LabelsSpec
+    | TokenLabelsSpec
+    | LogitScoreSpec
 )
 
 
@@ -205,7 +238,14 @@ class ModelFolder:
     architecture: Architecture = "encoder"
 
     heads: tuple[HeadSpec, ...]
-    """What is made of the token vectors; at least one."""
+    """What is made of the token vectors of a text; empty where none is read."""
+
+    image_heads: tuple[HeadSpec, ...] = ()
+    """What is made of a picture that goes through a tower of its own; empty where there is no such tower."""
+
+    fills_texts: bool = False
+    """Whether a text is always filled up to the longest one with the tokenizer's padding token, which the model was
+    trained to see."""
 
     scoring: Scoring | None = "bi-encoder"
     """How a query and a document are compared."""

@@ -21,7 +21,7 @@ from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.sight import Sight
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
-from staged_pool.runtime.models.tokenizing.roles import resolve_roles
+from staged_pool.runtime.models.tokenizing.roles import filling_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tower import Outcome
 from staged_pool.runtime.requests import Output
@@ -34,6 +34,7 @@ log = structlog.get_logger("staged_pool.models")
 class TextTower:
     """See `Tower`; its payloads are token sequences."""
 
+    architecture: str
     tokenizer: TextTokenizer
     body: Body
     heads: Mapping[Output, Head]
@@ -41,10 +42,6 @@ class TextTower:
     parameters: int
     text: TokenIds
     """As long as an input may be: token ids to try the tower with."""
-
-    @property
-    def architecture(self) -> str:
-        return type(self.body.model).__name__
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -99,6 +96,17 @@ def build_text_tower(
     max_tokens = _max_tokens(folder, source.max_tokens, body)
     heads = build_heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
+    roles = (
+        filling_roles(source.padding, side=source.padding_side, masked=source.masks_padding, max_tokens=max_tokens)
+        if folder.fills_texts
+        else resolve_roles(
+            folder.roles,
+            source.backend,
+            special_tokens=source.special_tokens,
+            vocabulary=body.vocabulary,
+            max_tokens=max_tokens,
+        )
+    )
     tokenizer = TextTokenizer(
         source.backend,
         max_tokens=max_tokens,
@@ -109,13 +117,7 @@ def build_text_tower(
         chat_template=source.chat_template if folder.pictures is None or folder.pictures.converses else None,
         special_tokens=source.special_tokens,
         pair_template=folder.pair_template,
-        roles=resolve_roles(
-            folder.roles,
-            source.backend,
-            special_tokens=source.special_tokens,
-            vocabulary=body.vocabulary,
-            max_tokens=max_tokens,
-        ),
+        roles=roles,
         sees=sight is not None,
     )
     if folder.scoring == "cross-encoder":
@@ -127,13 +129,24 @@ def build_text_tower(
         log.info("model.padded", model=name, reason=why)
     if body.layout == "padded":
         _check_body(name, partial(body.check_padding, max_tokens))
-    parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
+    if loaded.image is None:
+        parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
+    else:  # heads are copies of layers in it
+        parameters = sum(p.numel() for p in loaded.whole.parameters()) - loaded.image_parameters()
     if body.model.device.type == "cpu" and (why := body.prepack(max_tokens)):
         log.info("model.not_prepacked", model=name, reason=why)
     if sight is not None and body.model.device.type == "cpu" and (why := sight.prepack()):
         log.info("model.not_prepacked", model=name, reason=why)
     text = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
-    return TextTower(tokenizer, body, heads, max_tokens, parameters, text)
+    return TextTower(
+        type(loaded.whole if folder.image_heads else body.model).__name__,
+        tokenizer,
+        body,
+        heads,
+        max_tokens,
+        parameters,
+        text,
+    )
 
 
 def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) -> int:

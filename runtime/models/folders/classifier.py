@@ -116,6 +116,16 @@ def read_classifier(
     )
 
 
+def read_image_classifier(config: Mapping[str, Any]) -> tuple[tuple[str, ...], Activation]:
+    """Names of the labels of a classifier of pictures, in the order of their logits, and what makes scores of logits.
+
+    Raises:
+        ConfigError: The labels cannot be read.
+    """
+    labels = _labels(config)
+    return labels, _usual_activation(config, len(labels))
+
+
 def read_logit_score(
     config: Mapping[str, Any],
     settings: JsonFile,

@@ -37,7 +37,7 @@ def check_files(folder: ModelFolder) -> None:
     """
     _check_architecture(folder)
     _check_weights(folder.body)
-    if not any((folder.body / name).is_file() for name in _VOCABULARIES):
+    if folder.heads and not any((folder.body / name).is_file() for name in _VOCABULARIES):
         raise ConfigError(f"{folder.body}: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt")
 
 

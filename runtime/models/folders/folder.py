@@ -6,28 +6,26 @@ not understood is refused by name, because a module that is left out gives vecto
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, get_args
 
 from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
+from staged_pool.runtime.models.folders.chain import read_head, read_pooling_modes
+from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
 from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
 from staged_pool.runtime.models.folders.pair import chat_template, pair_template
 from staged_pool.runtime.models.folders.parts import (
     SAFE_WEIGHT_FILES,
-    expect_level,
     read_body_config,
     read_chain,
-    read_dense,
+    read_matryoshka,
     read_prompts,
     read_similarity,
     read_transformer_settings,
     required,
 )
-from staged_pool.runtime.models.folders.readme import trained_for_shorter_vectors
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.transformer_settings import read_max_seq_length
 from staged_pool.runtime.models.folders.vision_language import (
@@ -38,28 +36,13 @@ from staged_pool.runtime.models.folders.vision_language import (
 )
 from staged_pool.runtime.models.specs import (
     DenseSpec,
-    HeadModule,
-    LayerNorm,
     ModelFolder,
-    Normalize,
     PairTemplate,
     PoolingMode,
     SpladeSpec,
     TokenWeightsSpec,
 )
 from staged_pool.stages.errors import ConfigError
-
-_POOLING_MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
-
-_POOLING_FLAGS: Final[Mapping[str, PoolingMode]] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-"""How older folders name the modes, in the order in which several are concatenated."""
 
 
 def read_folder(
@@ -96,6 +79,8 @@ def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
     modules_file = JsonFile.read(path / "modules.json", root=path, kind=list)
     settings = JsonFile.read(path / "config_sentence_transformers.json", root=path) or JsonFile.empty()
     kind = settings.get("model_type", str, "SentenceTransformer")
+    if is_image_folder(path, modules_file):
+        return read_image_folder(path, modules_file, settings, task)
     if is_multi_vector(path, modules_file, settings):
         return read_multi_vector_folder(path, modules_file, settings)
     asked = task == "sparse" and modules_file is None and not has_bge_m3_heads(path)
@@ -131,7 +116,7 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
             f"{' -> '.join(name for name, _ in chain)}"
         )
     pooling_file = required(chain[1][1] / "config.json", root=path)
-    modules, normalize = _head(chain[2:], root=path)
+    modules, normalize = read_head(chain[2:], root=path)
     prompts, prompt = read_prompts(settings)
     return ModelFolder(
         path=path,
@@ -139,7 +124,7 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
         config=config,
         heads=(
             DenseSpec(
-                pooling=_pooling_modes(pooling_file),
+                pooling=read_pooling_modes(pooling_file),
                 modules=modules,
                 normalize=normalize,
                 pools_prompt=pooling_file.get("include_prompt", bool, True),
@@ -147,7 +132,7 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
             ),
         ),
         similarity=read_similarity(settings),
-        **_matryoshka(path, config, settings),
+        **read_matryoshka(path, config, settings),
         max_seq_length=read_max_seq_length(transformer),
         lower_case=transformer.get("do_lower_case", bool, False),
         prompts=prompts,
@@ -173,7 +158,7 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
         config=config,
         heads=(DenseSpec(pooling=(mode,), modules=(), normalize=sees, truncate_dim=settings.positive("truncate_dim")),),
         similarity=read_similarity(settings),
-        **_matryoshka(path, config, settings),
+        **read_matryoshka(path, config, settings),
         prompts=prompts,
         default_prompt=prompt,
         notes=(f"no modules.json: {mode} pooling {how} normalisation is assumed",),
@@ -226,59 +211,3 @@ def _label_folder(
         prompts=prompts,
         default_prompt=prompt,
     )
-
-
-def _matryoshka(path: Path, config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
-    """Whether vectors may be cut, and to which widths, as far as the folder says so.
-
-    Folders say it as `is_matryoshka` and `matryoshka_dimensions` in `config.json`, or in the tags of their model card;
-    one that cuts vectors by itself was trained for it too.
-    """
-    file = JsonFile("config.json", config)
-    dimensions = file.get("matryoshka_dimensions", list, [])
-    if not all(isinstance(width, int) and width > 0 for width in dimensions):
-        raise ConfigError(f"config.json: matryoshka_dimensions={dimensions!r} must be whole numbers above 0")
-    cuts = settings.positive("truncate_dim") is not None
-    said = file.get("is_matryoshka", bool, False) or bool(dimensions) or cuts or trained_for_shorter_vectors(path)
-    return {"matryoshka": said, "dimensions": tuple(sorted(dimensions))}
-
-
-def _head(chain: list[tuple[str, Path]], *, root: Path) -> tuple[tuple[HeadModule, ...], bool]:
-    """What follows the pooling, and whether the chain ends by normalising (left to postprocess)."""
-    head: list[HeadModule] = []
-    for name, folder in chain:
-        if name == "Normalize":
-            settings = JsonFile.read(folder / "config.json", root=root) or JsonFile.empty()
-            expect_level(settings, "sentence_embedding")
-            head.append(Normalize())
-        elif name == "Dense":
-            head.append(read_dense(folder, root=root))
-        elif name == "LayerNorm":
-            file = required(folder / "config.json", root=root)
-            head.append(LayerNorm(folder=folder, dimension=file.size("dimension")))
-        else:
-            raise ConfigError(f"modules.json: module {name} is not supported after the pooling")
-    normalize = False
-    while head and isinstance(head[-1], Normalize):
-        head.pop()
-        normalize = True
-    return tuple(head), normalize
-
-
-def _pooling_modes(file: JsonFile) -> tuple[PoolingMode, ...]:
-    """The modes of a pooling's config, which are one name, a list of names, or one flag for each mode."""
-    named = file.content.get("pooling_mode")
-    if named is None:
-        unknown = [n for n in file.content if n.startswith("pooling_mode_") and n not in _POOLING_FLAGS]
-        if wrong := [n for n in unknown if file.content[n]]:
-            raise ConfigError(f"{file.name}: {wrong[0]} is not known, only {', '.join(_POOLING_FLAGS)}")
-        return tuple(m for flag, m in _POOLING_FLAGS.items() if file.get(flag, bool, False)) or ("mean",)
-    names = [named] if isinstance(named, str) else named
-    if not isinstance(names, list) or not names:
-        raise ConfigError(f"{file.name}: pooling_mode={named!r} must be a name or a list of names")
-    modes = []
-    for name in names:
-        if name not in _POOLING_MODES:
-            raise ConfigError(f"{file.name}: pooling_mode={name!r} is not known, only {', '.join(_POOLING_MODES)}")
-        modes.append(name)
-    return tuple(modes)

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from staged_pool.runtime.model import Similarity
 from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.folders.readme import trained_for_shorter_vectors
 from staged_pool.runtime.models.specs import Dense
 from staged_pool.stages.errors import ConfigError
 
@@ -101,6 +102,21 @@ def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:
         if (file := JsonFile.read(body / name, root=root)) is not None:
             return file
     return JsonFile.empty()
+
+
+def read_matryoshka(path: Path, config: Mapping[str, Any], settings: JsonFile) -> dict[str, Any]:
+    """Whether vectors may be cut, and to which widths, as far as the folder says so.
+
+    Folders say it as `is_matryoshka` and `matryoshka_dimensions` in `config.json`, or in the tags of their model card;
+    one that cuts vectors by itself was trained for it too.
+    """
+    file = JsonFile("config.json", config)
+    dimensions = file.get("matryoshka_dimensions", list, [])
+    if not all(isinstance(width, int) and width > 0 for width in dimensions):
+        raise ConfigError(f"config.json: matryoshka_dimensions={dimensions!r} must be whole numbers above 0")
+    cuts = settings.positive("truncate_dim") is not None
+    said = file.get("is_matryoshka", bool, False) or bool(dimensions) or cuts or trained_for_shorter_vectors(path)
+    return {"matryoshka": said, "dimensions": tuple(sorted(dimensions))}
 
 
 def read_special_token(body: Path, field: str, *, root: Path) -> str | None:

@@ -18,6 +18,7 @@ from staged_pool.runtime.models.specs import (
     LogitScoreSpec,
     ModelFolder,
     MultiVectorSpec,
+    OwnVectorSpec,
     SpladeSpec,
     TokenLabelsSpec,
     TokenWeightsSpec,
@@ -45,8 +46,10 @@ def build_heads(
     heads: dict[Output, Head] = {}
     for spec in folder.heads:
         match spec:
+            case OwnVectorSpec():
+                raise ConfigError("a text has no vector of the checkpoint's own")
             case DenseSpec():
-                heads[Output.DENSE] = DenseHead(spec, body.width, device)
+                heads[Output.DENSE] = DenseHead(spec, body.width, loaded.whole, loaded.base)
             case LabelsSpec():
                 heads[Output.LABELS] = LabelsHead(loaded.whole, body, len(folder.labels))
             case TokenLabelsSpec():
@@ -65,7 +68,8 @@ def build_heads(
                 if not isinstance(own, nn.Linear | None):
                     raise ConfigError(f"{spec.own_layer} of the checkpoint is not a linear layer")
                 heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device, own)
-    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads:
+    # Vectors of CLIP's tokens cannot be compared with those of its patches: there is no projection for them.
+    if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and not folder.image_heads:
         heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
     return heads
 

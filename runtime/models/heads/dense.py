@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.heads.head import on_host
 from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.packing import PackedBatch
-from staged_pool.runtime.models.pooling import pool
-from staged_pool.runtime.models.specs import DenseSpec
+from staged_pool.runtime.models.pooling import end_pool, pool
+from staged_pool.runtime.models.specs import DenseSpec, PoolingMode
+
+_WRONG_END = 2
+"""The id of the end in configs of CLIP that were written before transformers had it right: the tokenizer's differs."""
 
 
 class DenseHead:
@@ -21,7 +25,8 @@ class DenseHead:
     Args:
         spec: See `DenseSpec`.
         token_width: Values of a token vector.
-        device: Where it computes.
+        whole: The checkpoint. Layers of its own are copied.
+        base: The transformer in it that gives the token vectors.
 
     Raises:
         ConfigError: Weights of the modules are missing or do not fit.
@@ -30,15 +35,21 @@ class DenseHead:
     width: int
     """Values of one row."""
 
-    def __init__(self, spec: DenseSpec, token_width: int, device: torch.device) -> None:
-        modules, width = build_modules(spec.modules, token_width * len(spec.pooling))
-        self._modules = modules.to(device)
-        self._pooling = spec.pooling
+    def __init__(self, spec: DenseSpec, token_width: int, whole: PreTrainedModel, base: PreTrainedModel) -> None:
+        modules, width = build_modules(spec.modules, token_width * len(spec.pooling), whole)
+        self._modules = modules.to(base.device)
+        self._at_end = spec.pooling == ("end",)
+        self._pooling = cast("tuple[PoolingMode, ...]", spec.pooling)
+        end: int | None = getattr(base.config, "eos_token_id", None)
+        self._end_token = None if end == _WRONG_END else end
         self.width = min(width, spec.truncate_dim or width)
 
     def parameters(self) -> int:
         return sum(p.numel() for p in self._modules.parameters())
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
-        pooled = self._modules(pool(hidden, batch.lengths, self._pooling, skip=batch.prompt_lengths))
-        return list(on_host(pooled[:, : self.width]))
+        if self._at_end:
+            pooled = end_pool(hidden.float(), batch.sequences, batch.lengths, self._end_token)
+        else:
+            pooled = pool(hidden, batch.lengths, self._pooling, skip=batch.prompt_lengths)
+        return list(on_host(self._modules(pooled)[:, : self.width]))

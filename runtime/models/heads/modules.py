@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,19 +13,22 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from staged_pool.runtime.models.specs import Dense, HeadModule, LayerNorm, Projection
+from staged_pool.runtime.models.specs import Dense, HeadModule, LayerNorm, OwnLayer, Projection
 from staged_pool.stages.errors import ConfigError
 
 _DAMAGED: Final = (OSError, RuntimeError, ValueError, EOFError, SafetensorError, pickle.UnpicklingError)
 """What a file of weights raises that is none, or holds others."""
 
 
-def build_modules(modules: Sequence[HeadModule], width: int) -> tuple[nn.Sequential, int]:
+def build_modules(
+    modules: Sequence[HeadModule], width: int, checkpoint: nn.Module | None = None
+) -> tuple[nn.Sequential, int]:
     """Load the modules that turn a pooled vector into the final one.
 
     Args:
         modules: As the folder lists them.
         width: Values of a pooled vector.
+        checkpoint: The whole model, for layers of its own.
 
     Returns:
         The modules on the CPU, [n, width] -> [n, final width], both float32; and the final width.
@@ -43,6 +47,10 @@ def build_modules(modules: Sequence[HeadModule], width: int) -> tuple[nn.Sequent
             layers.append(_loaded(_LayerNorm(module), module.folder))
         elif isinstance(module, Projection):
             linear = load_projection(module, width)
+            layers.append(linear)
+            width = linear.out_features
+        elif isinstance(module, OwnLayer):
+            linear = _own_layer(checkpoint, module.name, width)
             layers.append(linear)
             width = linear.out_features
         else:
@@ -77,6 +85,19 @@ def load_projection(projection: Projection, width: int) -> nn.Linear:
     except RuntimeError as error:
         raise ConfigError(f"{file.name}: the weights cannot be used: {error}") from error
     return linear.eval()
+
+
+def _own_layer(checkpoint: nn.Module | None, name: str, width: int) -> nn.Linear:
+    """A copy of a linear layer of the checkpoint, in float32. On the CPU."""
+    try:
+        layer = checkpoint.get_submodule(name) if checkpoint is not None else None
+    except AttributeError:
+        layer = None
+    if not isinstance(layer, nn.Linear):
+        raise ConfigError(f"the checkpoint has no linear layer {name}")
+    if layer.in_features != width:
+        raise ConfigError(f"{name}: takes vectors of {layer.in_features} values, but gets {width}")
+    return copy.deepcopy(layer).float().cpu()
 
 
 def _tensors(file: Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from staged_pool.runtime.models.images.cache import content_key
 from staged_pool.runtime.models.images.decode import WHITE, Colour
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Size
@@ -26,6 +27,10 @@ class Choice:
     background: Colour
     arguments: Mapping[str, object]
     """The same for the processor of transformers."""
+
+    def key(self, data: bytes) -> bytes:
+        """What two pictures share only if they are the same bytes and are prepared in the same way."""
+        return content_key(data, {**self.arguments, _BACKGROUND: self.background})
 
     def target(self, size: Size) -> Size:
         """What a picture is resized to.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import structlog
@@ -11,16 +11,18 @@ from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig, ImagePath
 from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.models.images.cache import ImageCache, ImageCacheStatistics
 from staged_pool.runtime.models.images.decode import Encoded, Limits
 from staged_pool.runtime.models.images.exact import read_exact
 from staged_pool.runtime.models.images.fast import read_fast
 from staged_pool.runtime.models.images.options import Choice, Options
+from staged_pool.runtime.models.images.own_code import OwnCode
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.requests import Image
 
-_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+log = structlog.get_logger("staged_pool.models")
 
 TOLERANCE: Final = 2.0
 """How far a value may be from that of transformers, in steps of one of 255. torch and Pillow round differently where
@@ -46,11 +48,17 @@ class ImageReader:
         self._limits = Limits(config.max_image_bytes, config.max_image_pixels)
         self._draft = config.image_draft
         self._options = Options(settings, config.max_image_pixels)
-        self._processor = load_processor(settings.folder, trust_remote_code=settings.own_code)
+        self._cache = ImageCache(config.image_cache_mb * 10**6) if config.image_cache_mb else None
+        self._own_code: OwnCode | None = None
+        self._processor: Any = None
+        if settings.own_code:
+            self._own_code = OwnCode(settings.folder, self._limits, config.image_preprocess_limit)
+        else:
+            self._processor = load_processor(settings.folder, trust_remote_code=False)
         self.reason: str | None = "image_path=exact" if config.image_path == "exact" else self._why_not_fast()
         """Why pictures go the exact path. None: they go the fast one."""
         if self.reason is not None and config.image_path == "fast":
-            _log.warning("images.exact", processor=settings.processor, reason=self.reason)
+            log.warning("images.exact", processor=settings.processor, reason=self.reason)
 
     @property
     def path(self) -> ImagePath:
@@ -76,9 +84,28 @@ class ImageReader:
         data = image.source
         if not isinstance(data, bytes):
             raise TypeError("the picture has not been fetched")
-        return self._prepare(data, self._options.read(image.options))
+        choice = self._options.read(image.options)
+        if self._cache is None:
+            return self._prepare(data, choice)
+        return self._cache.get(choice.key(data), lambda: self._prepare(data, choice))
+
+    @property
+    def cache(self) -> ImageCacheStatistics | None:
+        """What the cache of prepared pictures has done. None: there is none."""
+        return None if self._cache is None else self._cache.statistics
+
+    def clear_cache(self) -> None:
+        if self._cache is not None:
+            self._cache.clear()
+
+    def close(self) -> None:
+        """End the processes of a folder's own code, if it has any."""
+        if self._own_code is not None:
+            self._own_code.close()
 
     def _prepare(self, data: bytes, choice: Choice) -> Pixels:
+        if self._own_code is not None:
+            return self._own_code.read(data, choice.background)
         encoded = Encoded(data, self._limits)
         if self._draft and self.path == "fast":
             target = self._options.check(choice, encoded.size)

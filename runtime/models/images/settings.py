@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -103,11 +103,23 @@ def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> Ima
         ConfigError: There is no image processor, or it cannot be read; names what is wrong.
     """
     file = _read(folder)
-    names = file.get("auto_map", dict, {})
-    if names.get("AutoImageProcessor") is not None and trust_remote_code:
-        return _not_understood(folder, str(names["AutoImageProcessor"]), "it is code of the model folder", own=True)
+    if trust_remote_code and _own_class(file) is not None:
+        return own_code_settings(folder)
     processor = load_processor(folder, trust_remote_code=False)
     return _settings_of(folder, processor, file.name)
+
+
+def own_code_settings(folder: Path) -> ImageSettings:
+    """What stands for the settings of a folder's own image processor, which are known to its code only."""
+    name = _own_class(_read(folder)) or ""
+    return replace(_not_understood(folder, name, "it is code of the model folder"), own_code=True)
+
+
+def _own_class(file: JsonFile) -> str | None:
+    named = file.get("auto_map", dict, {}).get("AutoImageProcessor")
+    if isinstance(named, list):  # for Pillow, and for torchvision
+        named = next((name for name in named if name is not None), None)
+    return None if named is None else str(named)
 
 
 def _read(folder: Path) -> JsonFile:
@@ -222,7 +234,7 @@ def _settings(
     )
 
 
-def _not_understood(folder: Path, processor: str, why: str, *, own: bool = False) -> ImageSettings:
+def _not_understood(folder: Path, processor: str, why: str) -> ImageSettings:
     one = (1.0, 1.0, 1.0)
     return ImageSettings(
         folder=folder,
@@ -231,7 +243,6 @@ def _not_understood(folder: Path, processor: str, why: str, *, own: bool = False
         resample=None,
         crop=None,
         scale=Scale(one, (0.0, 0.0, 0.0)),
-        own_code=own,
         unknown=why,
     )
 

@@ -36,6 +36,10 @@ class RoleSpec:
     """The token id that they are filled up with."""
     attend_to_expansion: bool = False
     """Whether tokens attend to those that were filled in."""
+    always_expand: bool = False
+    """Whether this is done to token ids that a caller sends, too."""
+    expand_before: bool = False
+    """Whether those that are filled in stand before the text."""
     skipped: frozenset[int] = frozenset()
     """Token ids whose vectors are left out of multi_vector."""
     skipped_first: int | None = None
@@ -76,9 +80,10 @@ class RoleSpec:
             prompt_tokens: As in `TokenSequence`.
             spans: As in `TokenSequence`.
         """
-        added = max(self.expand_to - len(ids), 0) if expand else 0
+        added = max(self.expand_to - len(ids), 0) if expand or self.always_expand else 0
         if added:
-            ids = [*ids, *[self.expansion] * added]
+            filling = [self.expansion] * added
+            ids = [*filling, *ids] if self.expand_before else [*ids, *filling]
         kept = None
         if Output.MULTI_VECTOR in outputs and (self.skipped or ids[0] == self.skipped_first):
             first = int(ids[0] == self.skipped_first)
@@ -91,6 +96,35 @@ ROLES: Final[tuple[Role, ...]] = ("query", "document")
 
 PLAIN: Final = RoleSpec()
 """For models that read queries as they read documents."""
+
+
+def filling_roles(padding: int | None, *, side: str, masked: bool, max_tokens: int) -> Mapping[Role, RoleSpec]:
+    """For a model that was trained on texts that are all equally long: the padding is a part of what it reads.
+
+    Args:
+        padding: The token that fills texts up.
+        side: Where it goes.
+        masked: Whether no token attends to it.
+        max_tokens: What texts are filled up to.
+
+    Raises:
+        ConfigError: There is no such token, or it is hidden in a way that is not done here.
+    """
+    if padding is None:
+        raise ConfigError("the model reads texts that are filled up, and its tokenizer has no pad_token")
+    if side == "left" and masked:
+        raise ConfigError(
+            "tokenizer_config.json: padding_side='left' with an attention_mask is not supported for a model whose "
+            "texts are filled up"
+        )
+    spec = RoleSpec(
+        expand_to=max_tokens,
+        expansion=padding,
+        attend_to_expansion=not masked,
+        always_expand=True,
+        expand_before=side == "left",
+    )
+    return dict.fromkeys(ROLES, spec)
 
 
 def with_written_markers(folder: ModelFolder, tokenizer: Tokenizer) -> ModelFolder:

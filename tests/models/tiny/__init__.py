@@ -13,6 +13,7 @@ import torch
 from tests.models.tiny.bodies import POSITIONS, WIDTH, Body, bert, save_body
 from tests.models.tiny.classify import CLASSIFIERS, CROSS_ENCODERS, TOKEN_CLASSIFIERS
 from tests.models.tiny.embedding import EMBEDDING
+from tests.models.tiny.images import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS
 from tests.models.tiny.layout import edit_json, pooling_flags, write_json, write_modules, write_prompts
 from tests.models.tiny.multi_vector import MULTI_VECTOR
 from tests.models.tiny.prompted import PROMPTED
@@ -31,6 +32,9 @@ EVERY: Mapping[str, Body] = {
     **TOKEN_CLASSIFIERS,
     **SPARSE,
     **MULTI_VECTOR,
+    **TWO_TOWERS,
+    **IMAGE_ENCODERS,
+    **IMAGE_CLASSIFIERS,
     **VISION_LANGUAGE,
 }
 """Each kind of model that can be built, by name."""
@@ -49,6 +53,8 @@ __all__ = [
     "CROSS_ENCODERS",
     "EMBEDDING",
     "EVERY",
+    "IMAGE_CLASSIFIERS",
+    "IMAGE_ENCODERS",
     "KINDS",
     "MULTI_VECTOR",
     "PAGES",
@@ -57,6 +63,7 @@ __all__ = [
     "SEEING",
     "SPARSE",
     "TOKEN_CLASSIFIERS",
+    "TWO_TOWERS",
     "VISION_LANGUAGE",
     "WIDTH",
     "bert",

@@ -49,12 +49,14 @@ def byte_bpe(begin: str = "<s>", end: str = "</s>", between: str = "</s> </s>") 
     )
 
 
-def unigram(begin: str = "<s>", end: str = "</s>") -> hf.PreTrainedTokenizerFast:
+def unigram(begin: str = "<s>", end: str = "</s>", *, lower_case: bool = False) -> hf.PreTrainedTokenizerFast:
     """XLM-RoBERTa's, by default."""
     tokenizer = Tokenizer.from_str(_unigram())
+    if lower_case:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), tokenizer.normalizer])
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A {end}",
-        pair=f"{begin} $A {end} {end} $B {end}",
+        single=f"{begin} $A {end}".strip(),
+        pair=f"{begin} $A {end} {end} $B {end}".strip(),
         special_tokens=[("<s>", 0), ("</s>", 2)],
     )
     return hf.PreTrainedTokenizerFast(
@@ -88,6 +90,33 @@ def chat_bpe(*, appended: str = "", **settings: Any) -> hf.PreTrainedTokenizerFa
     return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>", **settings
     )
+
+
+def clip_bpe() -> hf.CLIPTokenizer:
+    """CLIP's: lowercased, and words end in `</w>`. The end of a text has the highest id, and pads."""
+    content = json.loads(_clip_bpe())["model"]
+    merges = [tuple(pair) for pair in content["merges"]]
+    tokenizer: hf.CLIPTokenizer = hf.CLIPTokenizer(vocab=content["vocab"], merges=merges, model_max_length=77)
+    return tokenizer
+
+
+@functools.cache
+def _clip_bpe() -> str:
+    tokenizer = Tokenizer(models.BPE(continuing_subword_prefix="", end_of_word_suffix="</w>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    content = json.loads(tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    for character in alphabet:  # each is also the end of a word
+        vocabulary.setdefault(f"{character}</w>", len(vocabulary))
+    for token in ("<|startoftext|>", "<|endoftext|>"):
+        vocabulary[token] = len(vocabulary)
+    return json.dumps(content)
 
 
 @functools.cache

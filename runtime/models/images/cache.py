@@ -1,0 +1,144 @@
+"""Prepared pictures that are kept, so that one that comes again is not decoded again."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+from staged_pool.runtime.model import Pixels
+
+_ENTRY_BYTES: Final = 512
+"""What an entry takes beside its values: its key, and its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCacheStatistics:
+    """What a cache has done since it was made, and what it holds."""
+
+    hits: int
+    """Pictures that were at hand, or that another thread was preparing already."""
+    misses: int
+    """Pictures that were prepared, or could not be."""
+    entries: int
+    bytes: int
+    max_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Making:
+    """A picture that one thread prepares and others may wait for."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    pixels: Pixels | None = None
+    """None when done: it could not be prepared."""
+
+
+class ImageCache:
+    """Keeps what was used last, up to a number of bytes. Any number of threads may use it.
+
+    One picture that several threads want is prepared by the first of them; the others wait for it. Where that fails,
+    each of them tries for itself and gets an error of its own: a failure is not kept.
+
+    Args:
+        max_bytes: Of the values that are kept. What is larger than all of it is not kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, Pixels] = OrderedDict()
+        self._making: dict[bytes, _Making] = {}
+        self._bytes = 0
+        self._hits = 0
+        self._misses = 0
+
+    @property
+    def statistics(self) -> ImageCacheStatistics:
+        with self._lock:
+            return ImageCacheStatistics(self._hits, self._misses, len(self._kept), self._bytes, self._max_bytes)
+
+    def get(self, key: bytes, make: Callable[[], Pixels]) -> Pixels:
+        """What is kept for a key, else what `make` gives, which is kept from then on.
+
+        The values are shared by all who get them: nobody may write to them, and numpy sees to it.
+
+        Raises:
+            Exception: What `make` raises in this thread.
+        """
+        with self._lock:
+            if (kept := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                self._hits += 1
+                return kept
+            making = self._making.get(key)
+            first = making is None
+            if making is None:
+                making = self._making[key] = _Making()
+        if first:
+            return self._make(key, make, making)
+        making.done.wait()
+        if making.pixels is None:
+            with self._lock:
+                self._misses += 1
+            return make()
+        with self._lock:
+            self._hits += 1
+        return making.pixels
+
+    def clear(self) -> None:
+        """Forget every picture. One that is being prepared goes to those who wait for it, and is not kept."""
+        with self._lock:
+            self._kept.clear()
+            self._making.clear()
+            self._bytes = 0
+
+    def _make(self, key: bytes, make: Callable[[], Pixels], making: _Making) -> Pixels:
+        try:
+            pixels = make()
+            pixels.values.flags.writeable = False
+            making.pixels = pixels
+            return pixels
+        finally:
+            with self._lock:
+                self._misses += 1
+                if self._making.get(key) is making:  # else it was cleared meanwhile
+                    del self._making[key]
+                    if making.pixels is not None:
+                        self._keep(key, making.pixels)
+            making.done.set()
+
+    def _keep(self, key: bytes, pixels: Pixels) -> None:
+        size = _size(pixels)
+        if size > self._max_bytes:
+            return
+        self._kept[key] = pixels
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= _size(oldest)
+
+
+def content_key(data: bytes, options: Mapping[str, object]) -> bytes:
+    """What two pictures share only if they are the same bytes with the same options.
+
+    Hashing releases the interpreter's lock and takes a fraction of decoding.
+    """
+    # Numbers, texts and lists, each of which has a repr() of its own; sorted, since their order says nothing.
+    said = repr(_ordered(options)).encode()
+    return blake2b(said, digest_size=16).digest() + blake2b(data, digest_size=32).digest()
+
+
+def _ordered(value: object) -> object:
+    if isinstance(value, Mapping):
+        return sorted((str(name), _ordered(inner)) for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return [_ordered(inner) for inner in value]
+    return value
+
+
+def _size(pixels: Pixels) -> int:
+    return pixels.values.nbytes + _ENTRY_BYTES

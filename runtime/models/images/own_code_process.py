@@ -1,0 +1,60 @@
+"""The program of `own_code.py`'s processes: prepares one picture after the other, until its input ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+
+from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.exact import read_exact
+from staged_pool.runtime.models.images.frames import receive, send
+from staged_pool.runtime.models.images.settings import load_processor, own_code_settings
+from staged_pool.stages.errors import InvalidInput
+
+
+def main(folder: Path, limits: Limits) -> None:
+    """Say whether the code can be loaded, then answer pictures."""
+    source, to = _take_streams()
+    torch.set_num_threads(1)
+    settings = own_code_settings(folder)
+    try:
+        processor = load_processor(folder, trust_remote_code=True)
+    except Exception as error:  # noqa: BLE001  # the folder's code may raise anything
+        send(to, {"error": f"{settings.processor}: the folder's own image processor cannot be loaded: {error}"})
+        return
+    send(to, {})
+    while True:
+        try:
+            head, data = receive(source)
+        except EOFError:
+            return
+        try:
+            red, green, blue = head["background"]
+            picture = Encoded(data, limits).decode((red, green, blue))
+            pixels = read_exact(picture, processor, settings, {})
+        except InvalidInput as error:
+            send(to, {"error": type(error).__name__, "message": str(error)})
+        except Exception:  # noqa: BLE001  # as above
+            send(to, {"error": "UnusableMedia", "message": "The model's own image processor cannot use the picture."})
+        else:
+            values = np.ascontiguousarray(pixels.values, dtype=np.float32)
+            send(to, {"shape": values.shape, "grid": pixels.grid}, values.tobytes())
+
+
+def _take_streams() -> tuple[BinaryIO, BinaryIO]:
+    """The standard input and output, which the folder's code does not get: what it prints would end up in a message."""
+    source, to = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return source, to
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Limits(image_bytes=int(sys.argv[2]), pixels=int(sys.argv[3])))
