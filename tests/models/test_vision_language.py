@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Row, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.sight import grid_positions, where_pictures_are
@@ -493,6 +494,22 @@ def test_words_around_a_page_must_have_a_place_for_it(tiny_folder: TinyFolder, t
     edit_json(folder / "processor_config.json", visual_prompt_prefix="Describe the image.")
     with pytest.raises(ConfigError, match="visual_prompt_prefix must have one"):
         loaded(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("qwen2-vl", {"architectures": ["ColQwen2"]}, "architectures=.'ColQwen2'. is not supported"),
+        ("qwen2-vl", {"model_type": "paligemma"}, "model_type='paligemma' is shown pictures, which is not supported"),
+    ],
+)
+def test_models_that_are_shown_pictures_in_other_ways_are_refused(
+    kind: str, changes: dict[str, Any], reason: str, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    folder = copied(kind, tiny_folder, tmp_path)
+    edit_json(folder / "config.json", **changes)
+    with pytest.raises(ConfigError, match=reason):
+        read_folder(folder)
 
 
 def test_wrong_eyes_are_found_out(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from staged_pool.runtime.models.folders.parts import read_body_config, read_spec
 from staged_pool.runtime.models.specs import ModelFolder, MultiVectorSpec, PictureSpec, RoleSettings
 from staged_pool.stages.errors import ConfigError
 
-CONVERSING: Final = ("qwen2_vl", "qwen2_5_vl")
-"""Values of `model_type`: those that read conversations with pictures."""
+CONVERSING: Final[Mapping[str, str]] = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
+"""Models that read conversations with pictures: `model_type`, and how their classes in transformers begin."""
 
 PAGE_RETRIEVERS: Final = ("ColQwen2ForRetrieval", "ColPaliForRetrieval")
 """Classes of transformers that read pages."""
@@ -41,9 +41,24 @@ def is_page_retriever(config: Mapping[str, Any]) -> bool:
 
 
 def with_pictures(folder: ModelFolder) -> ModelFolder:
-    """The folder with what it says of pictures; as it was where it is shown none."""
-    if folder.config.get("model_type") not in CONVERSING:
+    """The folder with what it says of pictures; as it was where it is shown none.
+
+    Raises:
+        ConfigError: It is of a model that is shown pictures in a way that is not known here, whose texts might not be
+            read as it wants either.
+    """
+    kind, name = folder.config.get("model_type"), class_name(folder.config)
+    family = CONVERSING.get(str(kind))
+    if family is None:
+        if "vision_config" in folder.config:
+            raise ConfigError(f"config.json: model_type={kind!r} is shown pictures, which is not supported")
         return folder
+    known = (f"{family}Model", f"{family}ForConditionalGeneration")
+    if name not in known and not folder.config.get("auto_map"):  # such as ColQwen2 of another library
+        raise ConfigError(
+            f"config.json: architectures={[name]!r} is not supported for model_type={kind!r}, only {', '.join(known)}; "
+            f"of models for pages, {' and '.join(PAGE_RETRIEVERS)}"
+        )
     return replace(folder, pictures=PictureSpec(alone=None, converses=True))
 
 
