@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
@@ -105,7 +106,7 @@ def load_transformer(
     Raises:
         ConfigError: The architecture is not one of transformers, or the weights are not all there or do not fit.
     """
-    bare = folder.architecture not in _WITH_HEAD
+    bare = folder.architecture not in (*_WITH_HEAD, "page retriever")
     code = _own_code(folder)
     if code and not own_code and folder.config.get("model_type") not in CONFIG_MAPPING:
         raise ConfigError(
@@ -114,10 +115,13 @@ def load_transformer(
         )
     with _quiet(), _unusable(folder, "the transformer"):
         config = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
-        if hasattr(config, "use_cache"):
-            config.use_cache = False
+        text_config = config.get_text_config()
+        for each in (config, text_config):
+            if hasattr(each, "use_cache"):
+                each.use_cache = False
         model_class = _AUTO[folder.architecture] if code and own_code else _model_class(config, folder.architecture)
-        if folder.architecture != "two towers" and not hasattr(config, "hidden_size"):
+        wide = text_config if folder.pictures is not None else config
+        if folder.architecture != "two towers" and not hasattr(wide, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights. A head does read it.
         takes_pooler = bare and "add_pooling_layer" in inspect.signature(model_class).parameters
@@ -223,6 +227,9 @@ def _own_code(folder: ModelFolder) -> bool:
 def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[PreTrainedModel]:
     """The class that reads this config; only the encoder where there is a decoder beside it."""
     named = config.architectures or []
+    if architecture == "page retriever":  # these are in none of the mappings
+        retriever: type[PreTrainedModel] = getattr(transformers, named[0])
+        return retriever
     if architecture in _WITH_HEAD:
         found = _WITH_HEAD[architecture].get(type(config), None)
         fitting = [choice for choice in _choices(found) if choice.__name__ in named]
