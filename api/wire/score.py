@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.chat import text_of_part, wrong
 from staged_pool.api.wire.exchange import Body, Write, dump, listing, usage_fields
 from staged_pool.api.wire.inputs import MaxTokens, ModelName, check_max_tokens
+from staged_pool.api.wire.pictures import ImageFields, Part, document, echo, with_options
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, ScoreRequest
+from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import rank
 
@@ -23,15 +24,8 @@ PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data
 Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Part(msgspec.Struct):
-    """A text as a part of a message has it."""
-
-    type: str = "text"
-    text: str | None = None
-
-
 class Document(Part):
-    """A part, or the parts of one text."""
+    """A part, or the parts of one document."""
 
     content: list[Part] | None = None
 
@@ -40,7 +34,7 @@ Text: TypeAlias = str | Document
 Texts: TypeAlias = str | Document | list[str | Document]
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
+class CommonFields(ImageFields, kw_only=True):
     """What both routes have; fields that are not named are ignored."""
 
     model: ModelName | None = None
@@ -81,7 +75,7 @@ def read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
     fields = jsons.decode(_SCORE, body)
     names = _names(fields)
-    queries, documents = (_texts(getattr(fields, name), name) for name in names)
+    queries, documents = (_contents(getattr(fields, name), name, fields) for name in names)
     if len(queries) not in (1, len(documents)):
         found = f"found {len(queries)} and {len(documents)}"
         raise wrong(names[0], f"{names[0]} and {names[1]} must be 1:1, 1:N or N:N texts; {found}")
@@ -91,7 +85,7 @@ def read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
 def read_rerank(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
     fields = jsons.decode(_RERANK, body)
-    queries, documents = _texts(fields.query, "query"), _texts(fields.documents, "documents")
+    queries, documents = (_contents(getattr(fields, name), name, fields) for name in ("query", "documents"))
     kept = None if fields.return_documents is False else documents
     write = partial(encode_rerank, documents=kept, top_n=fields.top_n)
     return _request(fields, queries, documents, card), write
@@ -110,25 +104,34 @@ def _names(fields: ScoreBody) -> tuple[str, str]:
     raise wrong("queries", f"give one of the pairs {', '.join(f'{first} and {second}' for first, second in PAIRS)}")
 
 
-def _texts(given: Texts | list[Text], field: str) -> tuple[str, ...]:
+def _contents(given: Texts | list[Text], field: str, fields: CommonFields) -> tuple[Content, ...]:
+    options = fields.image_options()
     if not isinstance(given, list):
-        return (_text(given, field, None),)
+        return (with_options(_content(given, field, None), options),)
     if not given:
         raise wrong(field, "at least one text is needed")
-    return tuple(_text(text, f"{field}[{index}]", index) for index, text in enumerate(given))
+    return tuple(with_options(_content(each, f"{field}[{index}]", index), options) for index, each in enumerate(given))
 
 
-def _text(given: Text, where: str, index: int | None) -> str:
+def _content(given: Text, where: str, index: int | None) -> Content:
     if isinstance(given, str):
         return given
     if given.content is None:
-        return text_of_part(given.type, given.text, where, index)
+        return document([_part(given, where, index)])
     parts = enumerate(given.content)
-    return "\n".join(text_of_part(part.type, part.text, f"{where}.content[{place}]", index) for place, part in parts)
+    return document([_part(part, f"{where}.content[{place}]", index) for place, part in parts])
+
+
+def _part(given: Part, where: str, index: int | None) -> str | Image:
+    """A part that need not say what it is where only one of the fields can be meant."""
+    has = [name for name in ("text", "image", "image_url") if getattr(given, name) is not None]
+    if given.type is None and len(has) > 1:
+        raise wrong(where, f"expected either `{has[0]}` or `{has[1]}`, or a `type`", index)
+    return given.read(where, index, default=has[0] if has else "text")
 
 
 def _request(
-    fields: CommonFields, queries: tuple[str, ...], documents: tuple[str, ...], card: ModelCard
+    fields: CommonFields, queries: tuple[Content, ...], documents: tuple[Content, ...], card: ModelCard
 ) -> ScoreRequest:
     check_max_tokens(fields.truncate_prompt_tokens)
     return ScoreRequest(
@@ -159,7 +162,7 @@ def encode_score(result: ScoreResult, /, *, request_id: str, created: int) -> by
 def encode_rerank(
     result: ScoreResult,
     /,
-    documents: tuple[str, ...] | None,
+    documents: tuple[Content, ...] | None,
     top_n: int | None,
     *,
     request_id: str,
@@ -169,14 +172,14 @@ def encode_rerank(
 
     Args:
         result: Scores of the documents.
-        documents: Their texts; None leaves them out.
+        documents: As they are echoed, see `echo`; None leaves them out.
         top_n: How many to write. 0 and None: all of them.
         request_id: See `Write`.
         created: See `Write`.
     """
     results: list[dict[str, object]] = []
     for ranked in rank(result, top_n).ranking:
-        document = {} if documents is None else {"document": {"text": documents[ranked.index]}}
+        document = {} if documents is None else {"document": echo(documents[ranked.index])}
         score = np.float32(ranked.score)  # printed as `/score` prints it
         results.append({"index": ranked.index, **document, "relevance_score": score})
     usage = usage_fields(result.usage)
