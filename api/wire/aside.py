@@ -52,10 +52,9 @@ class Aside:
     def take(self, mark: str) -> Held | None:
         return self._held.pop(mark, None)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether everything that was put here has been taken."""
-        return not self._held
+    def holds(self) -> int:
+        """How much has not been taken."""
+        return len(self._held)
 
 
 _CURRENT: Final[ContextVar[Aside | None]] = ContextVar("aside", default=None)
@@ -76,7 +75,7 @@ def blame() -> None:
 def read(reader: Callable[[Body], T], body: Body) -> T:
     """What `reader` makes of a JSON body."""
     aside = set_aside(body)
-    if aside.is_empty:
+    if not aside.holds():
         return reader(body)
     try:
         found = read_marked(reader, aside)
@@ -84,9 +83,14 @@ def read(reader: Callable[[Body], T], body: Body) -> T:
         if aside.at_fault:
             raise
     else:
-        if aside.is_empty:
+        if not aside.holds():
             return found
     return reader(body)
+
+
+def peek(reader: Callable[[Body], T], body: Body) -> T:
+    """What `reader` makes of the short fields of a JSON body; the long ones may be marks."""
+    return reader(set_aside(body).json)
 
 
 def read_marked(reader: Callable[[Body], T], aside: Aside) -> T:

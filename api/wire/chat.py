@@ -8,8 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.pictures import ImageFields, Part, joined, with_options
-from staged_pool.api.wire.refusals import wrong as wrong
+from staged_pool.api.wire.fields import RequestFields
+from staged_pool.api.wire.pictures import Part, joined, with_options
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
 
@@ -17,7 +18,7 @@ _MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
 _MESSAGE_LISTS: Final = msgspec.json.Decoder(list[list[dict[str, Any]]])
 
 
-class ChatFields(ImageFields, kw_only=True):
+class ChatFields(RequestFields, kw_only=True):
     """Fields that say how a conversation becomes a text."""
 
     add_generation_prompt: bool | None = None

@@ -16,7 +16,7 @@ from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.requests import Chat, Content, Image, TextInput
 from staged_pool.stages.errors import shortened
 
-I = TypeVar("I")
+T = TypeVar("T")
 
 SLICE: Final = 2**20
 _SCHEME: Final = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -113,7 +113,7 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
     """
     held = aside.take(given)
     if isinstance(held, bytes):
-        return Image(held)
+        return Image(_not_empty(held, where, index))
     characters = memoryview(given.encode(errors="replace")) if held is None else held
     scheme = _SCHEME.match(characters)
     name = scheme[1].lower() if scheme else b""
@@ -137,29 +137,34 @@ def _content_of_data_url(characters: memoryview, where: str, index: int | None) 
 
 
 def _decoded(characters: memoryview, where: str, index: int | None) -> bytes:
-    try:
-        decoded = pybase64.b64decode(characters, validate=True)  # without the interpreter's lock
-    except (binascii.Error, ValueError):
-        decoded = _decoded_without_spaces(characters)
+    decoded = _base64(characters)
+    if decoded is None:
+        decoded = _base64_in_lines(characters)
     if decoded is None:
         what = "expected base64 in its standard alphabet, with its padding (RFC 4648, section 4)"
         raise _bad(where, what, index)
-    if not decoded:
+    return _not_empty(decoded, where, index)
+
+
+def _not_empty(data: bytes, where: str, index: int | None) -> bytes:
+    if not data:
         raise _bad(where, "the image is empty", index)
-    return decoded
+    return data
 
 
-def _decoded_without_spaces(characters: memoryview) -> bytes | None:
-    """Decode base64 in lines; None where that is not what it is."""
-    pieces = [
-        bytes(characters[first : first + SLICE]).translate(None, _SPACE) for first in range(0, len(characters), SLICE)
-    ]
-    if sum(map(len, pieces)) == len(characters):
-        return None
+def _base64(characters: memoryview | bytes) -> bytes | None:
+    """Decode without the interpreter's lock; None where it is no right base64."""
     try:
-        return pybase64.b64decode(b"".join(pieces), validate=True)
-    except (binascii.Error, ValueError):
+        return pybase64.b64decode(characters, validate=True)
+    except binascii.Error:
         return None
+
+
+def _base64_in_lines(characters: memoryview) -> bytes | None:
+    """As `_base64`, of what has spaces or ends of lines in it; None where it has none."""
+    slices = (bytes(characters[first : first + SLICE]) for first in range(0, len(characters), SLICE))
+    pieces = [piece.translate(None, _SPACE) for piece in slices]
+    return None if sum(map(len, pieces)) == len(characters) else _base64(b"".join(pieces))
 
 
 def _bad(where: str, what: str, index: int | None) -> Exception:
@@ -205,7 +210,7 @@ def _echoed(image: Image) -> dict[str, object]:
     return part if image.key is None else {**part, "uuid": image.key}
 
 
-def with_options(given: I, options: Mapping[str, object]) -> I:
+def with_options(given: T, options: Mapping[str, object]) -> T:
     """The same input, query or document, with these options for each picture in it."""
     changed: Any = given
     match given:
