@@ -12,15 +12,23 @@ from typing import Final, TypeAlias
 from staged_pool.api import status
 from staged_pool.api.asgi import Headers, Receive, Scope
 from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.wire.exchange import JSON
+from staged_pool.api.wire.forms import boundary_of
+from staged_pool.api.wire.pieces import Content
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.ticket import Timeline
 
-JSON: Final = b"application/json"
+FORM: Final = b"multipart/form-data"
+_JSON_ONLY: Final = "Unsupported Media Type: Only 'application/json' is allowed"
+
+Describe: TypeAlias = Callable[[Problem], tuple[int, bytes]]
+"""In which words a dialect says what is wrong: the status and the body of the answer."""
 
 MAX_TIMEOUT_S: Final = 86_400.0
 """A day: more is a mistake in the unit."""
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
+_TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")  # W3C Trace Context, 3.2
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -28,29 +36,40 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 class Answer:
     """One HTTP answer, complete."""
 
-    body: bytes = b""
+    body: Content = b""
     status: int = 200
     content_type: bytes = JSON
     headers: Headers = field(default_factory=list)
     word: str | None = None
     """What the log calls the problem, where this answers one."""
 
+    @property
+    def pieces(self) -> tuple[bytes, ...]:
+        """The body, as it is sent."""
+        return (self.body,) if isinstance(self.body, bytes) else self.body
+
     @staticmethod
-    def of(problem: Problem) -> Answer:
-        return Answer(problem.body(), problem.status, headers=problem.headers(), word=problem.row.word)
+    def of(problem: Problem, describe: Describe) -> Answer:
+        status, body = describe(problem)
+        return Answer(body, status, headers=problem.headers(), word=problem.row.word)
 
 
 class Call:
     """One request, as its handler sees it."""
 
-    __slots__ = ("_receive", "body_bytes", "headers", "request_id", "scope", "timeline")
+    __slots__ = ("_receive", "body_bytes", "describe", "headers", "request_id", "scope", "timeline", "trace_id")
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, describe: Describe) -> None:
         self.scope = scope
+        self.describe = describe
+        """How its client is told of a problem."""
         self._receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        trace = _TRACE_PARENT.fullmatch(self.headers.get(b"traceparent", b""))
+        self.trace_id = trace[1].decode() if trace else None
+        """Of the trace that the client says it is part of."""
         self.body_bytes: int | None = None
         self.timeline: Timeline | None = None
 
@@ -60,10 +79,27 @@ class Call:
         Raises:
             HttpRefusal: It says that it is something else.
         """
-        media_type = self.headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
-        if media_type != JSON:
-            message = "Unsupported Media Type: Only 'application/json' is allowed"
-            raise HttpRefusal(status.UNSUPPORTED_MEDIA, message)
+        if self._media_type() != JSON:
+            raise HttpRefusal(status.UNSUPPORTED_MEDIA, _JSON_ONLY)
+        return await self._body()
+
+    async def form_or_json_body(self) -> tuple[bytes | bytearray, bytes | None]:
+        """The body, which says that it is JSON or a form; and the boundary of a form.
+
+        Raises:
+            HttpRefusal: It says that it is something else.
+            InvalidInput: It is a form without a boundary.
+        """
+        kind = self._media_type()
+        if kind not in (JSON, FORM):
+            raise HttpRefusal(status.UNSUPPORTED_MEDIA, f"{_JSON_ONLY}, or 'multipart/form-data'")
+        boundary = boundary_of(self.headers[b"content-type"]) if kind == FORM else None
+        return await self._body(), boundary
+
+    def _media_type(self) -> bytes:
+        return self.headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+
+    async def _body(self) -> bytes | bytearray:
         body: bytes | bytearray = (await self._receive()).get("body", b"")
         self.body_bytes = len(body)
         return body

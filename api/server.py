@@ -158,7 +158,7 @@ class Server:
         backend = sniffio.current_async_library()
         take_connections(importlib.import_module(f"hypercorn.{backend}.run"))
         hypercorn = importlib.import_module(f"hypercorn.{backend}")
-        application = Application(self.lobby, self.traffic)
+        application = Application(self.lobby, self.traffic, auto_truncate=self._config.auto_truncate)
         guard = Guard(application, application.refuse, self._config, self.traffic, application.turn_away)
         config = self._hypercorn_config(listener)
         config.express = Express(application, self._config).refuse
