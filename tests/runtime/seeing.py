@@ -27,9 +27,9 @@ class SeeingModel(LetterModel):
 
     card: ModelCard = field(default_factory=lambda: replace(CARD, lanes=("text", "image")))
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[Payload] | InvalidInput]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
         if inputs[0].lane == "text":
-            return cast("list[Prepared[Payload] | InvalidInput]", super().preprocess(inputs))
+            return super().preprocess(inputs)
         letters = [b"".join(cast(bytes, image.source) for image in given.images).decode() for given in inputs]
         self.preprocessed.append(letters)
         self.on_preprocess(letters)

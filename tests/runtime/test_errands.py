@@ -39,8 +39,7 @@ async def test_a_picture_goes_on_as_soon_as_it_is_here() -> None:
 
         tasks.start_soon(caller)
         host.answer("quick", lambda: picture("QUICK"))
-        await until(lambda: ["QUICK"] in model.forwarded)
-        assert ["text"] in model.preprocessed
+        await until(lambda: ["QUICK"] in model.forwarded and ["text"] in model.forwarded)
         host.answer("slow", lambda: picture("SLOW"))
 
 

@@ -10,10 +10,12 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.pipeline import PARSE_WORKERS
 from staged_pool.stages.errors import EngineStopped, InvalidInput, StageFailed, Unsupported
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
+from staged_pool.stages.work import Prepared
 from tests.doubles import CARD, Gate, LetterModel, expected, until
 from tests.runtime.seeing import SeeingModel, ask, engine_on, picture, waiting_pictures
 
@@ -174,8 +176,8 @@ async def test_pictures_that_hang_cost_pictures_and_not_texts() -> None:
 
 async def test_a_bad_picture_fails_its_request_and_names_its_place() -> None:
     class Choosy(SeeingModel):
-        def preprocess(self, inputs: Sequence[object]) -> list[object]:  # type: ignore[override]
-            made = super().preprocess(inputs)  # type: ignore[arg-type]
+        def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
+            made = super().preprocess(inputs)
             return [
                 InvalidInput("Not a picture.", param="input") if "X" in self.preprocessed[-1] else one for one in made
             ]
@@ -191,12 +193,12 @@ async def test_a_drain_waits_for_both_lanes() -> None:
     answered: list[str] = []
     async with anyio.create_task_group() as tasks:
 
-        async def keep(engine: Engine, *inputs: object) -> None:
-            await ask(engine, *inputs)  # type: ignore[arg-type]
+        async def keep(engine: Engine) -> None:
+            await ask(engine, *map(picture, "ABCDEF"), "text")
             answered.append("pictures")
 
         async with engine_on(SeeingModel(on_preprocess=gate), image_preprocess_limit=1) as engine:
-            tasks.start_soon(keep, engine, *map(picture, "ABCDEF"), "text")
+            tasks.start_soon(keep, engine)
             await gate.arrived()
             tasks.start_soon(engine.drain, 30)
             await until(lambda: engine.phase == "draining")
