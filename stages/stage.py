@@ -32,7 +32,7 @@ class Stage:
     """A stage is a task group of its own around its workers.
 
     Args:
-        name: One of parse, preprocess, batch, postprocess.
+        name: Such as `preprocess`; that of another lane has a suffix.
         workers: How many workers, for the meter.
         options: See `StageOptions`.
     """
