@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -166,6 +167,15 @@ def test_closing_ends_the_processes_and_whatever_they_do(folder: Path) -> None:
     assert not psutil.pid_exists(started)
     with pytest.raises((UnusableMedia, EngineStopped)):
         reader.read(dot(50))
+
+
+def test_a_reader_that_nobody_holds_leaves_no_process(folder: Path) -> None:
+    before = processes()
+    reader = ImageReader(read_image_settings(folder, trust_remote_code=True), EngineConfig(image_preprocess_limit=1))
+    assert len(processes() - before) == 1
+    del reader
+    gc.collect()
+    assert processes() == before
 
 
 @pytest.mark.parametrize(
