@@ -71,9 +71,10 @@ def folder_with(code: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    os.environ.setdefault("HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
-    return folder_with(CODE, tmp_path_factory.mktemp("moody"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))  # where the processes copy code to
+        yield folder_with(CODE, tmp_path_factory.mktemp("moody"))
 
 
 @pytest.fixture(scope="module")
