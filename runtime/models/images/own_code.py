@@ -10,6 +10,7 @@ import queue
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,8 @@ class OwnCode:
     """Runs a folder's own image processor. Any number of threads may call it; as many calls run at once as there are
     processes.
 
+    The processes end with `close`, else when nobody holds this any more, at the latest with the program.
+
     Args:
         folder: Of the model. Its code is run.
         limits: What is decoded at most.
@@ -61,6 +64,7 @@ class OwnCode:
         self._closed = False
         self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
         self._all: set[_Process] = set()
+        self._end_all = weakref.finalize(self, _end, self._all)
         for process in [self._start() for _ in range(processes)]:
             try:
                 process.wait_until_ready()
@@ -97,10 +101,7 @@ class OwnCode:
         """End all processes, what they do included."""
         with self._lock:
             self._closed = True
-            ended = list(self._all)
-            self._all.clear()
-        for process in ended:
-            process.end()
+        self._end_all()
 
     def _start(self) -> _Process:
         with self._lock:
@@ -126,6 +127,11 @@ class OwnCode:
         except (ConfigError, EngineStopped) as error:
             log.error("images.process_not_replaced", error=str(error))
         self._idle.put(process)
+
+
+def _end(processes: set[_Process]) -> None:
+    for process in list(processes):
+        process.end()
 
 
 class _Died(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import gc
 import signal
 import threading
 from collections.abc import Iterator
@@ -70,9 +70,10 @@ def folder_with(code: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    os.environ.setdefault("HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
-    return folder_with(CODE, tmp_path_factory.mktemp("moody"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))  # where the processes copy code to
+        yield folder_with(CODE, tmp_path_factory.mktemp("moody"))
 
 
 @pytest.fixture(scope="module")
@@ -168,12 +169,20 @@ def test_closing_ends_the_processes_and_whatever_they_do(folder: Path) -> None:
         reader.read(dot(50))
 
 
+def test_a_reader_that_nobody_holds_leaves_no_process(folder: Path) -> None:
+    before = processes()
+    reader = ImageReader(read_image_settings(folder, trust_remote_code=True), EngineConfig(image_preprocess_limit=1))
+    assert len(processes() - before) == 1
+    del reader
+    gc.collect()
+    assert processes() == before
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
         ("raise RuntimeError('no luck')", "moody.Moody: the folder's own image processor cannot be loaded: no luck"),
         ("import os; os.abort()", f"ended its process ({-signal.SIGABRT})"),
-        ("import a_package_that_is_not_there", "a_package_that_is_not_there"),
     ],
 )
 def test_code_that_cannot_be_loaded_is_a_wrong_folder(code: str, said: str, folder: Path, tmp_path: Path) -> None:
