@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,21 @@ def test_exact_vectors_of_pictures_are_those_of_sentence_transformers(
     found = embed(load_tiny(kind, image_path="exact"), PICTURES, Output.DENSE).dense
     assert found is not None
     assert np.abs(found - oracle.embedded_images(tiny_folder(kind), FILES)).max() < EXACT
+
+
+@pytest.mark.parametrize("kind", ["clip", "clip-st", "clip-st-old", "vit-st-mean", "dinov2"])
+def test_a_folder_that_sentence_transformers_saves_gives_its_vectors(
+    kind: str, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    oracle.loaded("SentenceTransformer", tiny_folder(kind)).save_pretrained(str(tmp_path), create_model_card=False)
+    model = load_model(EngineConfig(model=str(tmp_path), dtype="float32", image_path="exact"))
+    found = embed(model, PICTURES, Output.DENSE).dense
+    assert found is not None
+    assert np.abs(found - oracle.embedded_images(tmp_path, FILES)).max() < EXACT
+    if "text" in model.card.lanes:
+        found = embed(model, TEXTS, Output.DENSE).dense
+        assert found is not None
+        assert np.abs(found - oracle.dense(tmp_path, TEXTS)).max() < EXACT
 
 
 @pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGE_ENCODERS])
@@ -225,6 +241,17 @@ def test_pictures_of_any_shape_have_as_many_patches_as_they_need(load_tiny: Load
     assert len({one.tokens for one in payloads}) > 1
     assert [one.tokens for one in payloads] == [one.cost for one in prepared]
     assert len({one.batch_key for one in prepared}) == 1
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip2-naflex"])
+def test_pictures_and_texts_in_many_threads_are_as_they_are_alone(kind: str, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind)
+    inputs: list[str | Image] = [*PICTURES, *TEXTS[:4]] * 3
+    alone = [dense(model, [one]) for one in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        at_once = list(pool.map(lambda one: dense(model, [one]), inputs))
+    for one, other in zip(alone, at_once, strict=True):
+        assert np.abs(one - other).max() < EXACT
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("clip", 17), ("siglip", 16), ("vit", 17), ("dinov2-labels", 17)])
