@@ -75,40 +75,40 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "clip",
             edit(PREPROCESSOR, crop_size=square(32), size={"shortest_edge": 32}),
-            "preprocessor_config.json: makes pictures of 32 x 32 pixels, which CLIPVisionModel does not take: "
+            "the image processor makes pictures of 32 x 32 pixels, which CLIPVisionModel does not take: "
             "config.json has image_size=64",
             id="CLIP's size",
         ),
         pytest.param(
             "siglip",
             edit(PREPROCESSOR, size=square(48)),
-            "preprocessor_config.json: makes pictures of 48 x 48 pixels, which SiglipVisionModel does not take: "
+            "the image processor makes pictures of 48 x 48 pixels, which SiglipVisionModel does not take: "
             "config.json has image_size=64",
             id="SigLIP's size",
         ),
         pytest.param(
             "vit-labels",
             edit(PREPROCESSOR, size=square(48)),
-            "preprocessor_config.json: makes pictures of 48 x 48 pixels, which ViTModel does not take: "
+            "the image processor makes pictures of 48 x 48 pixels, which ViTModel does not take: "
             "config.json has image_size=64",
             id="ViT's size",
         ),
         pytest.param(
             "siglip2-naflex",
             edit(PREPROCESSOR, patch_size=8),
-            "preprocessor_config.json: makes patches of 192 values, and config.json has patch_size=16, which is 768",
+            "the image processor makes patches of 192 values, and config.json has patch_size=16, which is 768",
             id="patches of another size",
         ),
         pytest.param(
             "siglip2-naflex",
             edit(PREPROCESSOR, image_processor_type="SiglipImageProcessor", size=square(64)),
-            "preprocessor_config.json: makes pixels of pictures, and Siglip2VisionModel takes patches",
+            "the image processor makes pixels of pictures, and Siglip2VisionModel takes patches",
             id="no patches",
         ),
         pytest.param(
             "siglip",
             edit(PREPROCESSOR, image_processor_type="Siglip2ImageProcessor", patch_size=16, max_num_patches=16),
-            "preprocessor_config.json: makes patches of pictures, and SiglipVisionModel takes pixels",
+            "the image processor makes patches of pictures, and SiglipVisionModel takes pixels",
             id="patches",
         ),
         pytest.param(

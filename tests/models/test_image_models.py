@@ -22,7 +22,7 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Image, Output, TextInput
+from staged_pool.runtime.requests import MODEL_MAX, Chat, ClassifyRequest, EmbedRequest, Image, Output, TextInput
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, Unsupported, UnusableMedia
 from tests.models import oracle
@@ -307,6 +307,22 @@ def test_a_picture_that_is_damaged_is_refused_and_the_others_stand(load_tiny: Lo
     assert isinstance(bad, UnusableMedia)
     assert not isinstance(first, InvalidInput)
     assert not isinstance(last, InvalidInput)
+
+
+def test_a_conversation_is_read_only_where_it_is_a_picture(load_tiny: LoadTiny) -> None:
+    model = load_tiny("clip")
+
+    def chat(*parts: str | Image) -> TextInput:
+        return TextInput(Chat(({"role": "user", "content": parts},)))
+
+    (alone,) = prepare(model, EmbedRequest(inputs=(chat(PICTURES[0]),)))
+    (plain,) = prepare(model, EmbedRequest(inputs=(PICTURES[0],)))
+    assert isinstance(alone.payload, Picture)
+    assert isinstance(plain.payload, Picture)
+    assert np.array_equal(alone.payload.pixels.values, plain.payload.pixels.values)
+    for parts in (("What is this?", PICTURES[0]), PICTURES[:2]):
+        with pytest.raises(InvalidInput, match="no conversations about pictures"):
+            prepare(model, EmbedRequest(inputs=(chat(*parts),)))
 
 
 def test_a_prompt_goes_before_texts_and_never_before_pictures(load_tiny: LoadTiny) -> None:
