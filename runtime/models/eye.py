@@ -42,7 +42,6 @@ class Eye:
 
     def __init__(self, whole: PreTrainedModel, image: PreTrainedModel, scale: Scale) -> None:
         self.image = image
-        self._whole = whole
         self._look: Callable[..., Any] = getattr(whole, "get_image_features", whole)
         self._scale = scale
         self._alone = False

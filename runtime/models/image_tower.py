@@ -20,7 +20,7 @@ from staged_pool.runtime.models.heads.images import ImageHead, ImageVector, buil
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.runtime.models.tower import Outcome
-from staged_pool.runtime.requests import Image, Output
+from staged_pool.runtime.requests import Chat, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -72,9 +72,12 @@ class ImageTower:
         return [Picture(pixels, frozenset(self.heads), self._tokens(pixels))] * count
 
     def _prepare(self, given: ModelInput) -> Outcome:
-        assert isinstance(given.source, Image)
+        image = _lone_picture(given)
+        if image is None:
+            message = "This model reads a picture by itself, and no conversations about pictures."
+            return InvalidInput(message, param="messages")
         try:
-            pixels = self.reader.read(given.source)
+            pixels = self.reader.read(image)
         except InvalidInput as error:
             return error
         tokens = self._tokens(pixels)
@@ -84,6 +87,17 @@ class ImageTower:
 
     def _tokens(self, pixels: Pixels) -> int:
         return _patches(pixels, self.eye) + self.extra_tokens
+
+
+def _lone_picture(given: ModelInput) -> Image | None:
+    """The picture that an input is, also where it is all that a conversation holds. None: there is more to it."""
+    match given.source:
+        case Image() as image:
+            return image
+        case TextInput(source=Chat() as chat) if len(chat.messages) == 1 and chat.characters == 0:
+            return chat.images[0] if len(chat.images) == 1 else None
+        case _:
+            return None
 
 
 def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loaded: Loaded) -> ImageTower:
@@ -109,11 +123,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
             seen = eye.see(samples)
         why = eye.check_padding(samples)
     except MISFITS as error:
-        height, width = samples[0].values.shape[-2:]
-        raise ConfigError(
-            f"preprocessor_config.json: makes {width} x {height} values of a picture, which {type(eye.image).__name__} "
-            f"does not take as config.json has it: {error}"
-        ) from error
+        raise ConfigError(_misfit(eye, samples[0], error)) from error
     if why:
         log.info("model.peculiar", model=name, reason=why)
     heads = build_image_heads(folder, loaded.whole, seen)
@@ -143,18 +153,32 @@ def _patches(pixels: Pixels, eye: Eye) -> int:
 
 def _check_fit(eye: Eye, pixels: Pixels) -> None:
     """Refuse a folder whose image processor makes what its model does not take, and say it in terms of its files."""
-    name, config = "preprocessor_config.json", eye.image.config
+    config = eye.image.config
     patches = pixels.grid is not None
     if patches != eye.any_shape:
         made, wanted = ("patches", "pixels") if patches else ("pixels", "patches")
-        raise ConfigError(f"{name}: makes {made} of pictures, and {type(eye.image).__name__} takes {wanted}")
+        raise ConfigError(
+            f"the image processor makes {made} of pictures, and {type(eye.image).__name__} takes {wanted}"
+        )
     if patches:
         values = config.num_channels * config.patch_size**2
         if pixels.values.shape[1] != values:
             raise ConfigError(
-                f"{name}: makes patches of {pixels.values.shape[1]} values, and config.json has patch_size="
+                f"the image processor makes patches of {pixels.values.shape[1]} values, and config.json has patch_size="
                 f"{config.patch_size}, which is {values}"
             )
+
+
+def _misfit(eye: Eye, pixels: Pixels, error: Exception) -> str:
+    """Why a model fails on a picture: most often because its two configs do not agree on a size."""
+    name, size = type(eye.image).__name__, getattr(eye.image.config, "image_size", None)
+    edges = pixels.values.shape[1:]
+    if pixels.grid is None and isinstance(size, int) and edges != (size, size):
+        return (
+            f"the image processor makes pictures of {edges[1]} x {edges[0]} pixels, which {name} does not take: "
+            f"config.json has image_size={size}"
+        )
+    return f"{name} fails on a picture: {error}"
 
 
 def _sample(reader: ImageReader, height: int, width: int) -> Pixels:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from PIL import Image as Pillow
+from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, Picture, TokenSequence
@@ -13,7 +22,7 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Image, Output, TextInput
+from staged_pool.runtime.requests import MODEL_MAX, Chat, ClassifyRequest, EmbedRequest, Image, Output, TextInput
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, Unsupported, UnusableMedia
 from tests.models import oracle
@@ -22,7 +31,7 @@ from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.images.pictures import encode, picture
 from tests.models.oracle import Array
 from tests.models.tiny import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS
-from tests.models.tiny.images import IMAGE_WIDTH, LABELS, PROJECTION
+from tests.models.tiny.images import LABELS, PROJECTION
 
 FILES = [
     encode(picture(640, 480, 1), "JPEG", quality=90),
@@ -96,6 +105,21 @@ def test_exact_vectors_of_pictures_are_those_of_sentence_transformers(
     assert np.abs(found - oracle.embedded_images(tiny_folder(kind), FILES)).max() < EXACT
 
 
+@pytest.mark.parametrize("kind", ["clip", "clip-st", "clip-st-old", "vit-st-mean", "dinov2"])
+def test_a_folder_that_sentence_transformers_saves_gives_its_vectors(
+    kind: str, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    oracle.loaded("SentenceTransformer", tiny_folder(kind)).save_pretrained(str(tmp_path), create_model_card=False)
+    model = load_model(EngineConfig(model=str(tmp_path), dtype="float32", image_path="exact"))
+    found = embed(model, PICTURES, Output.DENSE).dense
+    assert found is not None
+    assert np.abs(found - oracle.embedded_images(tmp_path, FILES)).max() < EXACT
+    if "text" in model.card.lanes:
+        found = embed(model, TEXTS, Output.DENSE).dense
+        assert found is not None
+        assert np.abs(found - oracle.dense(tmp_path, TEXTS)).max() < EXACT
+
+
 @pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGE_ENCODERS])
 def test_the_fast_path_gives_nearly_the_same_vectors(kind: str, load_tiny: LoadTiny) -> None:
     exact, fast = load_tiny(kind, image_path="exact"), load_tiny(kind)
@@ -166,7 +190,13 @@ def test_a_classifier_gives_vectors_where_that_is_asked_for(tiny_folder: TinyFol
     assert model.card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
     found = embed(model, PICTURES, Output.DENSE, normalize=False).dense
     assert found is not None
-    assert found.shape == (len(PICTURES), IMAGE_WIDTH)
+    bare = transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    processor = transformers.ViTImageProcessorPil.from_pretrained(folder)
+    for vector, file in zip(found, FILES, strict=True):
+        with torch.inference_mode():
+            pixels = processor(images=Pillow.open(io.BytesIO(file)).convert("RGB"), return_tensors="pt")
+            wanted = bare(**pixels).last_hidden_state[0, 0].numpy()
+        assert np.abs(vector - wanted).max() < EXACT
 
 
 @pytest.mark.parametrize("kind", IMAGE_ENCODERS)
@@ -211,6 +241,17 @@ def test_pictures_of_any_shape_have_as_many_patches_as_they_need(load_tiny: Load
     assert len({one.tokens for one in payloads}) > 1
     assert [one.tokens for one in payloads] == [one.cost for one in prepared]
     assert len({one.batch_key for one in prepared}) == 1
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip2-naflex"])
+def test_pictures_and_texts_in_many_threads_are_as_they_are_alone(kind: str, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind)
+    inputs: list[str | Image] = [*PICTURES, *TEXTS[:4]] * 3
+    alone = [dense(model, [one]) for one in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        at_once = list(pool.map(lambda one: dense(model, [one]), inputs))
+    for one, other in zip(alone, at_once, strict=True):
+        assert np.abs(one - other).max() < EXACT
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("clip", 17), ("siglip", 16), ("vit", 17), ("dinov2-labels", 17)])
@@ -268,6 +309,22 @@ def test_a_picture_that_is_damaged_is_refused_and_the_others_stand(load_tiny: Lo
     assert not isinstance(last, InvalidInput)
 
 
+def test_a_conversation_is_read_only_where_it_is_a_picture(load_tiny: LoadTiny) -> None:
+    model = load_tiny("clip")
+
+    def chat(*parts: str | Image) -> TextInput:
+        return TextInput(Chat(({"role": "user", "content": parts},)))
+
+    (alone,) = prepare(model, EmbedRequest(inputs=(chat(PICTURES[0]),)))
+    (plain,) = prepare(model, EmbedRequest(inputs=(PICTURES[0],)))
+    assert isinstance(alone.payload, Picture)
+    assert isinstance(plain.payload, Picture)
+    assert np.array_equal(alone.payload.pixels.values, plain.payload.pixels.values)
+    for parts in (("What is this?", PICTURES[0]), PICTURES[:2]):
+        with pytest.raises(InvalidInput, match="no conversations about pictures"):
+            prepare(model, EmbedRequest(inputs=(chat(*parts),)))
+
+
 def test_a_prompt_goes_before_texts_and_never_before_pictures(load_tiny: LoadTiny) -> None:
     model = load_tiny("clip")
     plain, prompted = (
@@ -301,6 +358,33 @@ def test_every_parameter_is_counted_once(kind: str, tiny_folder: TinyFolder, loa
     model, _ = oracle.image_model(tiny_folder(kind) / body(kind))
     assert load_tiny(kind).card.parameters == sum(p.numel() for p in model.parameters())
     assert load_tiny(kind).card.width == PROJECTION
+
+
+def test_positions_that_old_checkpoints_hold_are_no_weights(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("clip"), tmp_path / "clip")
+    tensors = load_file(folder / "model.safetensors")
+    for tower in ("text_model", "vision_model"):
+        tensors[f"{tower}.embeddings.position_ids"] = torch.arange(17).unsqueeze(0)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert load_model(EngineConfig(model=str(folder), torch_threads=1)).card.lanes == ("text", "image")
+
+
+def test_pictures_of_different_shapes_run_by_themselves_where_padding_is_seen(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it would be with a vision model that does not look at its mask."""
+    folder = tiny_folder("siglip2-naflex")
+    wanted = oracle.image_vectors(folder, FILES)
+    model_class = transformers.Siglip2VisionModel
+    forward = model_class.forward
+
+    def unmasked(self: Any, pixel_values: Any, pixel_attention_mask: Any, spatial_shapes: Any, **others: Any) -> Any:
+        return forward(self, pixel_values, torch.ones_like(pixel_attention_mask), spatial_shapes, **others)
+
+    monkeypatch.setattr(model_class, "forward", unmasked)
+    model = load_model(EngineConfig(model=str(folder), dtype="float32", image_path="exact"))
+    assert not model.pads("image")
+    assert np.abs(dense(model, PICTURES) - wanted).max() < EXACT
 
 
 def test_max_tokens_cuts_a_text_that_is_too_long(load_tiny: LoadTiny) -> None:
