@@ -40,6 +40,7 @@ from transformers.utils import logging as transformers_logging
 
 from staged_pool.runtime.models.folders.files import check_json
 from staged_pool.runtime.models.specs import Architecture, ModelFolder
+from staged_pool.runtime.models.tokenizing.siglip import is_siglip_tokenizer, load_siglip_tokenizer
 from staged_pool.stages.errors import ConfigError
 
 _WITH_HEAD: Final[Mapping[Architecture, Any]] = {
@@ -187,7 +188,11 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
         ConfigError: There is none that can be used, or only one in Python.
     """
     with _quiet(), _unusable(folder, "the tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
+        tokenizer = (
+            load_siglip_tokenizer(folder.body)
+            if is_siglip_tokenizer(folder.body)
+            else AutoTokenizer.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
+        )
     if not tokenizer.is_fast:
         name = type(tokenizer).__name__
         raise ConfigError(f"{folder.body}: {name} is written in Python; a tokenizer.json is needed")

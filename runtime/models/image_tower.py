@@ -109,11 +109,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
             seen = eye.see(samples)
         why = eye.check_padding(samples)
     except MISFITS as error:
-        height, width = samples[0].values.shape[-2:]
-        raise ConfigError(
-            f"preprocessor_config.json: makes {width} x {height} values of a picture, which {type(eye.image).__name__} "
-            f"does not take as config.json has it: {error}"
-        ) from error
+        raise ConfigError(_misfit(eye, samples[0], error)) from error
     if why:
         log.info("model.peculiar", model=name, reason=why)
     heads = build_image_heads(folder, loaded.whole, seen)
@@ -155,6 +151,18 @@ def _check_fit(eye: Eye, pixels: Pixels) -> None:
                 f"{name}: makes patches of {pixels.values.shape[1]} values, and config.json has patch_size="
                 f"{config.patch_size}, which is {values}"
             )
+
+
+def _misfit(eye: Eye, pixels: Pixels, error: Exception) -> str:
+    """Why a model fails on a picture: most often because its two configs do not agree on a size."""
+    name, size = type(eye.image).__name__, getattr(eye.image.config, "image_size", None)
+    edges = pixels.values.shape[1:]
+    if pixels.grid is None and isinstance(size, int) and edges != (size, size):
+        return (
+            f"preprocessor_config.json: makes pictures of {edges[1]} x {edges[0]} pixels, which {name} does not take: "
+            f"config.json has image_size={size}"
+        )
+    return f"{name} fails on a picture: {error}"
 
 
 def _sample(reader: ImageReader, height: int, width: int) -> Pixels:

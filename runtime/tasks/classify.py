@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import Activation, ModelCard, ModelInput
-from staged_pool.runtime.requests import ClassifyRequest, Output, Outputs
+from staged_pool.runtime.requests import ClassifyRequest, Image, Output, Outputs
 from staged_pool.runtime.results import ClassifyResult, Usage
 from staged_pool.runtime.tasks.embed import array
 from staged_pool.stages.errors import Unsupported
@@ -26,8 +26,11 @@ def plan(request: ClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
         Unsupported: The model has no labels.
     """
     if Output.LABELS not in card.outputs:
-        raise Unsupported(f"The model `{card.name}` has no labels to classify texts by.")
-    inputs = [ModelInput(source, LABELS_ONLY, card.default_prompt) for source in request.inputs]
+        raise Unsupported(f"The model `{card.name}` has no labels to classify by.")
+    inputs = [
+        ModelInput(source, LABELS_ONLY, "" if isinstance(source, Image) else card.default_prompt)
+        for source in request.inputs
+    ]
     return Plan(inputs, partial(_finish, request, card))
 
 

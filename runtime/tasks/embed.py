@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, SparseVector
-from staged_pool.runtime.requests import DENSE_ONLY, EmbedRequest, Output, Outputs
+from staged_pool.runtime.requests import DENSE_ONLY, EmbedRequest, Image, Output, Outputs
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Parts, Plan
@@ -33,7 +33,12 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
     prompt = _prompt(request, card)
     role = _role(request.prompt_name)
     may_split = card.splits_long_inputs and request.outputs == DENSE_ONLY
-    inputs = [ModelInput(text, request.outputs, prompt, role, may_split) for text in request.inputs]
+    inputs = [
+        ModelInput(source, request.outputs, role=role)  # prompts are texts before texts
+        if isinstance(source, Image)
+        else ModelInput(source, request.outputs, prompt, role, may_split)
+        for source in request.inputs
+    ]
     return Plan(inputs, partial(_finish, request, card))
 
 

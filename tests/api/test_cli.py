@@ -223,7 +223,7 @@ def test_classify_prints_one_object_a_text(tmp_path: Path) -> None:
 def test_a_task_that_the_model_cannot_do_ends_with_one_line(tiny_folder: Path) -> None:
     done = run("classify", "--model", str(tiny_folder), "--offline", "a text")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].endswith("has no labels to classify texts by.")
+    assert done.stderr.splitlines()[-1].endswith("has no labels to classify by.")
 
 
 def test_the_version_is_printed() -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from staged_pool.runtime.model import Row, TokenSequence
+from staged_pool.runtime.model import Payload, Row, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.text_tower import TextTower
-from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, ScoreRequest, TextInput
-from staged_pool.runtime.results import EmbedResult, ScoreResult
+from staged_pool.runtime.requests import (
+    MODEL_MAX,
+    ClassifyRequest,
+    Content,
+    EmbedRequest,
+    Image,
+    Output,
+    ScoreRequest,
+    TextInput,
+)
+from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.work import Prepared, Request
 
@@ -24,21 +32,26 @@ def text_tower(model: Encoder) -> TextTower:
 
 def embed(
     model: Encoder,
-    texts: Sequence[str],
+    inputs: Sequence[str | Image],
     *outputs: Output,
     alone: bool = False,
     max_tokens: int | None = MODEL_MAX,
     **others: Any,
 ) -> EmbedResult:
-    """Vectors of texts, in one batch or each alone."""
-    request = EmbedRequest(
-        inputs=tuple(TextInput(text, max_tokens) for text in texts), outputs=frozenset(outputs), **others
-    )
+    """Vectors of texts and pictures, those of a batch key in one batch or each alone."""
+    sources = tuple(one if isinstance(one, Image) else TextInput(one, max_tokens) for one in inputs)
+    request = EmbedRequest(inputs=sources, outputs=frozenset(outputs), **others)
     result: EmbedResult = _answer(model, request, alone=alone)
     return result
 
 
-def score(model: Encoder, query: str, documents: Sequence[str]) -> ScoreResult:
+def classify(model: Encoder, pictures: Sequence[Image], *, alone: bool = False, **others: Any) -> ClassifyResult:
+    """How well labels fit pictures."""
+    result: ClassifyResult = _answer(model, ClassifyRequest(inputs=tuple(pictures), **others), alone=alone)
+    return result
+
+
+def score(model: Encoder, query: Content, documents: Sequence[Content]) -> ScoreResult:
     """How well documents answer a query."""
     result: ScoreResult = _answer(
         model, ScoreRequest(queries=(query,), documents=tuple(documents), max_tokens=MODEL_MAX), alone=False
@@ -47,20 +60,37 @@ def score(model: Encoder, query: str, documents: Sequence[str]) -> ScoreResult:
 
 
 def sequences(model: Encoder, request: Request) -> list[TokenSequence]:
-    """What the device would read. An input that is wrong raises what is wrong with it."""
+    """What the device would read of texts. An input that is wrong raises what is wrong with it."""
     found = []
-    for prepared in model.preprocess(plan(request, model.card).inputs):
-        if isinstance(prepared, Exception):
-            raise prepared
-        assert isinstance(prepared, Prepared)
+    for prepared in prepare(model, request):
         assert isinstance(prepared.payload, TokenSequence)
         found.append(prepared.payload)
     return found
 
 
+def prepare(model: Encoder, request: Request) -> list[Prepared[Payload]]:
+    """Every input as the device would read it. One that is wrong raises what is wrong with it."""
+    inputs = plan(request, model.card).inputs
+    found: dict[int, Prepared[Payload]] = {}
+    for lane in ("text", "image"):
+        places = [place for place, given in enumerate(inputs) if given.lane == lane]
+        for place, outcome in zip(places, model.preprocess([inputs[place] for place in places]), strict=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+            assert isinstance(outcome, Prepared)
+            found[place] = outcome
+    return [found[place] for place in range(len(inputs))]
+
+
 def _answer(model: Encoder, request: Request, *, alone: bool) -> Any:
-    payloads = sequences(model, request)
-    batches: Iterable[list[TokenSequence]] = [[each] for each in payloads] if alone else [payloads]
-    rows = list(itertools.chain.from_iterable(model.forward(batch) for batch in batches))
-    assert all(isinstance(row, Row) for row in rows)
-    return plan(request, model.card).finish(rows, sum(len(each.ids) for each in payloads))
+    prepared = prepare(model, request)
+    batches: dict[object, list[int]] = {}
+    for place, one in enumerate(prepared):
+        batches.setdefault(place if alone else one.batch_key, []).append(place)
+    rows: dict[int, Row] = {}
+    for places in batches.values():
+        for place, row in zip(places, model.forward([prepared[p].payload for p in places]), strict=True):
+            assert isinstance(row, Row)
+            rows[place] = row
+    in_order = [rows[place] for place in range(len(prepared))]
+    return plan(request, model.card).finish(in_order, sum(one.cost for one in prepared))

@@ -6,6 +6,7 @@ Everything is float32 on the CPU, and inputs go through a model one by one, so n
 from __future__ import annotations
 
 import functools
+import io
 import json
 import string
 import warnings
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import transformers as hf
 from numpy.typing import NDArray
+from PIL import Image as Pillow
 
 Array = NDArray[np.float32]
 Pair = tuple[str, str]
@@ -148,6 +150,71 @@ def stanford_colbert(folder: Path, text: str, *, role: Role) -> Array:
     return vectors
 
 
+def image_vectors(folder: Path, files: Sequence[bytes]) -> Array:
+    """What transformers makes of encoded pictures, one by one, [pictures, width]: before they are normalised.
+
+    The image features of a model that has them; else the vector of the class token.
+    """
+    model, processor = image_model(folder)
+    rows = []
+    for pixels in _pixels(processor, files):
+        with torch.inference_mode():
+            if hasattr(model, "get_image_features"):
+                rows.append(model.get_image_features(**pixels).pooler_output[0].numpy())
+            else:
+                rows.append(model(**pixels).last_hidden_state[0, 0].numpy())
+    return np.stack(rows)
+
+
+def patch_vectors(folder: Path, file: bytes) -> Array:
+    """The last layer of a model of pictures, [tokens, width]."""
+    model, processor = image_model(folder)
+    with torch.inference_mode():
+        vectors: Array = model(**_pixels(processor, [file])[0]).last_hidden_state[0].numpy()
+    return vectors
+
+
+def text_features(folder: Path, texts: Sequence[str], *, fill_to: int | None) -> Array:
+    """The text features of transformers, one by one, [texts, width], not normalised; of texts that are filled up."""
+    model, _ = image_model(folder)
+    tokenizer = hf.AutoTokenizer.from_pretrained(str(folder))
+    filled = {"padding": "max_length", "max_length": fill_to} if fill_to else {"max_length": 77}
+    rows = []
+    for text in texts:
+        tokens = tokenizer(text, truncation=True, return_tensors="pt", **filled)
+        given = {name: tokens[name] for name in ("input_ids", "attention_mask") if name in tokens}
+        with torch.inference_mode():
+            rows.append(model.get_text_features(**given).pooler_output[0].numpy())
+    return np.stack(rows)
+
+
+def embedded_images(folder: Path, files: Sequence[bytes]) -> Array:
+    """What sentence-transformers makes of pictures, one by one."""
+    model = _sentence_transformer("SentenceTransformer", folder)
+    with _quiet():
+        return np.concatenate([model.encode([_opened(file)], show_progress_bar=False) for file in files])
+
+
+def image_labels(folder: Path, files: Sequence[bytes], *, activate: bool = True) -> Array:
+    """Scores [pictures, labels] of transformers' image classification."""
+    classify = _pipeline("image-classification", folder)
+    function = {} if activate else {"function_to_apply": "none"}
+    rows = []
+    with _quiet():
+        for file in files:
+            by_label = {each["label"]: each["score"] for each in classify(_opened(file), top_k=100, **function)}
+            rows.append([by_label[name] for _, name in sorted(classify.model.config.id2label.items())])
+    return np.array(rows, np.float32)
+
+
+def _pixels(processor: Any, files: Sequence[bytes]) -> list[Any]:
+    return [processor(images=_opened(file), return_tensors="pt") for file in files]
+
+
+def _opened(file: bytes) -> Pillow.Image:
+    return Pillow.open(io.BytesIO(file)).convert("RGB")
+
+
 # Two heads of BGE-M3, by https://arxiv.org/abs/2402.03216 (section 3.2) and its reference implementation,
 # FlagEmbedding's `M3Embedder` (`_sparse_embedding`, `_colbert_embedding`, `_process_token_weights`)
 
@@ -223,6 +290,15 @@ def _bare(folder: Path) -> tuple[Any, Any]:
     """A tokenizer and a transformer without a head."""
     path = str(folder)
     return hf.AutoTokenizer.from_pretrained(path), hf.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@_cached
+def image_model(folder: Path) -> tuple[Any, Any]:
+    """A model as its own class, and its image processor."""
+    path = str(folder)
+    named = hf.AutoConfig.from_pretrained(path).architectures[0]
+    model = getattr(hf, named).from_pretrained(path, dtype=torch.float32).eval()
+    return model, hf.AutoImageProcessor.from_pretrained(path, backend="pil")
 
 
 @_cached

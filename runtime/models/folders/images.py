@@ -103,7 +103,7 @@ def read_image_folder(path: Path, modules_file: JsonFile | None, settings: JsonF
     if kind not in _TWO_TOWERS and kind not in _ENCODERS:
         known = ", ".join((*_TWO_TOWERS, *_ENCODERS))
         raise ConfigError(f"config.json: model_type={kind!r} is not a model of pictures that is supported: {known}")
-    if _is_classifier(config) and modules_file is None and task != "embed":
+    if kind in _ENCODERS and _is_classifier(config) and modules_file is None and task != "embed":
         return _classifier(path, config)
     common = {
         "path": path,
@@ -123,8 +123,6 @@ def _is_classifier(config: Mapping[str, Any]) -> bool:
 
 
 def _classifier(path: Path, config: Mapping[str, Any]) -> ModelFolder:
-    if config.get("model_type") not in _ENCODERS:
-        raise ConfigError(f"config.json: architectures names {class_name(config)}, which is not supported")
     labels, activation = read_image_classifier(config)
     return ModelFolder(
         path=path,

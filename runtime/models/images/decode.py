@@ -34,8 +34,8 @@ Colour: TypeAlias = tuple[int, int, int]
 WHITE: Final[Colour] = (255, 255, 255)
 
 _BROKEN: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, AttributeError,
-                  RuntimeError, struct.error, zlib.error)  # fmt: skip
-"""What Pillow raises on files that are damaged on purpose."""
+                  RuntimeError, struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
+"""What Pillow raises on files that are damaged on purpose; warnings, where the host makes errors of them."""
 
 _ORIENTATION: Final = 0x0112
 """The EXIF tag."""

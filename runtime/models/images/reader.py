@@ -125,12 +125,18 @@ class ImageReader:
         """Compare both ways on a few pictures: what is not known of a processor shows there."""
         if self.settings.unknown is not None:
             return self.settings.unknown
-        choice = self._options.read({})
+        choice, threads = self._options.read({}), torch.get_num_threads()
+        try:
+            return self._disagreement(choice)
+        finally:
+            torch.set_num_threads(threads)  # of whoever loads
+
+    def _disagreement(self, choice: Choice) -> str | None:
         for size in _TRIED:
             picture = _pattern(size)
             exact = read_exact(picture, self._processor, self.settings, {})
             fast = read_fast(picture, choice.target(size), self.settings)
-            if (wrong := _disagreement(fast, exact, self.scale)) is not None:
+            if (wrong := _difference(fast, exact, self.scale)) is not None:
                 return f"it gives something else for {size[1]} x {size[0]} pixels: {wrong}"
         return None
 
@@ -142,7 +148,7 @@ def _pattern(size: Size) -> Pillow.Image:
     return Pillow.fromarray(np.stack(channels, axis=-1).astype(np.uint8))
 
 
-def _disagreement(fast: Pixels, exact: Pixels, scale: Scale) -> str | None:
+def _difference(fast: Pixels, exact: Pixels, scale: Scale) -> str | None:
     if fast.grid != exact.grid or fast.values.shape != exact.values.shape:
         return f"{exact.values.shape} values instead of {fast.values.shape}"
     ours, theirs = (to_device([pixels], scale, "cpu", torch.float32) for pixels in (fast, exact))

@@ -120,11 +120,20 @@ def _siglip_text(vocabulary: int, **others: Any) -> dict[str, Any]:
     }
 
 
-def siglip(folder: Path, *, lower_case: bool = False, masked: bool = False, **tokenizer_config: Any) -> None:
+def siglip(
+    folder: Path,
+    *,
+    lower_case: bool = False,
+    canonical: bool = False,
+    masked: bool = False,
+    projection: int = PROJECTION,
+    **tokenizer_config: Any,
+) -> None:
     """Texts of 64 tokens, padding among them, which is seen unless it is `masked`."""
-    tokenizer = unigram(begin="", lower_case=lower_case)
+    tokenizer = unigram(begin="", lower_case=lower_case, canonical=canonical)
     image = {"hidden_size": PROJECTION, **_PIXELS, **_LAYERS}
-    config = hf.SiglipConfig(text_config=_siglip_text(len(tokenizer)), vision_config=image)
+    text = _siglip_text(len(tokenizer), projection_size=projection)
+    config = hf.SiglipConfig(text_config=text, vision_config=image)
     processor = hf.SiglipImageProcessorPil(size={"height": EDGE, "width": EDGE}, **_GREY)
     names = ["input_ids", "attention_mask"] if masked else ["input_ids"]
     settings = {"model_input_names": names, "model_max_length": 64, **tokenizer_config}
@@ -144,7 +153,7 @@ def _siglip2_naflex(folder: Path) -> None:
     tokenizer = unigram(begin="", lower_case=True)
     image = {"hidden_size": PROJECTION, "num_patches": 16, "patch_size": PATCH, **_LAYERS}
     config = hf.Siglip2Config(text_config=_siglip_text(len(tokenizer)), vision_config=image)
-    processor = hf.Siglip2ImageProcessorPil(patch_size=PATCH, max_num_patches=24, **_GREY)
+    processor = hf.Siglip2ImageProcessorPil(patch_size=PATCH, max_num_patches=30, **_GREY)
     settings = {"model_input_names": ["input_ids"], "model_max_length": 64}
     _save(folder, hf.Siglip2Model(config), tokenizer, processor, **settings)
 

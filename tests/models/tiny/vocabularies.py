@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import string
 from pydoc_data.topics import topics
 from typing import Any
 
 import transformers as hf
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = list(topics.values())
 SIZE = 1500
@@ -49,11 +50,17 @@ def byte_bpe(begin: str = "<s>", end: str = "</s>", between: str = "</s> </s>") 
     )
 
 
-def unigram(begin: str = "<s>", end: str = "</s>", *, lower_case: bool = False) -> hf.PreTrainedTokenizerFast:
-    """XLM-RoBERTa's, by default."""
+def unigram(
+    begin: str = "<s>", end: str = "</s>", *, lower_case: bool = False, canonical: bool = False
+) -> hf.PreTrainedTokenizerFast:
+    """XLM-RoBERTa's, by default. `canonical`: without punctuation, and with single blanks between words."""
     tokenizer = Tokenizer.from_str(_unigram())
-    if lower_case:
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), tokenizer.normalizer])
+    steps = [normalizers.Lowercase()] if lower_case else []
+    if canonical:
+        marks = "".join(f"\\{mark}" for mark in string.punctuation)
+        steps += [normalizers.Replace(Regex(f"[{marks}]"), ""), normalizers.Replace(Regex(r"\s+"), " ")]
+        steps += [normalizers.Strip()]
+    tokenizer.normalizer = normalizers.Sequence([*steps, tokenizer.normalizer])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A {end}".strip(),
         pair=f"{begin} $A {end} {end} $B {end}".strip(),

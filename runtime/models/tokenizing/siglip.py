@@ -1,0 +1,51 @@
+"""SigLIP's tokenizer, whose class in transformers is in Python, by the `tokenizer.json` that lies beside its own file.
+
+Before it looks up tokens, that class lowercases a text, leaves out punctuation and joins blanks. Whether the
+`tokenizer.json` does so too is tried out: there are some that do not.
+"""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.stages.errors import ConfigError
+
+_CLASS: Final = "SiglipTokenizer"
+
+_SAME: Final = (
+    ("Hello, World!", "hello world"),
+    (" a \n  b ", "a b"),
+    ("".join(f"x{mark}" for mark in string.punctuation), "x" * len(string.punctuation)),
+)
+"""Texts that are one to the class."""
+
+
+def is_siglip_tokenizer(body: Path) -> bool:
+    """Whether a folder asks for that class, and has what stands in for it."""
+    settings = JsonFile.read(body / "tokenizer_config.json", root=body) or JsonFile.empty()
+    return settings.content.get("tokenizer_class") == _CLASS and (body / "tokenizer.json").is_file()
+
+
+def load_siglip_tokenizer(body: Path) -> Any:
+    """The tokenizer of such a folder.
+
+    Raises:
+        ConfigError: It does something else with texts than the class.
+    """
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(body, local_files_only=True)
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    for text, canonical in _SAME:
+        if backend.encode(text).ids != backend.encode(canonical).ids:
+            raise ConfigError(
+                f"tokenizer.json: does not lowercase texts, leave out punctuation and join blanks, as {_CLASS} does, "
+                "which is in Python and not run"
+            )
+    return tokenizer

@@ -1,0 +1,389 @@
+"""What becomes of the files that callers send, and of those that no honest caller would."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import warnings
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import GifImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import Image as Pillow
+from PIL.PngImagePlugin import PngInfo
+
+from staged_pool.runtime.models.images.decode import MAX_SCANS, Encoded, Limits
+from staged_pool.runtime.models.images.formats import FORMATS
+from staged_pool.runtime.requests import Image
+from staged_pool.stages.errors import InvalidInput, TooLarge, UnsupportedMedia, UnusableMedia
+from tests.models.images.pictures import Folder, encode, image, picture, pixels, png, reader
+
+SMALL: dict[str, bytes] = {format: encode(picture(24, 24), format) for format in FORMATS}
+LIMITS = Limits(image_bytes=20 * 2**20, pixels=64_000_000)
+
+
+def decode(data: bytes, limits: Limits = LIMITS, **options: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    decoded = Encoded(data, limits).decode(**options)
+    assert decoded.mode == "RGB"
+    return np.asarray(decoded)
+
+
+def outcome(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]] | InvalidInput:
+    try:
+        return decode(data, Limits(2**20, 10_000))
+    except InvalidInput as error:
+        return error
+
+
+def refusal(data: bytes, limits: Limits = LIMITS) -> InvalidInput:
+    with pytest.raises(InvalidInput) as caught:
+        decode(data, limits)
+    return caught.value
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_of_the_list_is_read(format: str) -> None:
+    source = picture(37, 23)
+    lossless = {"WebP": {"lossless": True}}.get(format, {})
+    wanted = pixels(37, 23).astype(int)
+    found = decode(encode(source, format, **lossless)).astype(int)
+    assert found.shape == wanted.shape
+    lost = {"JPEG": 25, "GIF": 25}.get(format, 0)
+    assert np.abs(found - wanted).mean() <= lost
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (encode(picture(8, 8), "TIFF"), "TIFF"),
+        (encode(picture(8, 8), "AVIF"), "AVIF"),
+        (encode(picture(8, 8), "JPEG2000"), "JPEG 2000"),
+        (encode(picture(8, 8), "ICO"), "ICO"),
+        (encode(picture(8, 8), "PPM"), "PNM"),
+        (encode(picture(8, 8), "EPS"), "PostScript"),
+        (encode(picture(8, 8), "PDF"), "PDF"),
+        (b"8BPS\x00\x01" + bytes(40), "PSD"),
+        (b"SIMPLE  =                    T" + bytes(80), "FITS"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
+        (b"\x00\x00\x00\x18ftypheic" + bytes(40), "HEIC"),
+        (b"\x00\x00\x00\x18ftypisom" + bytes(40), "MP4"),
+    ],
+)
+def test_another_format_is_refused_by_its_name_and_never_opened(data: bytes, name: str) -> None:
+    refused = refusal(data)
+    assert type(refused) is UnsupportedMedia
+    assert f"in the format {name}:" in str(refused)
+    assert "JPEG, PNG, WebP, GIF or BMP" in str(refused)
+
+
+@pytest.mark.parametrize(
+    "data", [b"x", b"BM is how this text begins", b"secret words" * 99, bytes(1000), b"RIFF1234WAVE"]
+)
+def test_what_is_no_picture_is_refused_without_repeating_it(data: bytes) -> None:
+    refused = refusal(data)
+    assert type(refused) is UnsupportedMedia
+    assert str(refused).startswith("The picture is in no known format")
+    assert "secret" not in str(refused)
+
+
+def test_a_picture_of_no_bytes_is_refused() -> None:
+    refused = refusal(b"")
+    assert type(refused) is UnusableMedia
+    assert "0 bytes" in str(refused)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WebP"])
+def test_a_turned_picture_is_made_upright(format: str, orientation: int) -> None:
+    # What a camera would store for this picture in each orientation (EXIF 2.32, 4.6.4).
+    upright = pixels(32, 16)
+    stored = {
+        1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1],
+        5: upright.transpose(1, 0, 2), 6: np.rot90(upright, 1), 7: np.rot90(upright.transpose(1, 0, 2), 2),
+        8: np.rot90(upright, -1),
+    }[orientation]  # fmt: skip
+    exif = Pillow.Exif()
+    exif[0x0112] = orientation
+    most: dict[str, dict[str, int]] = {"JPEG": {"quality": 100, "subsampling": 0}, "WebP": {"lossless": True}}
+    exact = most.get(format, {})
+    data = encode(Pillow.fromarray(np.ascontiguousarray(stored)), format, exif=exif, **exact)
+    encoded = Encoded(data, LIMITS)
+    if format == "JPEG":
+        assert encoded.size == (16, 32)
+    found = np.asarray(encoded.decode())
+    assert np.abs(found.astype(int) - upright).max() <= (12 if format == "JPEG" else 0)
+
+
+@pytest.mark.parametrize("value", [0, 9, 77])
+def test_an_orientation_that_does_not_exist_leaves_the_picture_as_it_is(value: int) -> None:
+    exif = Pillow.Exif()
+    exif[0x0112] = value
+    assert decode(encode(picture(20, 10), exif=exif)).shape == (10, 20, 3)
+
+
+def test_a_damaged_exif_part_counts_as_none() -> None:
+    data = encode(picture(20, 10), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\x7f" + bytes(9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert decode(data).shape == (10, 20, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a host may make errors of Pillow's warnings
+        assert type(refusal(data)) is UnusableMedia
+
+
+def test_a_transparent_picture_lies_on_white_or_on_the_wanted_colour() -> None:
+    values = np.zeros((4, 4, 4), dtype=np.uint8)
+    values[:, 2:] = (10, 20, 30, 255)
+    values[3] = (200, 100, 0, 51)  # a fifth
+    data = encode(Pillow.fromarray(values))
+    assert decode(data)[0].tolist() == [[255] * 3] * 2 + [[10, 20, 30]] * 2
+    assert decode(data)[3, 0].tolist() == [244, 224, 204]
+    assert decode(data, background=(0, 0, 100))[0].tolist() == [[0, 0, 100]] * 2 + [[10, 20, 30]] * 2
+    assert decode(data, background=(0, 0, 100))[3, 0].tolist() == [40, 20, 80]
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_every_kind_of_transparency_is_seen(mode: str) -> None:
+    clear = Pillow.new(mode, (3, 2), 0)
+    assert (decode(encode(clear)) == 255).all()
+
+
+def test_a_transparent_palette_entry_and_a_transparent_colour_are_seen() -> None:
+    palette = Pillow.new("P", (4, 1))
+    palette.putpalette([255, 0, 0, 0, 255, 0])
+    palette.putpixel((1, 0), 1)
+    assert decode(encode(palette, transparency=0))[0].tolist() == [[255] * 3, [0, 255, 0], [255] * 3, [255] * 3]
+    assert decode(encode(palette, "GIF", transparency=1))[0, :2].tolist() == [[255, 0, 0], [255] * 3]
+    assert decode(encode(palette))[0].tolist() == [[255, 0, 0], [0, 255, 0], [255, 0, 0], [255, 0, 0]]
+    colour = Pillow.new("RGB", (2, 1), (1, 2, 3))
+    colour.putpixel((1, 0), (9, 9, 9))
+    assert decode(encode(colour, transparency=(1, 2, 3)))[0].tolist() == [[255] * 3, [9, 9, 9]]
+    grey = Pillow.new("L", (2, 1), 7)
+    grey.putpixel((1, 0), 9)
+    assert decode(encode(grey, transparency=7))[0].tolist() == [[255] * 3, [9, 9, 9]]
+
+
+def test_grey_and_black_and_white_become_three_equal_channels() -> None:
+    grey = picture(9, 7).convert("L")
+    assert np.array_equal(decode(encode(grey)), np.repeat(np.asarray(grey)[..., None], 3, axis=-1))
+    bits = grey.convert("1")
+    assert np.array_equal(decode(encode(bits))[..., 0], np.asarray(bits) * np.uint8(255))
+    assert decode(encode(grey, "JPEG")).shape == (7, 9, 3)
+
+
+def test_a_cmyk_jpeg_becomes_the_colours_it_stands_for() -> None:
+    for colour in ((255, 0, 0), (0, 200, 0), (255, 255, 255), (0, 0, 0)):
+        data = encode(Pillow.new("RGB", (16, 16), colour).convert("CMYK"), "JPEG", quality=100)
+        assert Pillow.open(io.BytesIO(data)).mode == "CMYK"
+        assert np.abs(decode(data).astype(int) - colour).max() <= 6
+
+
+def test_of_sixteen_bits_a_channel_the_upper_eight_are_kept() -> None:
+    values = np.array([[0, 255, 256, 0x1234, 0x80FF, 65535]], dtype=np.uint16)
+    upper = [0, 0, 1, 0x12, 0x80, 255]
+    assert decode(encode(Pillow.fromarray(values)))[0].tolist() == [[value] * 3 for value in upper]
+    rows = b"".join(b"\x00" + b"".join(struct.pack(">3H", value, 0, 65535) for value in row) for row in values.tolist())
+    coloured = bytearray(png(6, 1, data=rows))
+    coloured[24] = 16  # bits a channel
+    coloured[29:33] = struct.pack(">I", zlib.crc32(bytes(coloured[12:29])))
+    assert decode(bytes(coloured))[0].tolist() == [[value, 0, 255] for value in upper]
+
+
+@pytest.mark.parametrize(
+    ("format", "plugin"),
+    [
+        ("GIF", GifImagePlugin.GifImageFile),
+        ("WebP", WebPImagePlugin.WebPImageFile),
+        ("PNG", PngImagePlugin.PngImageFile),
+    ],
+)
+def test_of_an_animation_the_first_frame_is_read_and_the_others_are_not(
+    format: str, plugin: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Pillow.new("RGB", (16, 16), (200, 30, 30))
+    more = [Pillow.new("RGB", (16, 16), (0, 0, k)) for k in range(40)]
+    exact = {"WebP": {"lossless": True}}.get(format, {})
+    data = encode(first, format, save_all=True, append_images=more, **exact)
+    assert Pillow.open(io.BytesIO(data)).n_frames > 30  # type: ignore[attr-defined]
+    frames: list[int] = []
+    seek = plugin._seek
+
+    def watched(self: Any, frame: int, *more: Any) -> Any:
+        frames.append(frame)
+        return seek(self, frame, *more)
+
+    monkeypatch.setattr(plugin, "_seek", watched)
+    assert (decode(data) == (200, 30, 30)).all()
+    assert set(frames) <= {0}
+
+
+def test_a_picture_above_the_limit_of_pixels_is_refused_by_its_header() -> None:
+    bombs = {
+        "PNG": png(50_000, 50_000, data=bytes(10)),
+        "JPEG": _with_size_of_jpeg(encode(picture(8, 8), "JPEG"), 65_000, 65_000),
+        "GIF": b"GIF89a" + struct.pack("<HH", 65_000, 65_000) + encode(picture(8, 8), "GIF")[10:],
+        "WebP": _vp8x(16_000_000, 16_000_000),
+        "BMP": SMALL["BMP"][:18] + struct.pack("<ii", 50_000, 50_000) + SMALL["BMP"][26:],
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for format, data in bombs.items():
+            refused = refusal(data)
+            assert type(refused) is TooLarge, format
+            assert "at most 64000000 are taken" in str(refused)
+
+
+def test_a_bomb_takes_no_memory() -> None:
+    # In a process of its own: what was taken at most can only be asked for since its beginning.
+    program = """
+import resource, sys, zlib
+from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.stages.errors import TooLarge
+from tests.models.images.pictures import png
+bomb = png(20000, 20000, data=bytes(100 * 60001))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    Encoded(bomb, Limits(20 * 2**20, 64_000_000)).decode()
+except TooLarge:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 1024  # KiB
+
+
+def test_the_limit_of_pixels_is_the_server_s_and_not_pillow_s() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = encode(Pillow.new("1", (10_000, 9000)))  # Pillow would warn from 89 million on
+        assert type(refusal(data)) is TooLarge
+        assert decode(data, Limits(20 * 2**20, 90_000_000)).shape == (9000, 10_000, 3)
+    small = encode(picture(10, 10))
+    assert decode(small, Limits(2**20, 100)).shape == (10, 10, 3)
+    assert type(refusal(small, Limits(2**20, 99))) is TooLarge
+
+
+def test_a_picture_above_the_limit_of_bytes_is_refused() -> None:
+    data = encode(picture(10, 10))
+    refused = refusal(data, Limits(len(data) - 1, 1000))
+    assert type(refused) is TooLarge
+    assert f"has {len(data)} bytes: at most {len(data) - 1}" in str(refused)
+    assert decode(data, Limits(len(data), 1000)).shape == (10, 10, 3)
+
+
+def test_a_text_or_a_profile_that_unpacks_to_megabytes_is_refused() -> None:
+    packed = zlib.compress(bytes(100 * 2**20))
+    info = PngInfo()
+    info.add_text("comment", "x" * (2 * 2**20), zip=True)
+    bombs = [
+        png(4, 4, (b"zTXt", b"comment\x00\x00" + packed), data=bytes(4 * 13)),
+        png(4, 4, (b"iTXt", b"comment\x00\x01\x00\x00\x00" + packed), data=bytes(4 * 13)),
+        png(4, 4, (b"iCCP", b"profile\x00\x00" + packed), data=bytes(4 * 13)),
+        encode(picture(4, 4), pnginfo=info),
+    ]
+    for data in bombs:
+        assert type(refusal(data)) is UnusableMedia
+    many = [(b"zTXt", b"comment\x00\x00" + zlib.compress(bytes(2**20 - 1)))] * 70
+    assert type(refusal(png(4, 4, *many, data=bytes(4 * 13)))) is UnusableMedia
+
+
+def test_a_jpeg_of_very_many_scans_is_refused() -> None:
+    data = encode(picture(64, 64), "JPEG", progressive=True)
+    scan = data.index(b"\xff\xda")
+    end = data.index(b"\xff", scan + 14)
+    while data[end + 1] == 0:
+        end = data.index(b"\xff", end + 2)
+    slow = data[:end] + data[scan:end] * MAX_SCANS + data[end:]
+    refused = refusal(slow)
+    assert type(refused) is UnusableMedia
+    assert f"at most {MAX_SCANS} are read" in str(refused)
+    assert decode(data).shape == (64, 64, 3)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_that_ends_early_is_refused(format: str) -> None:
+    data = encode(picture(64, 64), format)
+    # A GIF or JPEG that lacks its last byte or two shows all of its picture.
+    for length in (1, 5, 12, 20, 31, len(data) // 4, len(data) // 2, len(data) * 3 // 4):
+        refused = refusal(data[:length])
+        assert type(refused) in (UnusableMedia, UnsupportedMedia), length
+        if length >= 20:
+            assert type(refused) is UnusableMedia
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_is_refused_or_shows_a_picture_of_its_size(format: str, data: st.DataObject) -> None:
+    whole = bytearray(SMALL[format])
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(whole) - 1))
+        whole[place] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del whole[data.draw(st.integers(0, len(whole))) :]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of odd metadata
+        found = outcome(bytes(whole))
+    if isinstance(found, InvalidInput):
+        assert len(str(found)) < 200
+    else:
+        assert found.shape[0] * found.shape[1] <= 10_000
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\x10\x00\x00\x00WEBPVP8 ", b"GIF89a", b""]),
+    st.binary(max_size=300),
+)
+def test_bytes_that_only_begin_like_a_picture_are_refused(beginning: bytes, rest: bytes) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = outcome(beginning + rest)
+    assert isinstance(found, InvalidInput)
+    assert len(str(found)) < 200
+
+
+@pytest.mark.parametrize("size", [(1, 65_535), (65_535, 1), (1, 201), (402, 2)])
+def test_a_line_is_refused_where_its_shape_would_be_kept(size: tuple[int, int], family_folder: Folder) -> None:
+    width, height = size
+    given = Image(encode(Pillow.new("L", size)))
+    for family in ("clip", "dinov2", "qwen2-vl"):
+        with pytest.raises(
+            UnusableMedia, match=f"{width} x {height} pixels: one edge may be at most 200 times the other"
+        ):
+            reader(family_folder(family)).read(given)
+    assert reader(family_folder("siglip")).read(given).values.shape == (3, 64, 64)
+    prepared = reader(family_folder("siglip2-naflex")).read(given)
+    assert prepared.grid is not None
+    assert prepared.grid[0] * prepared.grid[1] <= 100
+
+
+def test_the_longest_picture_that_keeps_its_shape_is_read(family_folder: Folder) -> None:
+    for family in ("clip", "qwen2-vl"):
+        assert reader(family_folder(family)).read(image(3, 600)).values.size
+
+
+def test_a_jpeg_of_several_pictures_shows_the_first() -> None:
+    data = encode(picture(30, 20), "MPO", save_all=True, append_images=[Pillow.new("RGB", (30, 20))])
+    assert decode(data).mean() > 60
+
+
+def _with_size_of_jpeg(data: bytes, width: int, height: int) -> bytes:
+    start = data.index(b"\xff\xc0")
+    return data[: start + 5] + struct.pack(">HH", height, width) + data[start + 9 :]
+
+
+def _vp8x(width: int, height: int) -> bytes:
+    body = (
+        b"VP8X"
+        + struct.pack("<I", 10)
+        + bytes(4)
+        + (width - 1).to_bytes(3, "little")
+        + (height - 1).to_bytes(3, "little")
+    )
+    return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body

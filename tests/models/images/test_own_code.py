@@ -1,0 +1,179 @@
+"""A model folder's own image processor: in processes of its own, which may die of what they are given."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import structlog
+from PIL import Image as Pillow
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.images.settings import read_image_settings
+from staged_pool.runtime.requests import Image
+from staged_pool.stages.errors import (
+    ConfigError,
+    EngineStopped,
+    InvalidInput,
+    TooLarge,
+    UnsupportedMedia,
+    UnusableMedia,
+)
+from tests.models.images.pictures import encode, image, picture, pixels, save_settings
+
+CODE = '''
+import os, sys
+import numpy as np
+from transformers import BatchFeature
+from transformers.image_processing_utils import BaseImageProcessor
+
+class Moody(BaseImageProcessor):
+    """What happens to a picture is told by its first pixel."""
+
+    model_input_names = ["pixel_values"]
+
+    def __init__(self, edge=8, **kwargs):
+        super().__init__(**kwargs)
+        self.edge = edge
+        print("made one")
+
+    def preprocess(self, images, return_tensors=None, **kwargs):
+        red, green, blue = images.getpixel((0, 0))
+        print("got one", flush=True)
+        if (red, green, blue) == (1, 0, 0):
+            os.abort()
+        if (red, green, blue) == (2, 0, 0):
+            sys.exit(3)
+        if (red, green, blue) == (3, 0, 0):
+            raise RuntimeError("a secret of the code")
+        assert sys.stdin.read() == ""
+        values = np.asarray(images.resize((self.edge, self.edge), 0), dtype=np.float32).transpose(2, 0, 1)
+        return BatchFeature({"pixel_values": [values + 0.5 + os.getpid() * 0]}, tensor_type=return_tensors)
+'''
+
+
+def folder_with(code: str, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "moody.py").write_text(code)
+    return save_settings(folder, auto_map={"AutoImageProcessor": "moody.Moody"}, image_processor_type="Moody", edge=6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    os.environ.setdefault("HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+    return folder_with(CODE, tmp_path_factory.mktemp("moody"))
+
+
+@pytest.fixture(scope="module")
+def moody(folder: Path) -> Iterator[ImageReader]:
+    """Two processes, each of which takes seconds to start."""
+    config = EngineConfig(image_preprocess_limit=2, max_image_pixels=10_000)
+    with closing(ImageReader(read_image_settings(folder, trust_remote_code=True), config)) as reader:
+        yield reader
+
+
+def dot(red: int) -> Image:
+    return Image(encode(Pillow.new("RGB", (12, 12), (red, 0, 0))))
+
+
+def processes() -> set[int]:
+    return {child.pid for child in psutil.Process().children() if "own_code_process" in " ".join(child.cmdline())}
+
+
+def test_the_folder_s_code_makes_the_pixels(moody: ImageReader) -> None:
+    assert moody.path == "exact"
+    assert moody.reason == "it is code of the model folder"
+    prepared = moody.read(Image(encode(picture(6, 6))))
+    assert np.array_equal(prepared.values, pixels(6, 6).transpose(2, 0, 1) + np.float32(0.5))
+
+
+def test_a_process_that_dies_fails_its_picture_and_is_replaced(
+    moody: ImageReader, logged: list[structlog.typing.EventDict]
+) -> None:
+    before = processes()
+    assert len(before) == 2
+    for red, code in ((1, -signal.SIGABRT), (2, 3)):
+        with pytest.raises(UnusableMedia, match="broke down on the picture"):
+            moody.read(dot(red))
+        assert [event["exit_code"] for event in logged if event["event"] == "images.process_died"][-1] == code
+    assert moody.read(dot(77)).values[0, 0, 0] == 77.5
+    assert len(processes()) == 2
+    assert len(processes() - before) >= 1
+
+
+def test_pictures_beside_one_that_kills_its_process_are_read(moody: ImageReader) -> None:
+    def read(red: int) -> float | type[Exception]:
+        try:
+            return float(moody.read(dot(red)).values[0, 0, 0])
+        except InvalidInput as error:
+            return type(error)
+
+    given = [10, 1, 11, 12, 13, 14, 3, 15, 16]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(read, given))
+    assert found == [UnusableMedia if red < 10 else red + 0.5 for red in given]
+
+
+def test_what_the_code_raises_is_not_repeated(moody: ImageReader) -> None:
+    before = processes()
+    with pytest.raises(UnusableMedia) as caught:
+        moody.read(dot(3))
+    assert "secret" not in str(caught.value)
+    assert processes() == before
+
+
+def test_the_limits_hold_in_the_processes_too(moody: ImageReader) -> None:
+    with pytest.raises(TooLarge, match="at most 10000 are taken"):
+        moody.read(image(101, 100))
+    with pytest.raises(UnsupportedMedia, match="TIFF"):
+        moody.read(Image(encode(picture(5, 5), "TIFF")))
+    with pytest.raises(UnusableMedia, match="0 bytes"):
+        moody.read(Image(b""))
+    with pytest.raises(InvalidInput, match="this model knows rgba_background_color"):
+        moody.read(image(5, 5, edge=100))
+    clear = Image(encode(Pillow.new("RGBA", (9, 9))), {"rgba_background_color": [50, 60, 70]})
+    assert moody.read(clear).values[:, 0, 0].tolist() == [50.5, 60.5, 70.5]
+
+
+def test_closing_ends_the_processes_and_whatever_they_do(folder: Path) -> None:
+    before = processes()
+    reader = ImageReader(read_image_settings(folder, trust_remote_code=True), EngineConfig(image_preprocess_limit=1))
+    (started,) = processes() - before
+    reader.close()
+    assert processes() == before
+    assert not psutil.pid_exists(started)
+    with pytest.raises((UnusableMedia, EngineStopped)):
+        reader.read(dot(50))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise RuntimeError('no luck')", "moody.Moody: the folder's own image processor cannot be loaded: no luck"),
+        ("import os; os.abort()", f"ended its process ({-signal.SIGABRT})"),
+        ("import a_package_that_is_not_there", "a_package_that_is_not_there"),
+    ],
+)
+def test_code_that_cannot_be_loaded_is_a_wrong_folder(code: str, said: str, folder: Path, tmp_path: Path) -> None:
+    before = processes()
+    settings = read_image_settings(folder_with(code, tmp_path / "broken"), trust_remote_code=True)
+    with pytest.raises(ConfigError) as caught:
+        ImageReader(settings, EngineConfig(image_preprocess_limit=1))
+    assert said in str(caught.value)
+    assert processes() == before
+
+
+def test_code_does_not_run_unless_it_is_trusted(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    folder = folder_with(f"open({str(ran)!r}, 'w').close()", tmp_path / "folder")
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        read_image_settings(folder)
+    assert not ran.exists()

@@ -1,0 +1,309 @@
+"""Models with a tower for pictures, against transformers and sentence-transformers on the same folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import Lane, Picture, TokenSequence
+from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.image_tower import ImageTower
+from staged_pool.runtime.models.linear import PrepackedLinear
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Image, Output, TextInput
+from staged_pool.runtime.tasks.plan import plan
+from staged_pool.stages.errors import InvalidInput, Unsupported, UnusableMedia
+from tests.models import oracle
+from tests.models.asking import classify, embed, prepare, score, text_tower
+from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.images.pictures import encode, picture
+from tests.models.oracle import Array
+from tests.models.tiny import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS
+from tests.models.tiny.images import IMAGE_WIDTH, LABELS, PROJECTION
+
+FILES = [
+    encode(picture(640, 480, 1), "JPEG", quality=90),
+    encode(picture(333, 517, 2), "PNG"),
+    encode(picture(300, 90, 3), "WEBP", quality=90),
+    encode(picture(61, 47, 4), "PNG"),
+    encode(picture(1280, 720, 5), "JPEG", quality=75),
+]
+PICTURES = [Image(file) for file in FILES]
+
+TEXTS = [
+    "A man is eating food.",
+    "Stock markets FELL sharply today, said Tom, again and again, until nothing was left of them. " * 8,
+    "naïve café, Ωmega 🙂",
+    "short",
+    "what stands <|endoftext|> behind the end </s> is not read",
+    "",
+]
+
+EXACT = 1e-5
+"""How far values of up to 5 may be from those of transformers: those seen are 3e-6 at most."""
+
+FAST = 0.9999
+"""Cosine of a fast path's vector with the exact one's: those seen are 0.999998 at least."""
+
+
+def cosines(found: Array, wanted: Array) -> Array:
+    lengths: Array = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
+    products: Array = np.einsum("ij,ij->i", found, wanted)
+    return products / lengths
+
+
+def unit(vectors: Array) -> Array:
+    lengths: Array = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / lengths
+
+
+def dense(model: Encoder, inputs: Sequence[str | Image], *, alone: bool = False) -> Array:
+    found = embed(model, inputs, Output.DENSE, normalize=False, alone=alone).dense
+    assert found is not None
+    return found
+
+
+def image_tower(model: Encoder) -> ImageTower:
+    tower = model.towers["image"]
+    assert isinstance(tower, ImageTower)
+    return tower
+
+
+def body(kind: str) -> str:
+    """Where the model itself lies in its folder."""
+    return "0_CLIPModel" if kind == "clip-st-old" else ""
+
+
+@pytest.mark.parametrize("kind", [*TWO_TOWERS, *(kind for kind in IMAGE_ENCODERS if kind != "vit-st-mean")])
+def test_exact_vectors_of_pictures_are_those_of_transformers(
+    kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    wanted = oracle.image_vectors(tiny_folder(kind) / body(kind), FILES)
+    model = load_tiny(kind, image_path="exact")
+    assert np.abs(dense(model, PICTURES) - wanted).max() < EXACT
+    assert np.abs(dense(model, PICTURES, alone=True) - wanted).max() < EXACT
+
+
+@pytest.mark.parametrize("kind", ["clip-st", "clip-st-old", "vit-st-mean"])
+def test_exact_vectors_of_pictures_are_those_of_sentence_transformers(
+    kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    found = embed(load_tiny(kind, image_path="exact"), PICTURES, Output.DENSE).dense
+    assert found is not None
+    assert np.abs(found - oracle.embedded_images(tiny_folder(kind), FILES)).max() < EXACT
+
+
+@pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGE_ENCODERS])
+def test_the_fast_path_gives_nearly_the_same_vectors(kind: str, load_tiny: LoadTiny) -> None:
+    exact, fast = load_tiny(kind, image_path="exact"), load_tiny(kind)
+    assert [image_tower(model).reader.path for model in (exact, fast)] == ["exact", "fast"]
+    found = dense(fast, PICTURES)
+    assert cosines(found, dense(exact, PICTURES)).min() > FAST
+    assert np.abs(found - dense(fast, PICTURES, alone=True)).max() < EXACT
+
+
+@pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGE_ENCODERS])
+def test_bfloat16_gives_nearly_the_same_vectors(kind: str, load_tiny: LoadTiny) -> None:
+    inputs: list[str | Image] = [*PICTURES, *(TEXTS if kind in TWO_TOWERS else [])]
+    assert cosines(dense(load_tiny(kind, dtype="bfloat16"), inputs), dense(load_tiny(kind), inputs)).min() > 0.999
+
+
+@pytest.mark.parametrize("kind", TWO_TOWERS)
+def test_vectors_of_texts_are_those_of_transformers(kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny) -> None:
+    fill_to = 64 if kind.startswith("siglip") else None
+    wanted = oracle.text_features(tiny_folder(kind) / body(kind), TEXTS, fill_to=fill_to)
+    model = load_tiny(kind)
+    assert np.abs(dense(model, TEXTS) - wanted).max() < EXACT
+    assert np.abs(dense(model, TEXTS, alone=True) - wanted).max() < EXACT
+
+
+@pytest.mark.parametrize("kind", ["clip-st", "clip-st-old"])
+def test_vectors_of_texts_are_those_of_sentence_transformers(
+    kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    found = embed(load_tiny(kind), TEXTS, Output.DENSE).dense
+    assert found is not None
+    assert np.abs(found - oracle.dense(tiny_folder(kind), TEXTS)).max() < EXACT
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TWO_TOWERS if kind.startswith("siglip")])
+def test_every_text_of_siglip_is_filled_up(kind: str, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind)
+    request = EmbedRequest(
+        inputs=(
+            TextInput("short"),
+            TextInput("short", 3),
+            TextInput((7, 8, 9)),
+            TextInput("short", add_special_tokens=False),
+        )
+    )
+    for prepared in prepare(model, request):
+        assert isinstance(prepared.payload, TokenSequence)
+        assert prepared.cost == len(prepared.payload.ids) == 64
+        assert (prepared.payload.unseen_tokens > 0) == (kind == "siglip-masked")
+
+
+@pytest.mark.parametrize("kind", IMAGE_CLASSIFIERS)
+@pytest.mark.parametrize("activate", [True, False])
+def test_labels_of_pictures_are_those_of_transformers(
+    kind: str, activate: bool, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    wanted = oracle.image_labels(tiny_folder(kind), FILES, activate=activate)
+    model = load_tiny(kind, image_path="exact")
+    found = classify(model, PICTURES, activate=activate)
+    assert found.labels == LABELS
+    assert np.abs(found.scores - wanted).max() < EXACT
+    assert np.abs(classify(model, PICTURES, activate=activate, alone=True).scores - wanted).max() < EXACT
+    assert np.abs(classify(load_tiny(kind), PICTURES, activate=activate).scores - wanted).max() < 0.02
+
+
+def test_a_classifier_gives_vectors_where_that_is_asked_for(tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder("vit-labels")
+    model = load_model(EngineConfig(model=str(folder), dtype="float32", task="embed", image_path="exact"))
+    assert model.card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
+    found = embed(model, PICTURES, Output.DENSE, normalize=False).dense
+    assert found is not None
+    assert found.shape == (len(PICTURES), IMAGE_WIDTH)
+
+
+@pytest.mark.parametrize("kind", IMAGE_ENCODERS)
+def test_patches_have_the_vectors_of_the_last_layer(kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny) -> None:
+    found = embed(load_tiny(kind, image_path="exact"), PICTURES, Output.MULTI_VECTOR, normalize=False).multi_vector
+    assert found is not None
+    for vectors, file in zip(found, FILES, strict=True):
+        assert np.abs(vectors - oracle.patch_vectors(tiny_folder(kind), file)).max() < EXACT
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip2-naflex"])
+def test_texts_and_pictures_of_one_request_are_as_those_of_two(kind: str, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind)
+    mixed = embed(model, [TEXTS[0], PICTURES[0], PICTURES[1], TEXTS[2]], Output.DENSE)
+    texts, pictures = (embed(model, inputs, Output.DENSE) for inputs in ([TEXTS[0], TEXTS[2]], PICTURES[:2]))
+    assert mixed.dense is not None
+    assert texts.dense is not None
+    assert pictures.dense is not None
+    assert np.abs(mixed.dense[[0, 3]] - texts.dense).max() < EXACT
+    assert np.abs(mixed.dense[[1, 2]] - pictures.dense).max() < EXACT
+    assert mixed.usage.prompt_tokens == texts.usage.prompt_tokens + pictures.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_text_and_a_picture_are_compared_by_the_cosine_of_their_vectors(
+    kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    model = load_tiny(kind, image_path="exact")
+    fill_to = 64 if kind == "siglip" else None
+    text = unit(oracle.text_features(tiny_folder(kind), TEXTS[:1], fill_to=fill_to))
+    pictures = unit(oracle.image_vectors(tiny_folder(kind), FILES))
+    assert np.abs(score(model, TEXTS[0], PICTURES).scores - pictures @ text[0]).max() < EXACT
+    both = score(model, PICTURES[0], [PICTURES[1], TEXTS[0]]).scores
+    assert np.abs(both - np.stack([pictures[1], text[0]]) @ pictures[0]).max() < EXACT
+
+
+def test_pictures_of_any_shape_have_as_many_patches_as_they_need(load_tiny: LoadTiny) -> None:
+    prepared = prepare(load_tiny("siglip2-naflex"), EmbedRequest(inputs=tuple(PICTURES)))
+    payloads = [one.payload for one in prepared if isinstance(one.payload, Picture)]
+    grids = [one.pixels.grid for one in payloads]
+    assert all(grid is not None and grid[0] * grid[1] <= 30 for grid in grids)
+    assert len({one.tokens for one in payloads}) > 1
+    assert [one.tokens for one in payloads] == [one.cost for one in prepared]
+    assert len({one.batch_key for one in prepared}) == 1
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("clip", 17), ("siglip", 16), ("vit", 17), ("dinov2-labels", 17)])
+def test_a_picture_costs_its_patches_and_what_stands_beside_them(kind: str, tokens: int, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind)
+    request = ClassifyRequest(inputs=(PICTURES[0],)) if "labels" in kind else EmbedRequest(inputs=(PICTURES[0],))
+    (prepared,) = prepare(model, request)
+    assert isinstance(prepared.payload, Picture)
+    assert prepared.cost == prepared.payload.tokens == tokens
+    assert prepared.payload.pixels.values.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("kind", "lanes", "outputs"),
+    [
+        ("clip", ("text", "image"), (Output.DENSE,)),
+        ("siglip2-naflex", ("text", "image"), (Output.DENSE,)),
+        ("vit", ("image",), (Output.DENSE, Output.MULTI_VECTOR)),
+        ("vit-labels", ("image",), (Output.LABELS,)),
+    ],
+)
+def test_the_card_says_what_is_read(
+    kind: str, lanes: tuple[Lane, ...], outputs: tuple[Output, ...], load_tiny: LoadTiny
+) -> None:
+    model = load_tiny(kind)
+    assert model.card.lanes == lanes
+    assert model.card.outputs == outputs
+    assert model.card.architecture.startswith(("CLIPModel", "Siglip2Model", "ViTModel"))
+    assert model.pads("image") == (kind == "siglip2-naflex")
+    if lanes == ("image",):
+        assert (model.card.vocabulary, model.card.max_tokens) == (0, 17)
+
+
+def test_a_model_of_pictures_alone_refuses_texts(load_tiny: LoadTiny) -> None:
+    model = load_tiny("vit")
+    with pytest.raises(Unsupported, match="reads no texts"):
+        embed(model, ["a text"], Output.DENSE)
+    with pytest.raises(Unsupported, match="reads no texts, so it has no tokens"):
+        model.tokenize("a text", add_special_tokens=True)
+    with pytest.raises(Unsupported, match="reads no texts, so it has no tokens"):
+        model.detokenize([1], skip_special_tokens=True)
+
+
+def test_a_model_of_texts_alone_refuses_pictures(load_tiny: LoadTiny) -> None:
+    with pytest.raises(Unsupported, match="reads no images"):
+        embed(load_tiny("bert-mean"), PICTURES, Output.DENSE)
+
+
+def test_a_picture_that_is_damaged_is_refused_and_the_others_stand(load_tiny: LoadTiny) -> None:
+    model = load_tiny("clip")
+    inputs = [PICTURES[0], Image(FILES[0][:500]), PICTURES[1]]
+    first, bad, last = model.preprocess(plan(EmbedRequest(inputs=tuple(inputs)), model.card).inputs)
+    assert isinstance(bad, UnusableMedia)
+    assert not isinstance(first, InvalidInput)
+    assert not isinstance(last, InvalidInput)
+
+
+def test_a_prompt_goes_before_texts_and_never_before_pictures(load_tiny: LoadTiny) -> None:
+    model = load_tiny("clip")
+    plain, prompted = (
+        embed(model, [TEXTS[0], PICTURES[0]], Output.DENSE, prompt=prompt).dense for prompt in ("", "find: ")
+    )
+    assert plain is not None
+    assert prompted is not None
+    assert np.abs(plain[0] - prompted[0]).max() > 1e-3
+    assert np.array_equal(plain[1], prompted[1])
+
+
+def test_pictures_that_options_make_larger_have_batches_of_their_own(load_tiny: LoadTiny) -> None:
+    size = {"shortest_edge": 100}
+    model = load_tiny("dinov2")
+    with pytest.raises(InvalidInput, match="the model takes 64 x 64"):
+        prepare(model, EmbedRequest(inputs=(Image(FILES[0], {"size": size, "do_center_crop": False}),)))
+    found = dense(model, [PICTURES[0], Image(FILES[0], {"size": size})])
+    assert np.abs(found[0] - found[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "vit", "dinov2"])
+def test_both_towers_run_on_prepacked_layers(kind: str, load_tiny: LoadTiny) -> None:
+    model = load_tiny(kind)
+    parts = [image_tower(model).eye.image, *([text_tower(model).body.model] if kind in TWO_TOWERS else [])]
+    for part in parts:
+        assert any(isinstance(layer, PrepackedLinear) for layer in part.modules())
+
+
+@pytest.mark.parametrize("kind", TWO_TOWERS)
+def test_every_parameter_is_counted_once(kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny) -> None:
+    model, _ = oracle.image_model(tiny_folder(kind) / body(kind))
+    assert load_tiny(kind).card.parameters == sum(p.numel() for p in model.parameters())
+    assert load_tiny(kind).card.width == PROJECTION
+
+
+def test_max_tokens_cuts_a_text_that_is_too_long(load_tiny: LoadTiny) -> None:
+    with pytest.raises(InvalidInput, match="maximum context length is 77"):
+        embed(load_tiny("clip"), TEXTS[1:2], Output.DENSE, max_tokens=None)
+    assert embed(load_tiny("clip"), TEXTS[1:2], Output.DENSE, max_tokens=MODEL_MAX).usage.prompt_tokens == 77
