@@ -20,6 +20,7 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
 from staged_pool.runtime.models.sight import grid_positions, where_pictures_are
 from staged_pool.runtime.models.sight_tower import SightTower
 from staged_pool.runtime.requests import (
@@ -380,8 +381,24 @@ def test_weights_are_laid_out_for_the_processor_in_eyes_and_language(kind: str, 
     for part in tower.sight.parts():
         kinds = {type(module) for module in part.modules()}
         assert PrepackedLinear in kinds
-        assert torch.nn.Linear not in kinds
+        assert not kinds & {torch.nn.Linear, torch.nn.Conv3d}
     assert any(isinstance(module, PrepackedLinear) for module in text_tower(load(kind)).body.model.modules())
+
+
+def test_a_convolution_of_whole_patches_is_a_product_of_matrices() -> None:
+    convolution = torch.nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4))
+    model = torch.nn.Sequential(convolution, torch.nn.Conv3d(8, 8, 1, padding=1))
+    patches = torch.randn(5, 3, 2, 4, 4)
+    with torch.inference_mode():
+        wanted = model(patches)
+        restore = flatten_patches(model)
+        assert isinstance(model[0], PatchLinear)
+        assert isinstance(model[1], torch.nn.Conv3d)  # it may look beyond a patch
+        assert (model(patches) - wanted).abs().max() < 1e-5
+        with pytest.raises(ValueError, match="the kernel of"):
+            model(torch.randn(5, 3, 4, 4, 4))
+        restore()
+        assert model[0] is convolution
 
 
 # What is refused
