@@ -25,7 +25,8 @@ class PatchLinear(nn.Module):
         # Without memory of its own, which the weight takes below.
         self.linear = nn.Linear(weight[0].numel(), len(weight), bias=convolution.bias is not None, device="meta")
         self.linear.weight = nn.Parameter(weight.detach().flatten(1), requires_grad=False)
-        self.linear.bias = convolution.bias
+        if convolution.bias is not None:
+            self.linear.bias = nn.Parameter(convolution.bias.detach(), requires_grad=False)
         self._kernel = tuple(weight.shape[1:])
 
     @property

@@ -387,18 +387,19 @@ def test_weights_are_laid_out_for_the_processor_in_eyes_and_language(kind: str, 
 
 def test_a_convolution_of_whole_patches_is_a_product_of_matrices() -> None:
     convolution = torch.nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4))
-    model = torch.nn.Sequential(convolution, torch.nn.Conv3d(8, 8, 1, padding=1))
+    model = torch.nn.ModuleList([convolution, torch.nn.Conv3d(8, 8, 1, padding=1)])
     patches = torch.randn(5, 3, 2, 4, 4)
     with torch.inference_mode():
-        wanted = model(patches)
+        wanted = convolution(patches)
         restore = flatten_patches(model)
-        assert isinstance(model[0], PatchLinear)
-        assert isinstance(model[1], torch.nn.Conv3d)  # it may look beyond a patch
-        assert (model(patches) - wanted).abs().max() < 1e-5
+        flat, other = model
+        assert isinstance(flat, PatchLinear)
+        assert isinstance(other, torch.nn.Conv3d)  # it may look beyond a patch
+        assert (flat(patches) - wanted).abs().max() < 1e-5
         with pytest.raises(ValueError, match="the kernel of"):
-            model(torch.randn(5, 3, 4, 4, 4))
-        restore()
-        assert model[0] is convolution
+            flat(torch.randn(5, 3, 4, 4, 4))
+    restore()
+    assert next(iter(model)) is convolution
 
 
 # What is refused
