@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Row, TokenSequence
@@ -512,6 +513,45 @@ def test_words_around_a_page_must_have_a_place_for_it(tiny_folder: TinyFolder, t
     edit_json(folder / "processor_config.json", visual_prompt_prefix="Describe the image.")
     with pytest.raises(ConfigError, match="visual_prompt_prefix must have one"):
         loaded(folder)
+
+
+def _in_one(config: dict[str, Any]) -> dict[str, Any]:
+    """As the first folders of the family have it: settings of the language model beside all others."""
+    text = config.pop("text_config")
+    del text["model_type"], text["layer_types"]
+    rope = text.pop("rope_parameters")
+    text["rope_theta"] = rope["rope_theta"]
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    vision = {"in_chans": 3, "spatial_patch_size": 14, "model_type": "qwen2_vl"}
+    return {**text, **config, "vision_config": {**config["vision_config"], **vision}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("qwen2-vl", {}),
+        ("qwen2-vl", {"visual.": "model.visual.", "model.": "model.language_model."}),
+        ("qwen2-vl", {"lm_head.": None}),
+        ("colqwen2", {"vlm.": "vlm.model."}),
+        ("colpali", {"vlm.vision_tower.": "vlm.vision_tower.vision_model."}),
+    ],
+    ids=["config-in-one", "inner-model", "no-answers", "inner-model-of-pages", "inner-eyes-of-pages"],
+)
+def test_folders_of_other_versions_give_the_same(
+    kind: str, names: dict[str, str | None], tiny_folder: TinyFolder, tmp_path: Path, load: Load
+) -> None:
+    folder = copied(kind, tiny_folder, tmp_path)
+    weights = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        start = next((start for start in names if name.startswith(start)), "")
+        if (instead := names.get(start, start)) is not None:
+            weights[instead + name.removeprefix(start)] = weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if not names:
+        path = folder / "config.json"
+        path.write_text(json.dumps(_in_one(json.loads(path.read_text()))))
+    model = load_model(EngineConfig(model=str(folder), dtype="float32", image_path="exact"))
+    assert apart(_answers(model, kind), _answers(load(kind), kind)) < EXACT / 4
 
 
 @pytest.mark.parametrize(
