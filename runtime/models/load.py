@@ -80,7 +80,7 @@ def load_model(config: EngineConfig) -> Encoder:
         card=ModelCard(
             name=resolved.name,
             architecture=first.architecture,
-            parameters=sum(tower.parameters for tower in set(towers.values())),
+            parameters=sum(tower.parameters for tower in dict.fromkeys(towers.values())),
             lanes=tuple(towers),
             outputs=outputs,
             scoring=folder.scoring,
@@ -108,7 +108,7 @@ def load_model(config: EngineConfig) -> Encoder:
         tokenizer=tokenizer,
         plan=ThreadPlan(threads, alone_tokens=0),
     )
-    for tower in set(towers.values()):
+    for tower in dict.fromkeys(towers.values()):
         _warm_up(encoder, tower, config.batch_tokens(device.type))
     if device.type == "cpu":
         run, longest = partial(_run, encoder, first), first.max_tokens
@@ -156,6 +156,7 @@ def _say(card: ModelCard) -> None:
         "model.understood",
         model=card.name,
         architecture=card.architecture,
+        lanes=[*card.lanes],
         outputs=[*map(str, card.outputs)],
         scoring=card.scoring,
         similarity=card.similarity,

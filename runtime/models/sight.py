@@ -127,10 +127,6 @@ class Sight:
         model: PreTrainedModel = self._model.language_model
         return model
 
-    @property
-    def architecture(self) -> str:
-        return type(self._model).__name__
-
     def check(self, hidden: Callable[[PackedBatch, Shown | None], Tensor]) -> None:
         """Compare what is made of a picture between words with what the model makes of it when it is left to itself,
         which it can be only until its attention is replaced.

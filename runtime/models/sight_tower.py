@@ -36,7 +36,7 @@ class SightTower:
 
     @property
     def architecture(self) -> str:
-        return self.sight.architecture
+        return self.texts.architecture
 
     @property
     def outputs(self) -> tuple[Output, ...]:

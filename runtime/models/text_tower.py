@@ -139,7 +139,7 @@ def build_text_tower(
         log.info("model.not_prepacked", model=name, reason=why)
     text = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
     return TextTower(
-        type(loaded.whole if folder.image_heads else body.model).__name__,
+        type(loaded.whole if folder.image_heads or sight is not None else body.model).__name__,
         tokenizer,
         body,
         heads,

@@ -160,7 +160,10 @@ def _finish_texts(request: ScoreRequest, card: ModelCard, rows: Sequence[object]
 
 
 def _similarities(queries: Sequence[object], documents: Sequence[object], card: ModelCard) -> NDArray[np.float32]:
-    """Of each document's vector with its query's, in float32; distances are negated, so that higher is better."""
+    """Of each document's vector with its query's, in float32; distances are negated, so that higher is better.
+
+    What CLIP and SigLIP multiply a cosine by, and add to it, to make a logit of it is left out: it changes no order.
+    """
     similarity = card.similarity
     q = np.stack([array(row, Output.DENSE) for row in queries])
     d = np.stack([array(row, Output.DENSE) for row in documents])

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
+from PIL import Image as Pillow
+from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, Picture, TokenSequence
@@ -22,7 +30,7 @@ from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.images.pictures import encode, picture
 from tests.models.oracle import Array
 from tests.models.tiny import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS
-from tests.models.tiny.images import IMAGE_WIDTH, LABELS, PROJECTION
+from tests.models.tiny.images import LABELS, PROJECTION
 
 FILES = [
     encode(picture(640, 480, 1), "JPEG", quality=90),
@@ -166,7 +174,13 @@ def test_a_classifier_gives_vectors_where_that_is_asked_for(tiny_folder: TinyFol
     assert model.card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
     found = embed(model, PICTURES, Output.DENSE, normalize=False).dense
     assert found is not None
-    assert found.shape == (len(PICTURES), IMAGE_WIDTH)
+    bare = transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    processor = transformers.ViTImageProcessorPil.from_pretrained(folder)
+    for vector, file in zip(found, FILES, strict=True):
+        with torch.inference_mode():
+            pixels = processor(images=Pillow.open(io.BytesIO(file)).convert("RGB"), return_tensors="pt")
+            wanted = bare(**pixels).last_hidden_state[0, 0].numpy()
+        assert np.abs(vector - wanted).max() < EXACT
 
 
 @pytest.mark.parametrize("kind", IMAGE_ENCODERS)
@@ -301,6 +315,33 @@ def test_every_parameter_is_counted_once(kind: str, tiny_folder: TinyFolder, loa
     model, _ = oracle.image_model(tiny_folder(kind) / body(kind))
     assert load_tiny(kind).card.parameters == sum(p.numel() for p in model.parameters())
     assert load_tiny(kind).card.width == PROJECTION
+
+
+def test_positions_that_old_checkpoints_hold_are_no_weights(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder("clip"), tmp_path / "clip")
+    tensors = load_file(folder / "model.safetensors")
+    for tower in ("text_model", "vision_model"):
+        tensors[f"{tower}.embeddings.position_ids"] = torch.arange(17).unsqueeze(0)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert load_model(EngineConfig(model=str(folder), torch_threads=1)).card.lanes == ("text", "image")
+
+
+def test_pictures_of_different_shapes_run_by_themselves_where_padding_is_seen(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it would be with a vision model that does not look at its mask."""
+    folder = tiny_folder("siglip2-naflex")
+    wanted = oracle.image_vectors(folder, FILES)
+    model_class = transformers.Siglip2VisionModel
+    forward = model_class.forward
+
+    def unmasked(self: Any, pixel_values: Any, pixel_attention_mask: Any, spatial_shapes: Any, **others: Any) -> Any:
+        return forward(self, pixel_values, torch.ones_like(pixel_attention_mask), spatial_shapes, **others)
+
+    monkeypatch.setattr(model_class, "forward", unmasked)
+    model = load_model(EngineConfig(model=str(folder), dtype="float32", image_path="exact"))
+    assert not model.pads("image")
+    assert np.abs(dense(model, PICTURES) - wanted).max() < EXACT
 
 
 def test_max_tokens_cuts_a_text_that_is_too_long(load_tiny: LoadTiny) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image as Pillow
 
 from tests.models import oracle, tiny
 from tests.models.conftest import TinyFolder
+from tests.models.images.pictures import encode, picture, pixels
 from tests.models.oracle import Array
 
 TEXTS = ["A man is eating food.", "The stock market fell sharply today.", "naïve café, Ωmega 🙂", "short"]
@@ -233,6 +235,50 @@ def test_stanfords_layout_gives_the_vectors_of_its_formula(role: oracle.Role, ti
     folder = tiny_folder("colbert-hf")
     for text, found in zip(TEXTS, oracle.multi_vector(folder, TEXTS, role=role), strict=True):
         assert np.allclose(found, oracle.stanford_colbert(folder, text, role=role), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*tiny.TWO_TOWERS, *tiny.IMAGE_ENCODERS])
+def test_vectors_depend_on_the_picture(kind: str, tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder(kind) / ("0_CLIPModel" if kind == "clip-st-old" else "")
+    found = oracle.image_vectors(folder, [encode(picture(120, 90, seed)) for seed in range(1, 5)])
+    assert differ(found)
+    unit = found / np.linalg.norm(found, axis=1, keepdims=True)
+    assert (unit @ unit.T)[~np.eye(4, dtype=bool)].max() < 0.999
+
+
+@pytest.mark.parametrize("kind", tiny.IMAGE_CLASSIFIERS)
+def test_labels_depend_on_the_picture(kind: str, tiny_folder: TinyFolder) -> None:
+    found = oracle.image_labels(tiny_folder(kind), [encode(picture(120, 90, seed)) for seed in range(1, 5)])
+    assert differ(found)
+    assert np.allclose(found.sum(axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "crops"), [("clip", True), ("dinov2", True), ("siglip", False), ("vit", False)])
+def test_what_lies_outside_of_the_crop_is_not_seen(kind: str, crops: bool, tiny_folder: TinyFolder) -> None:
+    whole = pixels(240, 120, 1)
+    other = whole.copy()
+    other[:, :30] = other[:, -30:] = 0
+    one, two = oracle.image_vectors(tiny_folder(kind), [encode(Pillow.fromarray(each)) for each in (whole, other)])
+    assert np.array_equal(one, two) == crops
+
+
+@pytest.mark.parametrize("kind", ["siglip", "siglip-masked", "siglip2-fixed", "siglip2-naflex"])
+def test_the_padding_of_a_text_counts(kind: str, tiny_folder: TinyFolder) -> None:
+    filled, bare = (oracle.text_features(tiny_folder(kind), TEXTS, fill_to=length) for length in (64, None))
+    assert np.abs(filled - bare).max() > APART
+
+
+def test_hidden_padding_makes_a_difference(tiny_folder: TinyFolder) -> None:
+    seen, hidden = (oracle.text_features(tiny_folder(kind), TEXTS, fill_to=64) for kind in ("siglip", "siglip-masked"))
+    assert np.abs(seen - hidden).max() > APART
+
+
+@pytest.mark.parametrize("kind", ["clip", "clip-old-end"])
+def test_a_text_of_clip_ends_at_its_first_end(kind: str, tiny_folder: TinyFolder) -> None:
+    ends = ["one text", "one text <|endoftext|> and what is behind it", "one text and what is behind it"]
+    first, same, other = oracle.text_features(tiny_folder(kind), ends, fill_to=None)
+    assert np.allclose(first, same, atol=1e-5)
+    assert np.abs(first - other).max() > APART
 
 
 def _inputs(features: dict[str, object]) -> dict[str, object]:

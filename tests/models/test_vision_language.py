@@ -582,7 +582,9 @@ def test_wrong_eyes_are_found_out(tiny_folder: TinyFolder, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", VISION_LANGUAGE)
-def test_the_card_counts_eyes_and_language(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+def test_the_card_names_the_class_and_counts_eyes_and_language(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     stored = load_file(tiny_folder(kind) / "model.safetensors")
     own = sum(weight.numel() for name, weight in stored.items() if not name.startswith("lm_head"))
-    assert load(kind).card.parameters == own
+    card = load(kind).card
+    assert card.parameters == own
+    assert [card.architecture] == json.loads((tiny_folder(kind) / "config.json").read_text())["architectures"]

@@ -6,10 +6,8 @@ in `reader.py`.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -37,9 +35,9 @@ def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixe
     pixels = pixels[:3]
     if settings.crop is not None:
         pixels = _crop(pixels, settings.crop)
-    if settings.patch_size is None:
-        return Pixels(_own(pixels))
-    return _patches(pixels, settings)
+    # A copy in any case: the values must outlive the decoded picture, whose memory they may still be.
+    pixels = pixels.clone(memory_format=torch.contiguous_format)
+    return Pixels(pixels.numpy()) if settings.patch_size is None else _patches(pixels, settings)
 
 
 def _resize(pixels: Tensor, size: Size, settings: ImageSettings) -> Tensor:
@@ -76,14 +74,8 @@ def _patches(pixels: Tensor, settings: ImageSettings) -> Pixels:
     assert settings.patch_size is not None
     edge, merge = settings.patch_size, settings.merge_size
     high, wide = pixels.shape[1] // edge, pixels.shape[2] // edge
-    blocks = pixels.contiguous().view(3, high // merge, merge, edge, wide // merge, merge, edge)
+    blocks = pixels.view(3, high // merge, merge, edge, wide // merge, merge, edge)
     # Down and across the blocks, then inside a block, then the values of a patch.
     order = (1, 4, 2, 5, 0, 3, 6) if settings.scale.layout == "channels first" else (1, 4, 2, 5, 3, 6, 0)
     values = blocks.permute(order).reshape(high * wide, 3 * edge * edge)
-    return Pixels(_own(values), (high, wide))
-
-
-def _own(values: Tensor) -> NDArray[np.uint8]:
-    """An array that does not look at the memory of the decoded picture."""
-    array: NDArray[np.uint8] = values.clone(memory_format=torch.contiguous_format).numpy()
-    return array
+    return Pixels(values.numpy(), (high, wide))

@@ -10,6 +10,7 @@ import queue
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,8 @@ class OwnCode:
     """Runs a folder's own image processor. Any number of threads may call it; as many calls run at once as there are
     processes.
 
+    The processes end with `close`, else when nobody holds this any more, at the latest with the program.
+
     Args:
         folder: Of the model. Its code is run.
         limits: What is decoded at most.
@@ -61,6 +64,7 @@ class OwnCode:
         self._closed = False
         self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
         self._all: set[_Process] = set()
+        self._end_all = weakref.finalize(self, _end, self._all)
         for process in [self._start() for _ in range(processes)]:
             try:
                 process.wait_until_ready()
@@ -80,37 +84,54 @@ class OwnCode:
         """
         process = self._idle.get()
         try:
-            return process.read(data, background)
-        except _Died as error:
-            process, died = self._replace(process), process
-            log.error("images.process_died", exit_code=died.exit_code)
-            raise UnusableMedia("The model's own image processor broke down on the picture.") from error
-        finally:
+            pixels = process.read(data, background)
+        except InvalidInput:
             self._idle.put(process)
+            raise
+        except _Died as error:
+            # Loading takes seconds, which neither this picture nor the next one has to wait for.
+            threading.Thread(target=self._replace, args=(process,), name="own-code", daemon=True).start()
+            if self._closed:
+                raise EngineStopped("The engine is stopped.") from error
+            raise UnusableMedia("The model's own image processor broke down on the picture.") from error
+        self._idle.put(process)
+        return pixels
 
     def close(self) -> None:
         """End all processes, what they do included."""
         with self._lock:
             self._closed = True
-            ended = list(self._all)
-            self._all.clear()
-        for process in ended:
-            process.end()
+        self._end_all()
 
     def _start(self) -> _Process:
         with self._lock:
             if self._closed:
-                raise EngineStopped("The image processor has been stopped.")
+                raise EngineStopped("The engine is stopped.")
             process = _Process(self._command)
             self._all.add(process)
         return process
 
-    def _replace(self, process: _Process) -> _Process:
-        process.end()
-        started = self._start()
+    def _replace(self, process: _Process) -> None:
+        """Put another process in the place of one that died: also one that cannot load the code any more, since who
+        waits for a process must get one."""
+        process.bury()
         with self._lock:
             self._all.discard(process)
-        return started
+        if self._closed:
+            self._idle.put(process)
+            return
+        log.error("images.process_died", exit_code=process.exit_code)
+        try:
+            process = self._start()
+            process.wait_until_ready()
+        except (ConfigError, EngineStopped) as error:
+            log.error("images.process_not_replaced", error=str(error))
+        self._idle.put(process)
+
+
+def _end(processes: set[_Process]) -> None:
+    for process in list(processes):
+        process.end()
 
 
 class _Died(Exception):
@@ -125,7 +146,6 @@ class _Process:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
-        self._ready = False
 
     @property
     def exit_code(self) -> int | None:
@@ -144,21 +164,24 @@ class _Process:
             raise ConfigError(f"the folder's own image processor ended its process ({self._process.wait()})") from error
         if (message := head.get("error")) is not None:
             raise ConfigError(str(message))
-        self._ready = True
 
     def read(self, data: bytes, background: Colour) -> Pixels:
         try:
-            if not self._ready:  # it has taken the place of another one
-                self.wait_until_ready()
             send(self._to, {"background": list(background)}, data)
             head, values = receive(self._from)
-        except (OSError, EOFError, ValueError, ConfigError) as error:
+        except (OSError, EOFError, ValueError) as error:
             raise _Died from error
         if (kind := head.get("error")) is not None:
             raise _ERRORS.get(str(kind), UnusableMedia)(str(head.get("message")))
         array = np.frombuffer(values, dtype=np.float32).reshape(head["shape"])
         grid = head.get("grid")
         return Pixels(array, None if grid is None else (int(grid[0]), int(grid[1])))
+
+    def bury(self) -> None:
+        """End what is ending: its exit code is to be its own."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        self.end()
 
     def end(self) -> None:
         # Its input is not closed first: another thread may be writing to it.

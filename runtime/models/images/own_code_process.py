@@ -24,7 +24,7 @@ def main(folder: Path, limits: Limits) -> None:
     settings = own_code_settings(folder)
     try:
         processor = load_processor(folder, trust_remote_code=True)
-    except Exception as error:  # noqa: BLE001  # the folder's code may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the folder's code may raise anything
         send(to, {"error": f"{settings.processor}: the folder's own image processor cannot be loaded: {error}"})
         return
     send(to, {})
@@ -39,7 +39,7 @@ def main(folder: Path, limits: Limits) -> None:
             pixels = read_exact(picture, processor, settings, {})
         except InvalidInput as error:
             send(to, {"error": type(error).__name__, "message": str(error)})
-        except Exception:  # noqa: BLE001  # as above
+        except (Exception, SystemExit):  # noqa: BLE001  # as above
             send(to, {"error": "UnusableMedia", "message": "The model's own image processor cannot use the picture."})
         else:
             values = np.ascontiguousarray(pixels.values, dtype=np.float32)

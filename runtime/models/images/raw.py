@@ -46,10 +46,12 @@ class _Memory:
     def __init__(self, picture: Image.Image) -> None:
         _, self._capsule = picture.__arrow_c_array__()
         array = _ArrowArray.from_address(_pointer(self._capsule, b"arrow_array"))
-        pixels = array.children[0].contents
         shape = (picture.height, picture.width, 4)
-        if array.offset or pixels.offset or pixels.length != picture.height * picture.width * 4:
-            raise ValueError("the memory of the picture is laid out in an unexpected way")
+        if array.n_children != 1 or array.offset or array.length != picture.height * picture.width:
+            raise ValueError("the picture is not a list of pixels")
+        pixels = array.children[0].contents
+        if pixels.n_buffers != 2 or pixels.offset or pixels.length != 4 * array.length:
+            raise ValueError("the pixels are not four bytes each")
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "shape": shape,

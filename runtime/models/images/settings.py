@@ -103,7 +103,8 @@ def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> Ima
         ConfigError: There is no image processor, or it cannot be read; names what is wrong.
     """
     file = _read(folder)
-    if trust_remote_code and _own_class(file) is not None:
+    own_class = _own_class(file)
+    if trust_remote_code and own_class is not None:
         return own_code_settings(folder)
     processor = load_processor(folder, trust_remote_code=False)
     return _settings_of(folder, processor, file.name)

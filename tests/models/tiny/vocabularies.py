@@ -55,7 +55,7 @@ def unigram(
 ) -> hf.PreTrainedTokenizerFast:
     """XLM-RoBERTa's, by default. `canonical`: without punctuation, and with single blanks between words."""
     tokenizer = Tokenizer.from_str(_unigram())
-    steps = [normalizers.Lowercase()] if lower_case else []
+    steps: list[Any] = [normalizers.Lowercase()] if lower_case else []
     if canonical:
         marks = "".join(f"\\{mark}" for mark in string.punctuation)
         steps += [normalizers.Replace(Regex(f"[{marks}]"), ""), normalizers.Replace(Regex(r"\s+"), " ")]

@@ -1,0 +1,111 @@
+"""What is read of a folder's image processor, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from staged_pool.runtime.models.images.settings import read_image_settings
+from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange
+from staged_pool.stages.errors import ConfigError
+from tests.models.images.pictures import Folder, reader, save_settings
+
+CLIP = {"image_processor_type": "CLIPImageProcessor"}
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_image_settings(folder)
+    return str(caught.value)
+
+
+def test_settings_of_the_families_are_read(family_folder: Folder) -> None:
+    clip = read_image_settings(family_folder("clip"))
+    assert (clip.processor, clip.resize, clip.crop) == ("CLIPImageProcessorPil", Edge(224), (224, 224))
+    assert (clip.resample, clip.shape, clip.patch_size) == ("bicubic", (224, 224), None)
+    assert clip.scale.factor == pytest.approx([1 / 255 / std for std in (0.26862954, 0.26130258, 0.27577711)])
+    assert clip.scale.bias[0] == pytest.approx(-0.48145466 / 0.26862954)
+    vit = read_image_settings(family_folder("vit"))
+    assert (vit.resize, vit.resample, vit.shape) == (Box(48, 32), "bilinear", (48, 32))
+    qwen = read_image_settings(family_folder("qwen2-vl"))
+    assert qwen.resize == PixelRange(28, 4 * 784, 300 * 784)
+    assert (qwen.patch_size, qwen.merge_size, qwen.temporal_patch_size) == (14, 2, 2)
+    assert (qwen.min_pixels, qwen.max_pixels, qwen.max_patches) == (4 * 784, 300 * 784, 1200)
+    assert (qwen.scale.layout, qwen.shape) == ("channels first", None)
+    naflex = read_image_settings(family_folder("siglip2-naflex"))
+    assert naflex.resize == PatchBudget(16, 100)
+    assert (naflex.max_patches, naflex.merge_size, naflex.scale.layout) == (100, 1, "channels last")
+    assert all(settings.unknown is None for settings in (clip, vit, qwen, naflex))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**CLIP, "size": 336, "crop_size": 336},
+        {"feature_extractor_type": "CLIPFeatureExtractor", "size": {"shortest_edge": 336}, "crop_size": 336},
+        {"image_processor_type": "CLIPImageProcessorFast", "size": {"shortest_edge": 336}, "crop_size": [336, 336]},
+    ],
+)
+def test_older_ways_of_saying_it_are_understood(settings: dict[str, Any], tmp_path: Path) -> None:
+    read = read_image_settings(save_settings(tmp_path, **settings))
+    assert (read.resize, read.shape) == (Edge(336), (336, 336))
+    assert reader(tmp_path).path == "fast"
+
+
+def test_the_part_for_pictures_of_a_newer_file_goes_before_the_older_file(tmp_path: Path) -> None:
+    save_settings(tmp_path, **CLIP)
+    both = {
+        "image_processor": {**CLIP, "crop_size": 96, "size": {"shortest_edge": 96}},
+        "processor_class": "CLIPProcessor",
+    }
+    (tmp_path / "processor_config.json").write_text(json.dumps(both))
+    assert read_image_settings(tmp_path).shape == (96, 96)
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert read_image_settings(tmp_path).shape == (96, 96)
+
+
+def test_pixels_of_an_older_qwen_folder_are_read(tmp_path: Path) -> None:
+    save_settings(tmp_path, image_processor_type="Qwen2VLImageProcessor", min_pixels=3136, max_pixels=12845056)
+    qwen = read_image_settings(tmp_path)
+    assert (qwen.min_pixels, qwen.max_pixels) == (3136, 12845056)
+
+
+def test_a_processor_that_is_not_known_here_runs_as_transformers_has_it(tmp_path: Path) -> None:
+    save_settings(tmp_path, image_processor_type="ConvNextImageProcessor", size={"shortest_edge": 64})
+    settings = read_image_settings(tmp_path)
+    assert settings.unknown == "ConvNextImageProcessorPil is not one of the classes that are followed"
+    assert settings.shape is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"image_processor_type": "NoSuchImageProcessor"},
+            "preprocessor_config.json: the image processor cannot be read",
+        ),
+        ({}, "preprocessor_config.json: the image processor cannot be read"),
+        ({**CLIP, "size": "large"}, "preprocessor_config.json"),
+        ({**CLIP, "crop_size": {"height": 0, "width": 9}}, "crop_size must be a whole number from 1 on"),
+        ({**CLIP, "image_std": [0.0, 1.0, 1.0]}, "image_std must not be 0"),
+        ({**CLIP, "image_mean": [0.5, 0.5]}, "image_mean must be three numbers"),
+        ({**CLIP, "image_mean": "grey"}, "image_mean must be three numbers"),
+        ({**CLIP, "auto_map": 3}, "auto_map=3 must be of type dict"),
+        ({"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 0}, "patch_size must be a whole number"),
+        ({"image_processor_type": "Qwen2VLImageProcessor", "max_pixels": -4}, "longest_edge must be a whole number"),
+        ({"image_processor_type": "Siglip2ImageProcessor", "max_num_patches": "many"}, "max_num_patches must be"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_its_name(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    assert said in refusal(save_settings(tmp_path, **settings))
+
+
+def test_a_folder_without_an_image_processor_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path).startswith("preprocessor_config.json is missing")
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    assert refusal(tmp_path).startswith("preprocessor_config.json: cannot be read as JSON")
+    (tmp_path / "preprocessor_config.json").write_text("[]")
+    assert refusal(tmp_path) == "preprocessor_config.json: must hold an object"

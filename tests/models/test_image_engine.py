@@ -1,0 +1,96 @@
+"""Models of pictures inside an engine: both lanes of one request, and what callers see of what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.opening import open_engine
+from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Image, Output, ScoreRequest, TextInput
+from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
+from staged_pool.stages.errors import UnusableMedia
+from staged_pool.stages.work import Request
+from tests.models.asking import embed
+from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.images.pictures import image
+
+TEXTS = ["A man is eating food.", "short"]
+PICTURES = [image(640, 480, 1, "JPEG"), image(90, 120, 2), image(300, 300, 3, "WEBP")]
+
+pytestmark = pytest.mark.anyio
+
+
+def settings(folder: Path) -> EngineConfig:
+    return EngineConfig(model=str(folder), dtype="float32", torch_threads=1)
+
+
+@pytest.fixture
+def clip_folder(tiny_folder: TinyFolder) -> Path:
+    """Built before the event loop runs, which must not be blocked."""
+    return tiny_folder("clip")
+
+
+@pytest.fixture
+def labels_folder(tiny_folder: TinyFolder) -> Path:
+    return tiny_folder("dinov2-labels")
+
+
+@pytest.fixture
+def alone(load_tiny: LoadTiny) -> Encoder:
+    """The model of `clip` without an engine."""
+    return load_tiny("clip")
+
+
+@pytest.fixture
+async def clip(clip_folder: Path) -> AsyncIterator[Engine]:
+    async with open_engine(settings(clip_folder)) as engine:
+        yield engine
+
+
+async def ask(engine: Engine, request: Request) -> object:
+    return await engine.submit(lambda: request, lambda result: result)
+
+
+async def test_one_request_holds_texts_and_pictures(clip: Engine, alone: Encoder) -> None:
+    mixed: list[str | Image] = [PICTURES[0], TEXTS[0], PICTURES[1], TEXTS[1], PICTURES[2]]
+    sources = tuple(one if isinstance(one, Image) else TextInput(one) for one in mixed)
+    found = await ask(clip, EmbedRequest(inputs=sources))
+    wanted = embed(alone, mixed, Output.DENSE).dense
+    assert isinstance(found, EmbedResult)
+    assert found.dense is not None
+    assert wanted is not None
+    assert np.abs(found.dense - wanted).max() < 1e-5
+    assert found.usage.prompt_tokens == 3 * 17 + 12 + 4
+
+
+async def test_a_text_finds_pictures(clip: Engine) -> None:
+    request = ScoreRequest(queries=(TEXTS[0],), documents=(*PICTURES, TEXTS[0]))
+    found = await ask(clip, request)
+    assert isinstance(found, ScoreResult)
+    assert found.scores.shape == (4,)
+    assert found.scores[3] == pytest.approx(1, abs=1e-5)
+    assert found.scores[:3].max() < 0.99
+
+
+async def test_what_is_wrong_with_a_picture_is_said_of_its_place(clip: Engine) -> None:
+    bad = Image(PICTURES[0].source[:400])
+    with pytest.raises(UnusableMedia) as refused:
+        await ask(clip, EmbedRequest(inputs=(TextInput(TEXTS[0]), PICTURES[0], bad)))
+    assert refused.value.index == 2
+    found = await ask(clip, EmbedRequest(inputs=(PICTURES[0],)))
+    assert isinstance(found, EmbedResult)
+
+
+async def test_pictures_are_classified(labels_folder: Path) -> None:
+    async with open_engine(settings(labels_folder)) as engine:
+        found = await ask(engine, ClassifyRequest(inputs=tuple(PICTURES)))
+    assert isinstance(found, ClassifyResult)
+    assert found.labels == ("cat", "dog", "tree")
+    assert np.allclose(found.scores.sum(axis=1), 1, atol=1e-5)
+    assert found.usage.prompt_tokens == 3 * 17
