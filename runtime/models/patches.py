@@ -2,7 +2,7 @@
 
 Models that get a picture cut into patches still run a convolution over each, whose kernel is as large as the patch: one
 product of two matrices. torch's convolution takes six times as long for it on the CPU in float32, and over fifty times
-in bfloat16.
+in bfloat16 (1200 patches of Qwen2-VL on one core: 160 and 296 ms instead of 28 and 5).
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class Sight:
         return PackedBatch.of(sequences, self._model.device), shown
 
     def prepack(self) -> str | None:
-        """Lay the weights that see out for the processor, where that is right.
+        """Lay the weights that see out for the processor, as far as it gains by that and that is right.
 
         Returns:
             Why it was not done; None where it was.
@@ -198,7 +198,8 @@ class Sight:
                 before = self._look(pictures).float()
                 for part in self.parts():
                     restores.append(flatten_patches(part))
-                    restores.append(prepack_linears(part))
+                    if self._model.device.type == "cpu":
+                        restores.append(prepack_linears(part))
                 apart = difference(self._look(pictures).float(), before)
         except MISFITS as error:
             reason = f"its eyes do not run on them: {error}"
