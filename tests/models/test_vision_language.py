@@ -61,6 +61,7 @@ CONVERSATIONS: list[Messages] = [
     [("user", [SMALL]), ("assistant", ["A sheet of paper."]), ("user", ["and", SQUARE, "?"])],
     [("user", [WIDE, TALL, WIDE])],
 ]
+PREFIX = {"colqwen2": "Query: ", "colpali": "Question: "}
 QUERIES = ["A function call with many arguments", "naïve café, Ωmega 🙂", "short"]
 MULTI = frozenset({Output.MULTI_VECTOR})
 
@@ -336,9 +337,19 @@ def test_cutting_a_query_leaves_what_stands_around_it(kind: str, tiny_folder: Ti
     request = EmbedRequest(inputs=(TextInput(long, 40),), outputs=MULTI, prompt_name="query")
     (cut,) = read(load(kind), request)
     whole = oracle.query_tokens(tiny_folder(kind), long)
-    around = len(oracle.query_tokens(tiny_folder(kind), "")) + 10
-    assert cut.cost == 40 < around + len(whole)
-    assert cut.payload.ids == whole[:29] + whole[-11:]
+    behind = 11  # ten tokens to think with, and the end of the line
+    assert cut.payload.ids == whole[: 40 - behind] + whole[-behind:]
+
+
+@pytest.mark.parametrize(("kind", "before"), [("colqwen2", 0), ("colpali", 1)])
+def test_a_text_without_a_role_is_read_without_what_stands_around_a_query(
+    kind: str, before: int, tiny_folder: TinyFolder, load: Load
+) -> None:
+    (text,) = read(load(kind), EmbedRequest(inputs=(TextInput("Query: a word"),), outputs=MULTI))
+    (marked,) = read(load(kind), EmbedRequest(inputs=(TextInput("a word"),), outputs=MULTI, prompt_name="query"))
+    own = len(load(kind).tokenize("Query: a word", add_special_tokens=False).ids)
+    assert text.cost == before + own
+    assert marked.cost == before + len(load(kind).tokenize(PREFIX[kind] + "a word", add_special_tokens=False).ids) + 11
 
 
 # Together and alone, fast and exact, wide and narrow
