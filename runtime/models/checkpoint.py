@@ -107,7 +107,8 @@ def load_transformer(
     Raises:
         ConfigError: The architecture is not one of transformers, or the weights are not all there or do not fit.
     """
-    bare = folder.architecture not in (*_WITH_HEAD, "page retriever")
+    sees = folder.architecture == "vision-language model"
+    bare = not sees and folder.architecture not in _WITH_HEAD
     code = _own_code(folder)
     if code and not own_code and folder.config.get("model_type") not in CONFIG_MAPPING:
         raise ConfigError(
@@ -120,7 +121,9 @@ def load_transformer(
         for each in (config, text_config):
             if hasattr(each, "use_cache"):
                 each.use_cache = False
-        model_class = _AUTO[folder.architecture] if code and own_code else _model_class(config, folder.architecture)
+        model_class = (
+            _AUTO[folder.architecture] if code and own_code and not sees else _model_class(config, folder.architecture)
+        )
         wide = text_config if folder.pictures is not None else config
         if folder.architecture != "two towers" and not hasattr(wide, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
@@ -138,7 +141,8 @@ def load_transformer(
         )
     reshaped = {name for name, *_ in report["mismatched_keys"]}
     missing = reshaped | set(report["missing_keys"])
-    if unfit := sorted(name for name in missing if not (bare and "pooler." in name)):
+    unread = ("pooler.",) if bare else ("lm_head.",) if sees else ()
+    if unfit := sorted(name for name in missing if not any(part in name for part in unread)):
         hint = f" (its auto_map asks for code of its own, which {'ran' if own_code else 'was not run'})" if code else ""
         raise ConfigError(
             f"{folder.body}: the weights are not those of a {type(model).__name__}{hint}: "
@@ -232,9 +236,9 @@ def _own_code(folder: ModelFolder) -> bool:
 def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[PreTrainedModel]:
     """The class that reads this config; only the encoder where there is a decoder beside it."""
     named = config.architectures or []
-    if architecture == "page retriever":  # these are in none of the mappings
-        retriever: type[PreTrainedModel] = getattr(transformers, named[0])
-        return retriever
+    if architecture == "vision-language model":  # some are in no mapping, some find all weights by their own name only
+        own: type[PreTrainedModel] = getattr(transformers, named[0])
+        return own
     if architecture in _WITH_HEAD:
         found = _WITH_HEAD[architecture].get(type(config), None)
         fitting = [choice for choice in _choices(found) if choice.__name__ in named]

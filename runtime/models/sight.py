@@ -21,6 +21,7 @@ from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.patches import flatten_patches
 from staged_pool.runtime.models.shown import Shown
 from staged_pool.runtime.requests import Outputs
 from staged_pool.stages.errors import ConfigError
@@ -126,10 +127,6 @@ class Sight:
         model: PreTrainedModel = self._model.language_model
         return model
 
-    @property
-    def architecture(self) -> str:
-        return type(self._model).__name__
-
     def check(self, hidden: Callable[[PackedBatch, Shown | None], Tensor]) -> None:
         """Compare what is made of a picture between words with what the model makes of it when it is left to itself,
         which it can be only until its attention is replaced.
@@ -189,7 +186,7 @@ class Sight:
         return PackedBatch.of(sequences, self._model.device), shown
 
     def prepack(self) -> str | None:
-        """Lay the weights of the linear layers that see out for the processor, where that is right.
+        """Lay the weights that see out for the processor, as far as it gains by that and that is right.
 
         Returns:
             Why it was not done; None where it was.
@@ -200,7 +197,9 @@ class Sight:
             with torch.inference_mode():
                 before = self._look(pictures).float()
                 for part in self.parts():
-                    restores.append(prepack_linears(part))  # noqa: PERF401  # those before a failure are put back
+                    restores.append(flatten_patches(part))
+                    if self._model.device.type == "cpu":
+                        restores.append(prepack_linears(part))
                 apart = difference(self._look(pictures).float(), before)
         except MISFITS as error:
             reason = f"its eyes do not run on them: {error}"
@@ -208,7 +207,7 @@ class Sight:
             if apart <= TOLERANCE[self._model.dtype]:
                 return None
             reason = f"its eyes give other vectors (relative difference {apart:.2g})"
-        for restore in restores:
+        for restore in reversed(restores):
             restore()
         return reason
 

@@ -36,7 +36,7 @@ class SightTower:
 
     @property
     def architecture(self) -> str:
-        return self.sight.architecture
+        return self.texts.architecture
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -62,7 +62,7 @@ class SightTower:
         return cast("Sequence[Outcome]", self.reader.read(inputs))
 
     def compute(self, payloads: Sequence[Payload]) -> Mapping[Output, Sequence[Values]]:
-        """One copy of ids and one of pixels to the device, one copy of each output back."""
+        """Pixels go to the device as they were prepared, mostly as bytes; of each output one copy comes back."""
         sequences, body = cast("Sequence[TokenSequence]", payloads), self.texts.body
         batch = PackedBatch.of(sequences, body.model.device)
         hidden = body.hidden(batch, self.sight.see(sequences))

@@ -23,7 +23,7 @@ Architecture: TypeAlias = Literal[
     "token classifier",
     "masked language model",
     "causal language model",
-    "page retriever",
+    "vision-language model",
     "two towers",
     "image encoder",
     "image classifier",

@@ -135,11 +135,11 @@ def build_text_tower(
         parameters = sum(p.numel() for p in loaded.whole.parameters()) - loaded.image_parameters()
     if body.model.device.type == "cpu" and (why := body.prepack(max_tokens)):
         log.info("model.not_prepacked", model=name, reason=why)
-    if sight is not None and body.model.device.type == "cpu" and (why := sight.prepack()):
+    if sight is not None and (why := sight.prepack()):
         log.info("model.not_prepacked", model=name, reason=why)
     text = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
     return TextTower(
-        type(loaded.whole if folder.image_heads else body.model).__name__,
+        type(loaded.whole if folder.image_heads or sight is not None else body.model).__name__,
         tokenizer,
         body,
         heads,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Row, TokenSequence
@@ -20,6 +21,7 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
 from staged_pool.runtime.models.sight import grid_positions, where_pictures_are
 from staged_pool.runtime.models.sight_tower import SightTower
 from staged_pool.runtime.requests import (
@@ -59,6 +61,7 @@ CONVERSATIONS: list[Messages] = [
     [("user", [SMALL]), ("assistant", ["A sheet of paper."]), ("user", ["and", SQUARE, "?"])],
     [("user", [WIDE, TALL, WIDE])],
 ]
+PREFIX = {"colqwen2": "Query: ", "colpali": "Question: "}
 QUERIES = ["A function call with many arguments", "naïve café, Ωmega 🙂", "short"]
 MULTI = frozenset({Output.MULTI_VECTOR})
 
@@ -334,9 +337,19 @@ def test_cutting_a_query_leaves_what_stands_around_it(kind: str, tiny_folder: Ti
     request = EmbedRequest(inputs=(TextInput(long, 40),), outputs=MULTI, prompt_name="query")
     (cut,) = read(load(kind), request)
     whole = oracle.query_tokens(tiny_folder(kind), long)
-    around = len(oracle.query_tokens(tiny_folder(kind), "")) + 10
-    assert cut.cost == 40 < around + len(whole)
-    assert cut.payload.ids == whole[:29] + whole[-11:]
+    behind = 11  # ten tokens to think with, and the end of the line
+    assert cut.payload.ids == whole[: 40 - behind] + whole[-behind:]
+
+
+@pytest.mark.parametrize(("kind", "before"), [("colqwen2", 0), ("colpali", 1)])
+def test_a_text_without_a_role_is_read_without_what_stands_around_a_query(
+    kind: str, before: int, tiny_folder: TinyFolder, load: Load
+) -> None:
+    (text,) = read(load(kind), EmbedRequest(inputs=(TextInput("Query: a word"),), outputs=MULTI))
+    (marked,) = read(load(kind), EmbedRequest(inputs=(TextInput("a word"),), outputs=MULTI, prompt_name="query"))
+    own = len(load(kind).tokenize("Query: a word", add_special_tokens=False).ids)
+    assert text.cost == before + own
+    assert marked.cost == before + len(load(kind).tokenize(PREFIX[kind] + "a word", add_special_tokens=False).ids) + 11
 
 
 # Together and alone, fast and exact, wide and narrow
@@ -380,8 +393,25 @@ def test_weights_are_laid_out_for_the_processor_in_eyes_and_language(kind: str, 
     for part in tower.sight.parts():
         kinds = {type(module) for module in part.modules()}
         assert PrepackedLinear in kinds
-        assert torch.nn.Linear not in kinds
+        assert not kinds & {torch.nn.Linear, torch.nn.Conv3d}
     assert any(isinstance(module, PrepackedLinear) for module in text_tower(load(kind)).body.model.modules())
+
+
+def test_a_convolution_of_whole_patches_is_a_product_of_matrices() -> None:
+    convolution = torch.nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4))
+    model = torch.nn.ModuleList([convolution, torch.nn.Conv3d(8, 8, 1, padding=1)])
+    patches = torch.randn(5, 3, 2, 4, 4)
+    with torch.inference_mode():
+        wanted = convolution(patches)
+        restore = flatten_patches(model)
+        flat, other = model
+        assert isinstance(flat, PatchLinear)
+        assert isinstance(other, torch.nn.Conv3d)  # it may look beyond a patch
+        assert (flat(patches) - wanted).abs().max() < 1e-5
+        with pytest.raises(ValueError, match="the kernel of"):
+            flat(torch.randn(5, 3, 4, 4, 4))
+    restore()
+    assert next(iter(model)) is convolution
 
 
 # What is refused
@@ -496,6 +526,45 @@ def test_words_around_a_page_must_have_a_place_for_it(tiny_folder: TinyFolder, t
         loaded(folder)
 
 
+def _in_one(config: dict[str, Any]) -> dict[str, Any]:
+    """As the first folders of the family have it: settings of the language model beside all others."""
+    text = config.pop("text_config")
+    del text["model_type"], text["layer_types"]
+    rope = text.pop("rope_parameters")
+    text["rope_theta"] = rope["rope_theta"]
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    vision = {"in_chans": 3, "spatial_patch_size": 14, "model_type": "qwen2_vl"}
+    return {**text, **config, "vision_config": {**config["vision_config"], **vision}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("qwen2-vl", {}),
+        ("qwen2-vl", {"visual.": "model.visual.", "model.": "model.language_model."}),
+        ("qwen2-vl", {"lm_head.": None}),
+        ("colqwen2", {"vlm.": "vlm.model."}),
+        ("colpali", {"vlm.vision_tower.": "vlm.vision_tower.vision_model."}),
+    ],
+    ids=["config-in-one", "inner-model", "no-answers", "inner-model-of-pages", "inner-eyes-of-pages"],
+)
+def test_folders_of_other_versions_give_the_same(
+    kind: str, names: dict[str, str | None], tiny_folder: TinyFolder, tmp_path: Path, load: Load
+) -> None:
+    folder = copied(kind, tiny_folder, tmp_path)
+    weights = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        start = next((start for start in names if name.startswith(start)), "")
+        if (instead := names.get(start, start)) is not None:
+            weights[instead + name.removeprefix(start)] = weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if not names:
+        path = folder / "config.json"
+        path.write_text(json.dumps(_in_one(json.loads(path.read_text()))))
+    model = load_model(EngineConfig(model=str(folder), dtype="float32", image_path="exact"))
+    assert apart(_answers(model, kind), _answers(load(kind), kind)) < EXACT / 4
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
@@ -524,7 +593,9 @@ def test_wrong_eyes_are_found_out(tiny_folder: TinyFolder, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", VISION_LANGUAGE)
-def test_the_card_counts_eyes_and_language(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+def test_the_card_names_the_class_and_counts_eyes_and_language(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     stored = load_file(tiny_folder(kind) / "model.safetensors")
     own = sum(weight.numel() for name, weight in stored.items() if not name.startswith("lm_head"))
-    assert load(kind).card.parameters == own
+    card = load(kind).card
+    assert card.parameters == own
+    assert [card.architecture] == json.loads((tiny_folder(kind) / "config.json").read_text())["architectures"]

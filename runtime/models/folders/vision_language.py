@@ -54,12 +54,12 @@ def with_pictures(folder: ModelFolder) -> ModelFolder:
             raise ConfigError(f"config.json: model_type={kind!r} is shown pictures, which is not supported")
         return folder
     known = (f"{family}Model", f"{family}ForConditionalGeneration")
-    if name not in known and not folder.config.get("auto_map"):  # such as ColQwen2 of another library
+    if name not in known:  # such as ColQwen2 of another library
         raise ConfigError(
             f"config.json: architectures={[name]!r} is not supported for model_type={kind!r}, only {', '.join(known)}; "
             f"of models for pages, {' and '.join(PAGE_RETRIEVERS)}"
         )
-    return replace(folder, pictures=PictureSpec(alone=None, converses=True))
+    return replace(folder, architecture="vision-language model", pictures=PictureSpec(alone=None, converses=True))
 
 
 def read_page_folder(path: Path) -> ModelFolder:
@@ -92,7 +92,7 @@ def read_page_folder(path: Path) -> ModelFolder:
         path=path,
         body=path,
         config=config,
-        architecture="page retriever",
+        architecture="vision-language model",
         heads=(MultiVectorSpec(own_layer="embedding_proj_layer"),),
         scoring="late-interaction",
         max_seq_length=read_transformer_settings(path, root=path).positive("max_seq_length"),

@@ -16,7 +16,7 @@ from staged_pool.runtime.models.specs import PictureSpec
 from staged_pool.runtime.models.tokenizing.limits import check_text, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
-from staged_pool.runtime.requests import Chat, Image, TextInput
+from staged_pool.runtime.requests import Chat, Image, Side, TextInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -93,10 +93,10 @@ class PictureReader:
         pictures = self._prepared(images, "input" if isinstance(given.source, Image) else "messages")
         ids = self._expanded(words, pictures)
         if text.max_own_tokens is not None:
-            ids = self._cut(ids, own_limit(text.max_own_tokens) or 0, text)
+            ids = self._cut(ids, own_limit(text.max_own_tokens) or 0, "right")
         special = tokenizer.special if text.add_special_tokens else SpecialTokens([], [])
         if limit is not None and len(ids) + len(special) > limit:
-            ids = self._cut(ids, max(limit - len(special), 0), text)
+            ids = self._cut(ids, max(limit - len(special), 0), text.truncate_side)
         ids = [*special.prefix, *ids, *special.suffix]
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=pictures)
@@ -137,11 +137,11 @@ class PictureReader:
     def _repeated(self, pixels: Pixels) -> TokenIds:
         return [self._layout.image_token] * self._layout.of(pixels)
 
-    def _cut(self, ids: TokenIds, room: int, text: TextInput) -> TokenIds:
+    def _cut(self, ids: TokenIds, room: int, side: Side) -> TokenIds:
         """The tokens that are left of a conversation, which must have all those of its pictures."""
         if room >= len(ids):
             return ids
-        start, end = (0, room) if text.truncate_side == "right" else (len(ids) - room, len(ids))
+        start, end = (0, room) if side == "right" else (len(ids) - room, len(ids))
         image = self._layout.image_token
         if image in ids[:start] or image in ids[end:]:
             raise InvalidInput(
