@@ -19,6 +19,7 @@ from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.tasks import Task, tasks
 from staged_pool.api.wire import infinity, inputs, invocations, openai, tei_tokens, tokens
 from staged_pool.api.wire.exchange import Body, Exchange
+from staged_pool.api.wire.lines import LineExchange, ReadLines
 from staged_pool.api.wire.pieces import dump
 from staged_pool.runtime.engine import Engine
 from staged_pool.stages.errors import TooLarge, Unsupported
@@ -89,8 +90,10 @@ class Routes:
         if task.mark is not None and await self._read(task.mark, body):
             call.describe = tei_tokens.tei_error
         engine = await self._engine_for(task, body)
-        exchange = Exchange(task.read, body, engine.card, call.request_id)
         call.timeline = Timeline()
+        if task.read_lines is not None and call.wants_lines:
+            return await self._stream(task.read_lines, engine, call, body)
+        exchange = Exchange(task.read, body, engine.card, call.request_id)
         written = await engine.submit(
             exchange.decode,
             exchange.encode,
@@ -99,6 +102,21 @@ class Routes:
             timeline=call.timeline,
         )
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
+
+    async def _stream(self, read: ReadLines, engine: Engine, call: Call, body: Body) -> Answer:
+        """The results line by line, and as the answer what is known at the end."""
+        if call.lines is None:
+            raise RuntimeError("lines are for requests that are answered by their handler")
+        exchange = LineExchange(read, body, engine.card, call.request_id)
+        tokens = await engine.stream(
+            exchange.decode,
+            exchange.encode,
+            call.lines.give,
+            body_bytes=len(body),
+            timeout_s=call.timeout_s(),
+            timeline=call.timeline,
+        )
+        return Answer(exchange.last(tokens))
 
     async def _engine_for(self, task: Task, body: Body) -> Engine:
         """The engine of the model that a body names; where it names none, the first that can do the task."""
