@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import aside, openai
+from staged_pool.api.wire import aside, jsons, openai
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import InvalidInput
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_told_as_if_nothing_had_been_set_aside(body: bytes) -> 
 
 def test_a_picture_that_is_wrong_is_not_looked_at_twice() -> None:
     body = as_json({"input": [{"image": LONG + "_"}]})
-    with mock.patch.object(openai.jsons, "decode", wraps=openai.jsons.decode) as parser:
+    with mock.patch.object(jsons, "decode", wraps=jsons.decode) as parser:
         with pytest.raises(InvalidInput, match=r"input\[0\].image: expected base64"):
             read(body)
     assert max(len(call.args[1]) for call in parser.mock_calls if isinstance(call.args[1], bytes)) < 400

@@ -175,7 +175,7 @@ def test_a_ranking_repeats_urls_and_no_pictures() -> None:
     ]
     exchange = Exchange(RERANK, json.dumps({"query": "q", "documents": documents}).encode(), EMBEDDER, "r")
     exchange.decode()
-    written = exchange.encode(ScoreResult(scores=np.float32([3, 2, 1]), usage=Usage(1), model="m"))
+    written = exchange.encode(ScoreResult(scores=np.array([3, 2, 1], np.float32), usage=Usage(1), model="m"))
     body = written.content if isinstance(written.content, bytes) else b"".join(written.content)
     assert [result["document"] for result in json.loads(body)["results"]] == [
         {"text": None, "multi_modal": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
@@ -185,7 +185,7 @@ def test_a_ranking_repeats_urls_and_no_pictures() -> None:
 
 
 def test_settings_of_the_image_processor_go_with_each_picture() -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "mm_processor_kwargs": {"max_pixels": 4},
         "media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}, "video": {"num_frames": 2}},
     }
@@ -206,7 +206,7 @@ def test_settings_of_the_image_processor_go_with_each_picture() -> None:
 
 @pytest.mark.parametrize("field", ["mm_processor_kwargs", "media_io_kwargs"])
 def test_settings_of_the_image_processor_are_objects(field: str) -> None:
-    assert refusal(input="a", **{field: 1})[1] == field
+    assert refusal(openai.read_embeddings, **{"input": "a", field: 1})[1] == field
 
 
 @pytest.mark.parametrize(
