@@ -29,12 +29,14 @@ class AllowedHosts:
         return self.all_public or bool(self.names or self.addresses)
 
     @staticmethod
-    def of(entries: Iterable[str]) -> AllowedHosts:
+    def of(entries: Iterable[str] | str) -> AllowedHosts:
         """Read the setting.
 
         Raises:
-            ConfigError: An entry is neither a host name, nor an address, nor `*`.
+            ConfigError: It is one text, or an entry is neither a host name, nor an address, nor `*`.
         """
+        if isinstance(entries, str):
+            raise ConfigError(f"allow_media_domains={entries!r}: must be a tuple of hosts")
         names, addresses = set(), set()
         for entry in entries:
             name = str(entry).lower().removesuffix(".")
