@@ -12,6 +12,7 @@ import anyio
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.model import Model
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS
 from staged_pool.runtime.threads import OwnThreads
@@ -91,6 +92,7 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                     preprocess=preprocess,
                     image_preprocess=image_preprocess,
                     offload=offload,
+                    fetch=MediaFetcher(config).fetch,
                     options=options,
                 )
                 engines[name] = await stack.enter_async_context(running)
