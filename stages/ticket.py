@@ -98,6 +98,7 @@ class Ticket:
         "_value",
         "deadline",
         "load",
+        "numbers",
         "settled",
         "stage",
         "timeline",
@@ -119,6 +120,8 @@ class Ticket:
         self.stage = "door"
         """Where the request was last seen: names the stage in a deadline's message and in metrics."""
         self.settled = False
+        self.numbers = 0
+        """That its rows hold."""
         self._decode: Decode | None = decode
         self._encode: Encode | None = encode
         self._stream = stream
@@ -161,10 +164,11 @@ class Ticket:
             self._rows[index] = Parts([None] * parts)
             self._left += parts - 1
 
-    def deliver(self, item: Item[object]) -> bool:
-        """Keep the row that an item carries. True for the last one: `answer()` can be made now."""
+    def deliver(self, item: Item[object], numbers: int = 0) -> bool:
+        """Keep the row that an item carries, of so many numbers. True for the last one: `answer()` can be made now."""
         if self.settled:
             return False
+        self.numbers += numbers
         if isinstance(parts := self._rows[item.index], Parts):
             parts[item.part] = item.payload
         else:
