@@ -144,10 +144,10 @@ class Routes:
     async def _tokenize(self, call: Call) -> Answer:
         self._lobby.enter()
         body = await call.json_body()
-        if await self._read(tei_tokens.is_tokenize, body):
+        if await self._peek(tei_tokens.is_tokenize, body):
             call.describe = tei_tokens.tei_error
             return await self._tokenize_texts(body)
-        source, wanted = await self._read(tokens.decode_tokenize, body)
+        source, wanted = await self._read(partial(aside.read, tokens.decode_tokenize), body)
         engine = self._lobby.enter(wanted.model)
         found = await engine.tokenize(source, add_special_tokens=bool(wanted.add_special_tokens))
         return Answer(
