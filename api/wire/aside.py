@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 BLOCK: Final = 2**14
 """Bytes without a quotation mark that make a text worth a look."""
-SLICE: Final = 2**20
+SLICE: Final = 2**18
 """Bytes that are copied or searched under the lock at once, well below a millisecond."""
 
 Held: TypeAlias = memoryview | bytes

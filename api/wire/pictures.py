@@ -18,7 +18,7 @@ from staged_pool.stages.errors import shortened
 
 T = TypeVar("T")
 
-SLICE: Final = 2**20
+SLICE: Final = 2**18
 _SCHEME: Final = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*):")
 _DATA: Final = re.compile(rb"data:(?P<type>[^;,]{0,127})(?P<parameters>(?:;[^;,]{0,127}){0,8}),", re.IGNORECASE)
 """The head of a data URL (RFC 2397)."""

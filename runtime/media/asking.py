@@ -36,7 +36,7 @@ class Asked:
 
     def header(self, name: str) -> str:
         """The first of that name; empty where there is none."""
-        return self._headers.get(name.encode(), b"").decode("latin-1")
+        return self._headers.get(name.encode(), b"").decode(errors="replace")
 
     async def piece(self) -> bytes | None:
         """The next piece of the body; None at its end."""

@@ -109,6 +109,8 @@ class MediaFetcher:
         return await anyio.to_thread.run_sync(read_file, folder, url.path, self._max_bytes, limiter=self._limiter)
 
     def _check_host(self, url: WebUrl) -> None:
+        if not self._hosts:
+            raise refused("is not followed: this server fetches nothing; send the image itself")
         if not self._hosts.allow(url.host):
             raise refused("leads to a host that this server does not fetch from")
 

@@ -24,13 +24,19 @@ class AllowedHosts:
     names: frozenset[str]
     addresses: frozenset[IPv4Address | IPv6Address]
 
+    def __bool__(self) -> bool:
+        """Whether any host is allowed."""
+        return self.all_public or bool(self.names or self.addresses)
+
     @staticmethod
-    def of(entries: Iterable[str]) -> AllowedHosts:
+    def of(entries: Iterable[str] | str) -> AllowedHosts:
         """Read the setting.
 
         Raises:
-            ConfigError: An entry is neither a host name, nor an address, nor `*`.
+            ConfigError: It is one text, or an entry is neither a host name, nor an address, nor `*`.
         """
+        if isinstance(entries, str):
+            raise ConfigError(f"allow_media_domains={entries!r}: must be a tuple of hosts")
         names, addresses = set(), set()
         for entry in entries:
             name = str(entry).lower().removesuffix(".")
@@ -40,7 +46,7 @@ class AllowedHosts:
                 names.add(name)
             else:
                 wanted = "a host name such as 'example.com', an address such as '10.0.0.5', or '*'"
-                raise ConfigError(f"allow_media_domains: {entry!r} must be {wanted}")
+                raise ConfigError(f"allow_media_domains={entry!r}: must be {wanted}")
         return AllowedHosts("*" in names, frozenset(names - {"*"}), frozenset(addresses))
 
     def allow(self, host: str) -> bool:

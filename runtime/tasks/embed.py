@@ -39,7 +39,7 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
         else ModelInput(source, request.outputs, prompt, role, may_split)
         for source in request.inputs
     ]
-    return Plan(inputs, partial(_finish, request, card))
+    return Plan(inputs, partial(_finish, request, card), partial(_finish_some, request, card))
 
 
 def _check_outputs(outputs: Outputs, card: ModelCard) -> None:
@@ -103,6 +103,12 @@ def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], toke
         usage=Usage(tokens),
         model=card.name,
     )
+
+
+def _finish_some(
+    request: EmbedRequest, card: ModelCard, rows: Sequence[object], fresh: Sequence[int]
+) -> tuple[Sequence[int], EmbedResult]:
+    return fresh, _finish(request, card, [rows[index] for index in fresh], 0)
 
 
 def _dense(request: EmbedRequest, card: ModelCard, rows: Sequence[object]) -> NDArray[np.float32]:

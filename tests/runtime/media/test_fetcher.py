@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import anyio.abc
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.media import dialing
 from staged_pool.runtime.media import fetcher as fetching
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.requests import Image
@@ -98,7 +101,8 @@ async def refusal(url: str, names: Names | None = None, **settings: Any) -> str:
 async def test_nothing_is_fetched_unless_the_settings_say_from_where() -> None:
     message = "The URL of the image leads to a host that this server does not fetch from."
     names = Names()
-    assert await refusal(f"http://{NAME}/", names, allow_media_domains=()) == message
+    nothing = "The URL of the image is not followed: this server fetches nothing; send the image itself."
+    assert await refusal(f"http://{NAME}/", names, allow_media_domains=()) == nothing
     assert await refusal(f"http://{NAME}/", names, allow_media_domains=("other.example",)) == message
     assert await refusal("http://93.184.216.34/", names, allow_media_domains=("example",)) == message
     assert names.asked == []
@@ -165,6 +169,18 @@ async def test_an_address_that_refuses_is_followed_by_the_next(monkeypatch: pyte
         assert (await asked.fetch(Image(host.url()))).source == PICTURE
 
 
+async def test_an_address_that_does_not_answer_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing, "ADDRESS_S", 0.1)
+    async with origin() as host:
+        with socket.create_server(("127.0.0.2", host.port), backlog=0), ExitStack() as stack:
+            for _ in range(4):  # its queue is full, and whoever comes next has no answer
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(("127.0.0.2", host.port))
+            asked = fetcher(Names({NAME: ["127.0.0.2", LOCAL]}), allow_media_domains=(NAME, "127.0.0.2", LOCAL))
+            assert (await asked.fetch(Image(host.url()))).source == PICTURE
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
@@ -205,9 +221,10 @@ async def test_a_url_that_is_not_one_is_refused_and_not_repeated(url: str, why: 
 async def test_a_redirect_is_followed() -> None:
     async with origin() as host:
         host.pages |= {"/a/b": redirect("../c", "301 Moved"), "/c": redirect(host.url("/d"), "307 Temporary")}
-        host.pages["/d"] = answer()
+        host.pages |= {"/d": redirect("/\u00e4?\u00f6"), "/%C3%A4?%C3%B6": answer()}
         assert (await fetcher().fetch(Image(host.url("/a/b")))).source == PICTURE
-    assert host.connections == 3
+        assert (await fetcher().fetch(Image(host.url("/\u00e4?\u00f6")))).source == PICTURE
+    assert host.connections == 5
 
 
 @pytest.mark.parametrize(

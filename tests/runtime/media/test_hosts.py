@@ -42,7 +42,7 @@ def test_a_star_allows_every_name_and_every_public_address() -> None:
      "-a.com", "bücher.example", "a@b.com", "0x7f000001", "10.0.0.0/8"],
 )  # fmt: skip
 def test_an_entry_that_is_no_host_is_a_mistake_in_the_settings(entry: str) -> None:
-    with pytest.raises(ConfigError, match=r"allow_media_domains: .* must be a host name"):
+    with pytest.raises(ConfigError, match=r"allow_media_domains=.*: must be a host name"):
         EngineConfig(allow_media_domains=(entry,))
 
 
