@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -17,6 +18,7 @@ from staged_pool.api.entrance import is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
+from staged_pool.api.pages import HTML, PAGES
 from staged_pool.api.routes import PROBES, TASKS, Routes
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
@@ -48,7 +50,7 @@ class Application:
         self._keys = Keys(self._config.api_keys)
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
         self._refusals = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
-        resources = Routes(lobby, self._metrics).table()
+        resources = Routes(lobby, self._metrics, self._config).table()
         routes = [Route(path, _Resource(self, handlers)) for path, handlers in resources.items()]
         self._paths = frozenset(resources)
         self._router = Router(routes, default=self._not_found, redirect_slashes=False)
@@ -90,7 +92,10 @@ class Application:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
 
         async def handler(call: Call) -> Answer:
-            return Answer.of(problem)
+            answer, page = Answer.of(problem), PAGES.get(call.scope["path"])
+            if problem.row is status.UNAUTHORIZED and page is not None:  # it asks for the key, which a browser cannot
+                return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
+            return answer
 
         async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
             await self.respond(handler, scope, receive, send)
