@@ -8,7 +8,6 @@ from typing import Any, Final
 import orjson
 
 from staged_pool import __version__
-from staged_pool.api import status
 from staged_pool.api.call import MAX_TIMEOUT_S
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
@@ -148,14 +147,14 @@ def _responses(
         answered["content"] = {operation.content_type: {"schema": {"type": "string"}}}
     yield "200", answered
     for code in sorted(_TASK if operation.is_task else _BODY if operation.body is not None else _ANY_REQUEST):
-        if code == status.UNAUTHORIZED.status and not needs_key:
+        if code == 401 and not needs_key:
             continue
         kind = operation.unready if code == 503 and operation.unready is not None else answers.Error
-        yield (
-            str(code),
-            {
-                "description": MEANINGS[code],
-                "headers": {**_HEADERS, **_RETRY_AFTER} if code in _RETRIED else _HEADERS,
-                "content": {"application/json": {"schema": known[kind]}},
-            },
-        )
+        refused = {
+            "description": MEANINGS[code],
+            "headers": {**_HEADERS, **_RETRY_AFTER} if code in _RETRIED else _HEADERS,
+            "content": {"application/json": {"schema": known[kind]}},
+        }
+        if code == 401 and operation.content_type == "text/html":  # the page itself asks for the key
+            refused["content"] = answered["content"]
+        yield str(code), refused
