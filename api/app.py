@@ -12,16 +12,17 @@ from starlette.routing import Route, Router
 
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
-from staged_pool.api.call import Answer, Call, Handler
+from staged_pool.api.call import LINES, Answer, Call, Handler, Lines
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.entrance import is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import HTML, PAGES
-from staged_pool.api.routes import PROBES, TASKS, Routes
+from staged_pool.api.routes import PROBES, TASKS, TEI_PATHS, Routes, no_such_route
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
+from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
 from staged_pool.stages.errors import shortened
 from staged_pool.stages.ticket import Timeline
 
@@ -41,7 +42,7 @@ class Application:
     Args:
         lobby: Leads to the engine.
         traffic: What the HTTP side holds, for the metrics.
-        config: Who may ask, and what is logged of it.
+        config: Who may ask, what is logged of it, and how the routes of text-embeddings-inference cut.
     """
 
     def __init__(self, lobby: Lobby, traffic: Traffic | None = None, config: ServerConfig | None = None) -> None:
@@ -74,7 +75,10 @@ class Application:
         """
         engines = self._lobby.engines
         # With several models, which one is meant stands in the body.
-        if len(engines) != 1 or scope["path"] not in TASKS or self._lobby.not_ready:
+        if len(engines) != 1 or self._lobby.not_ready:
+            return None
+        task = TASKS.get(scope["path"])
+        if task is None or not task.able(engines[0].card):
             return None
         error = engines[0].overload(body_bytes)
         return None if error is None else status.problem(error)
@@ -83,16 +87,17 @@ class Application:
         """The answer to a request that is turned away, logged and counted; None where it is not."""
         if (problem := self.admit(scope) or self.turn_away(scope, body_bytes)) is None:
             return None
-        call, answer = Call(scope, _nothing_to_receive), Answer.of(problem)
+        call = _call(scope, _nothing_to_receive)
+        answer = Answer.of(problem, call.describe)
         call.body_bytes = body_bytes
         self._finish(call, answer, 0.0)
-        return answer.status, self._headers(call, answer), answer.body
+        return answer.status, self._headers(call, answer, 0.0), b"".join(answer.pieces)
 
     def refuse(self, problem: Problem) -> App:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
 
         async def handler(call: Call) -> Answer:
-            answer, page = Answer.of(problem), PAGES.get(call.scope["path"])
+            answer, page = Answer.of(problem, call.describe), PAGES.get(call.scope["path"])
             if problem.row is status.UNAUTHORIZED and page is not None:  # it asks for the key, which a browser cannot
                 return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
             return answer
@@ -105,29 +110,45 @@ class Application:
     async def respond(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request with what `handler` makes of it; then log and count it."""
         started = time.perf_counter()
-        call = Call(scope, receive)
+        call = _call(scope, receive)
         outcome = Answer(status=499, word="abandoned")  # unless the answer gets out
         try:
+            call.lines = Lines(send, lambda: self._line_headers(call))
             answer = await _answer(handler, call)
-            headers = self._headers(call, answer)
+            if call.lines.begun:
+                await call.lines.end(b"".join(answer.pieces))
+                outcome = replace(answer, status=200)  # which is what was sent; the word says how it went
+                return
+            headers = self._headers(call, answer, time.perf_counter() - started)
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            await send({"type": "http.response.body", "body": answer.body})
+            *others, last = answer.pieces
+            for piece in others:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": last})
             outcome = answer
         finally:
             self._finish(call, outcome, time.perf_counter() - started)
 
-    def _headers(self, call: Call, answer: Answer) -> Headers:
+    def _line_headers(self, call: Call) -> Headers:
+        return [(b"content-type", LINES), (b"x-request-id", call.request_id.encode()), *self._closing(call)]
+
+    def _closing(self, call: Call) -> Headers:
+        if self._lobby.leaving and call.scope["http_version"].startswith("1"):
+            return [(b"connection", b"close")]
+        return []
+
+    def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
         headers = [
             (b"content-type", answer.content_type),
-            (b"content-length", str(len(answer.body)).encode()),
+            (b"content-length", str(sum(map(len, answer.pieces))).encode()),
             (b"x-request-id", call.request_id.encode()),
             *answer.headers,
         ]
         if call.timeline is not None:
             headers.append((b"server-timing", _server_timing(call.timeline)))
-        if self._lobby.leaving and call.scope["http_version"].startswith("1"):
-            headers.append((b"connection", b"close"))
-        return headers
+            if call.describe is tei_error:
+                headers += timing_headers(call.timeline, seconds)
+        return headers + self._closing(call)
 
     def _finish(self, call: Call, outcome: Answer, seconds: float) -> None:
         path = call.scope["path"]
@@ -146,7 +167,8 @@ class Application:
             fields["error"] = outcome.word
         if call.body_bytes is not None:
             fields["body_bytes"] = call.body_bytes
-        fields["answer_bytes"] = len(outcome.body)
+        lines_bytes = 0 if call.lines is None else call.lines.sent_bytes
+        fields["answer_bytes"] = lines_bytes or sum(map(len, outcome.pieces))
         if call.model is not None:
             fields["model"] = call.model
         if TENANT in call.scope:
@@ -164,7 +186,7 @@ class Application:
         (log.debug if path in PROBES else log.info)("request.finished", **fields)
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.respond(_no_such_route, scope, receive, send)
+        await self.respond(no_such_route, scope, receive, send)
 
 
 class _Sample:
@@ -207,8 +229,8 @@ async def _nothing_to_receive() -> Message:
     raise RuntimeError("the body of a request that is turned away is not looked at")
 
 
-async def _no_such_route(call: Call) -> Answer:
-    return Answer(b'{"detail":"Not Found"}', 404, word="route")
+def _call(scope: Scope, receive: Receive) -> Call:
+    return Call(scope, receive, tei_error if scope["path"] in TEI_PATHS else Problem.answer)
 
 
 async def _answer(handler: Handler, call: Call) -> Answer:
@@ -219,7 +241,7 @@ async def _answer(handler: Handler, call: Call) -> Answer:
         problem = status.problem(error)
         if problem.row is status.UNEXPECTED:
             log.exception("request.crashed", path=call.scope["path"], request_id=call.request_id)
-        return Answer.of(problem)
+        return Answer.of(problem, call.describe)
 
 
 def _milliseconds(timeline: Timeline) -> list[tuple[str, float]]:

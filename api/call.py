@@ -10,17 +10,21 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from staged_pool.api import status
-from staged_pool.api.asgi import Headers, Receive, Scope
+from staged_pool.api.asgi import Headers, Receive, Scope, Send
 from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.wire.exchange import JSON
+from staged_pool.api.wire.pieces import Content
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.ticket import Timeline
 
-JSON: Final = b"application/json"
+Describe: TypeAlias = Callable[[Problem], tuple[int, bytes]]
+"""In which words a dialect says what is wrong: the status and the body of the answer."""
 
 MAX_TIMEOUT_S: Final = 86_400.0
 """A day: more is a mistake in the unit."""
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
+LINES: Final = b"application/x-ndjson"
 _TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -29,25 +33,73 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 class Answer:
     """One HTTP answer, complete."""
 
-    body: bytes = b""
+    body: Content = b""
     status: int = 200
     content_type: bytes = JSON
     headers: Headers = field(default_factory=list)
     word: str | None = None
     """What the log calls the problem, where this answers one."""
 
+    @property
+    def pieces(self) -> tuple[bytes, ...]:
+        """The body, as it is sent."""
+        return (self.body,) if isinstance(self.body, bytes) else self.body
+
     @staticmethod
-    def of(problem: Problem) -> Answer:
-        return Answer(problem.body(), problem.status, headers=problem.headers(), word=problem.row.word)
+    def of(problem: Problem, describe: Describe) -> Answer:
+        status, body = describe(problem)
+        return Answer(body, status, headers=problem.headers(), word=problem.row.word)
+
+
+class Lines:
+    """An answer whose lines are sent as they come. Its head is sent with the first of them.
+
+    Args:
+        send: Of the request.
+        headers: Of the answer, but for its length, which nobody knows.
+    """
+
+    def __init__(self, send: Send, headers: Callable[[], Headers]) -> None:
+        self._send = send
+        self._headers = headers
+        self.begun = False
+        self.sent_bytes = 0
+
+    async def give(self, lines: bytes) -> None:
+        """Send some lines, each with its end. Waits for a client who is slow to read."""
+        if not self.begun:
+            self.begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+        self.sent_bytes += len(lines)
+        await self._send({"type": "http.response.body", "body": lines, "more_body": True})
+
+    async def end(self, last: bytes) -> None:
+        """Send the last line."""
+        self.sent_bytes += len(last) + 1
+        await self._send({"type": "http.response.body", "body": last + b"\n"})
 
 
 class Call:
     """One request, as its handler sees it."""
 
-    __slots__ = ("_receive", "body_bytes", "headers", "model", "request_id", "scope", "timeline")
+    __slots__ = (
+        "_receive",
+        "body_bytes",
+        "describe",
+        "headers",
+        "lines",
+        "model",
+        "request_id",
+        "scope",
+        "timeline",
+    )
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, describe: Describe) -> None:
         self.scope = scope
+        self.lines: Lines | None = None
+        """For an answer that does not wait for its end; None where nothing can be sent yet."""
+        self.describe = describe
+        """How its client is told of a problem."""
         self._receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
@@ -76,6 +128,11 @@ class Call:
         body: bytes | bytearray = (await self._receive()).get("body", b"")
         self.body_bytes = len(body)
         return body
+
+    @property
+    def wants_lines(self) -> bool:
+        """Whether the client asks for an answer line by line."""
+        return LINES in self.headers.get(b"accept", b"")
 
     def timeout_s(self) -> float:
         """How long the client waits for the answer, in seconds: `X-Request-Timeout`, or `Prefer: wait=`.

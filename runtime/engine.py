@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -15,9 +15,10 @@ import structlog
 
 from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
-from staged_pool.runtime.model import Model, ModelCard, ModelInput, Tokens
-from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
+from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
@@ -26,16 +27,18 @@ from staged_pool.stages.errors import (
     DeadlineExceeded,
     EngineStopped,
     InvalidInput,
+    NoInputs,
     Overloaded,
+    StagedPoolError,
     UnknownModel,
     shortened,
 )
 from staged_pool.stages.offload import Offload, ThreadOffload
-from staged_pool.stages.pace import Pace
 from staged_pool.stages.parse import Arrival
+from staged_pool.stages.rows import RowStream
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
-from staged_pool.stages.work import Plan, Request
+from staged_pool.stages.work import Item, Plan, Request
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -54,17 +57,18 @@ class Engine(EngineTasks):
         config: EngineConfig,
         model: Model,
         *,
-        device: Offload,
-        preprocess: Offload,
+        lanes: Mapping[Lane, LaneParts],
+        tokenize: Offload,
         offload: Offload,
+        fetch: Fetch,
         options: StageOptions,
     ) -> None:
         self._config = config
         self._model = model
-        self._preprocess_offload = preprocess
-        pace = Pace()
+        self._preprocess_offload = tokenize
+        self._offload = offload
         self._clock = options.clock
-        self._admission = Admission(config, pace, options.clock, batch_tokens=config.batch_tokens(model.card.device))
+        self._admission = Admission(config, {lane: parts.pace for lane, parts in lanes.items()}, options.clock)
         self._cancelled: Counter[str] = Counter()
         self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Room] = {}
@@ -79,9 +83,8 @@ class Engine(EngineTasks):
             config,
             model,
             accept=self._accept,
-            pace=pace,
-            device=device,
-            preprocess=preprocess,
+            lanes=lanes,
+            fetch=fetch,
             offload=offload,
             options=options,
             gave_up=self._break,
@@ -91,6 +94,11 @@ class Engine(EngineTasks):
     def card(self) -> ModelCard:
         """What the served model is."""
         return self._model.card
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings that it runs with."""
+        return self._config
 
     @property
     def phase(self) -> Phase:
@@ -114,6 +122,7 @@ class Engine(EngineTasks):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
+        stream: RowStream | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer.
 
@@ -128,6 +137,7 @@ class Engine(EngineTasks):
             body_bytes: Size of what `decode` reads.
             timeout_s: The answer is of no use after so many seconds.
             timeline: Filled in with the times of each stage.
+            stream: For `stream`, below.
 
         Raises:
             Overloaded: Refused at the door; nothing was done.
@@ -137,14 +147,16 @@ class Engine(EngineTasks):
         """
         await anyio.lowlevel.checkpoint_if_cancelled()  # a caller who has left is not one whose deadline is too short
         room, now, deadline = self._enter(body_bytes, timeout_s)
-        ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline)
+        ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline, stream=stream)
         self._tickets[ticket] = room
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
                 try:
-                    await self._pipeline.door.send(Arrival(ticket, body_bytes, now))
+                    await self._pipeline.enter(Arrival(ticket, body_bytes, now))
                 except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                     ticket.fail(EngineStopped("The engine is stopped."))
+                if errands := await ticket.errands():
+                    await self._pipeline.errands.run(ticket, cast("Sequence[Item[ModelInput]]", errands))
                 return cast(R, await ticket.wait())
             ticket.fail(
                 DeadlineExceeded(
@@ -160,9 +172,64 @@ class Engine(EngineTasks):
             elif isinstance(ticket.error, DeadlineExceeded):
                 self._expired[ticket.error.stage] += 1
             del self._tickets[ticket], self._scopes[ticket]
-            self._admission.leave(room, answered_tokens=0 if ticket.error else ticket.timeline.tokens)
+            answered = ticket.error is None
+            self._admission.leave(room, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
             if not self._tickets:
                 self._empty.set()
+
+    async def stream(
+        self,
+        decode: Callable[[], Request],
+        write: Callable[[Sequence[int], Any], R],
+        give: Callable[[R], Awaitable[None]],
+        *,
+        body_bytes: int = 0,
+        timeout_s: float = math.inf,
+        timeline: Timeline | None = None,
+    ) -> int:
+        """As `submit`, and hand over results as they are done, in any order. Returns the tokens of the request.
+
+        No stage waits for `give`, and neither does a drain: once the last row is there the request has left the
+        engine, however much of it is still to be given. An error comes after the call of `give` that runs.
+
+        Args:
+            decode: See `submit`.
+            write: Makes what is given out of places in the request's result, and a result of these alone; in a thread.
+            give: Takes it; one call at a time.
+            body_bytes: See `submit`.
+            timeout_s: The last row is of no use after so many seconds.
+            timeline: See `submit`.
+
+        Raises:
+            StagedPoolError: As for `submit`.
+        """
+        rows, failure, tokens = RowStream(), None, 0
+        with _single_errors():
+            async with anyio.create_task_group() as giving:
+                giving.start_soon(self._give_rows, rows, write, give)
+                try:
+                    tokens = await self.submit(
+                        decode,
+                        _itself,
+                        body_bytes=body_bytes,
+                        timeout_s=timeout_s,
+                        timeline=timeline,
+                        stream=rows,
+                    )
+                except StagedPoolError as error:
+                    failure = error
+                rows.close(keep=failure is None)
+        if failure is not None:
+            raise failure
+        return tokens
+
+    async def _give_rows(
+        self, rows: RowStream, write: Callable[[Sequence[int], Any], R], give: Callable[[R], Awaitable[None]]
+    ) -> None:
+        while (finish := await rows.next()) is not None:
+            given = await self._offload(_write_some(write), finish)
+            if given is not None:
+                await give(given)
 
     def overload(self, body_bytes: int) -> Overloaded | None:
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
@@ -188,20 +255,21 @@ class Engine(EngineTasks):
         characters = len(source) if isinstance(source, str) else source.characters
         return await self._preprocess(tokenize, source, characters)
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included. Runs under the preprocess limit.
+    async def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids, special tokens included unless they are skipped. Runs under the preprocess limit.
 
         Raises:
             InvalidInput: An id is not in the model's vocabulary.
             Overloaded, EngineStopped: As for `submit`.
         """
-        return await self._preprocess(self._detokenize, ids, len(ids))
+        detokenize = partial(self._detokenize, skip_special_tokens=skip_special_tokens)
+        return await self._preprocess(detokenize, ids, len(ids))
 
-    def _detokenize(self, ids: Sequence[int]) -> str:
+    def _detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < self._model.card.vocabulary:
                 raise InvalidInput(f"Token id {token} is out of vocabulary", param="tokens")
-        return self._model.detokenize(ids, skip_special_tokens=False)
+        return self._model.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""
@@ -227,9 +295,14 @@ class Engine(EngineTasks):
         self.check_model(request.model)
         plan = plan_request(request, card)
         if not plan.inputs:
-            raise InvalidInput("The request has no inputs; at least one is needed.", param="input")
+            raise NoInputs("The request has no inputs; at least one is needed.", param="input")
+        lanes: Mapping[Lane, int] = (
+            {card.lanes[0]: len(plan.inputs)} if len(card.lanes) == 1 else Counter(given.lane for given in plan.inputs)
+        )
+        if obstruction := self._pipeline.obstruction(lanes):
+            raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
         if (room := self._tickets.get(ticket)) is not None:
-            self._admission.count_items(room, len(plan.inputs))
+            self._admission.count_items(room, lanes)
         return plan
 
     async def drain(self, timeout_s: float) -> None:
@@ -272,7 +345,7 @@ class Engine(EngineTasks):
                 raise
             finally:
                 self._phase = Phase.STOPPED
-                self._pipeline.door.close()
+                self._pipeline.close()
                 self._fail_all("The engine is stopped.")
 
     async def _run_pipeline(self) -> None:
@@ -299,6 +372,20 @@ class Engine(EngineTasks):
                 scope.cancel()  # its caller may still wait for room in front of parse
 
 
+def _itself(tokens: int) -> int:
+    return tokens
+
+
+def _write_some(
+    write: Callable[[Sequence[int], Any], R],
+) -> Callable[[Callable[[], tuple[Sequence[int], object]]], R | None]:
+    def written(finish: Callable[[], tuple[Sequence[int], object]]) -> R | None:
+        places, result = finish()
+        return write(places, result) if places else None
+
+    return written
+
+
 @contextmanager
 def _single_errors() -> Iterator[None]:
     """Raise the only error of a group as itself: a host must see its own ValueError as a ValueError."""
@@ -319,8 +406,11 @@ async def run_engine(
     model: Model,
     *,
     device: Offload,
+    image_device: Offload | None = None,
     preprocess: Offload | None = None,
+    image_preprocess: Offload | None = None,
     offload: Offload | None = None,
+    fetch: Fetch = refuse,
     options: StageOptions | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine on a model that is loaded already.
@@ -329,18 +419,31 @@ async def run_engine(
         config: Its settings; those about loading are not looked at.
         model: See `Model`.
         device: Runs forwards, `model.card.forward_workers` at once.
+        image_device: Runs those of pictures, as many. None: `device` does, and must then run as many of both at once.
         preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
+        image_preprocess: Runs that of pictures. None: threads, `config.image_preprocess_limit` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
+        fetch: Gets pictures that are given as URLs. By default these are refused.
         options: How often a stage's workers may crash, and a hook into the seams of the stages.
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
     """
+    batch_tokens = config.batch_tokens(model.card.device)
+    tokenize = preprocess or ThreadOffload(config.preprocess_limit)
+    offloads: dict[Lane, tuple[Offload, Offload]] = {
+        "text": (device, tokenize),
+        "image": (image_device or device, image_preprocess or ThreadOffload(config.image_preprocess_limit)),
+    }
     engine = Engine(
         config,
         model,
-        device=device,
-        preprocess=preprocess or ThreadOffload(config.preprocess_limit),
+        lanes={
+            lane: LaneParts(device=offloads[lane][0], preprocess=offloads[lane][1], pace=lane_pace(lane, batch_tokens))
+            for lane in model.card.lanes
+        },
+        tokenize=tokenize,
         offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
+        fetch=fetch,
         options=options or StageOptions(),
     )
     with _single_errors():

@@ -69,8 +69,10 @@ class Embedding(_Answer):
 
     index: int
     object: Literal["embedding"]
-    embedding: list[float] | str
-    """A string holds base64 of float32 values, the lowest byte first."""
+    embedding: list[float] | str | dict[str, list[float] | str]
+    """A string holds base64. Where several types are asked for, each stands under its name."""
+    scale: float | msgspec.UnsetType = msgspec.UNSET
+    """What int8 and uint8 are to be multiplied by."""
 
 
 class Embeddings(_Listing):
@@ -104,7 +106,9 @@ class Pooled(_Answer):
     object: Literal["pooling"]
     data: Annotated[Any, msgspec.Meta(extra_json_schema={"anyOf": [*_ONE_OUTPUT, _OUTPUTS]})]
     """Numbers, or lists of them for each token; the entries of a sparse vector that are not 0, by token id, ascending;
-    for a list of tasks, each under its name. A string holds base64 of float32 or int32, the lowest byte first."""
+    for a list of tasks, each under its name. A string holds base64."""
+    scale: float | msgspec.UnsetType = msgspec.UNSET
+    """What int8 and uint8 are to be multiplied by."""
 
 
 class Pooling(_Listing):
@@ -131,6 +135,7 @@ class RankedText(_Answer):
     """The text of a document."""
 
     text: str
+    multi_modal: None
 
 
 class RankedDocument(_Answer):
@@ -149,13 +154,84 @@ class RankingUsage(_Answer):
     total_tokens: int
 
 
+class ApiVersion(_Answer):
+    """Of Cohere's API."""
+
+    version: Literal["1", "2"]
+
+
+class SearchUnits(_Answer):
+    """As Cohere counts."""
+
+    search_units: int
+
+
+class RankingMeta(_Answer):
+    """What Cohere's clients expect."""
+
+    api_version: ApiVersion
+    billed_units: SearchUnits
+
+
 class Ranking(_Answer):
     """The documents, the best first."""
 
     id: str
+    object: Literal["list", "rerank"]
+    created: int
     model: str
     usage: RankingUsage
     results: list[RankedDocument]
+    meta: RankingMeta
+
+
+class TeiRanked(_Answer):
+    """One text of a ranking."""
+
+    index: int
+    score: float
+    text: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokensBilled(_Answer):
+    """As Cohere counts."""
+
+    input_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class CohereMeta(_Answer):
+    """What Cohere's clients expect."""
+
+    api_version: ApiVersion
+    billed_units: TokensBilled
+
+
+class CohereEmbeddings(_Answer):
+    """A vector for each input, in their order."""
+
+    id: str
+    embeddings: Annotated[
+        Any,
+        msgspec.Meta(
+            extra_json_schema={
+                "anyOf": [
+                    {"type": "array", "items": _NUMBERS},
+                    {
+                        "type": "object",
+                        "additionalProperties": {
+                            "type": "array",
+                            "items": {"anyOf": [{"type": "string"}, _NUMBERS]},
+                        },
+                    },
+                ]
+            }
+        ),
+    ]
+    """By the name of their type; in version 1 without one, where none was asked for."""
+    meta: CohereMeta
+    response_type: Literal["embeddings_floats", "embeddings_by_type"]
+    texts: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Classification(_Answer):
@@ -173,6 +249,24 @@ class Classifications(_Listing):
     """The labels of each input, in their order."""
 
     data: list[Classification]
+
+
+class LabelScore(_Answer):
+    """One label."""
+
+    label: str
+    score: float
+
+
+class InfinityClassifications(_Answer):
+    """The labels of each input, the likeliest first: the answer to a request that has `raw_scores`."""
+
+    object: Literal["classify"]
+    id: str
+    model: str
+    created: int
+    data: list[list[LabelScore]]
+    usage: Usage
 
 
 class Entities(_Answer):
@@ -196,6 +290,51 @@ class TokenIds(_Answer):
     """Tokens of the longest input that the model takes."""
     tokens: list[int]
     token_strs: list[str] | None
+
+
+class TeiToken(_Answer):
+    """One token."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    """In characters of the text; null where the token stands for nothing of it."""
+    stop: int | None
+
+
+class TeiSparseValue(_Answer):
+    """One entry of a vector as wide as the vocabulary that is not 0."""
+
+    index: int
+    """The token's id."""
+    value: float
+
+
+class TeiError(_Answer):
+    """The answer to a request that failed, as clients of text-embeddings-inference know it."""
+
+    error: str
+    error_type: Literal["unhealthy", "backend", "overloaded", "validation", "tokenizer", "empty"]
+
+
+class TeiInfo(_Answer):
+    """The model, and limits of requests to it."""
+
+    model_id: str
+    model_sha: str | None
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int
+    max_batch_tokens: int
+    max_batch_requests: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    tokenization_workers: int
+    version: str
+    sha: None
+    docker_label: None
 
 
 class Prompt(_Answer):
@@ -223,6 +362,33 @@ class Models(_Answer):
 
     object: Literal["list"]
     data: list[ServedModel]
+
+
+class InfinityStats(_Answer):
+    """How busy a model is."""
+
+    queue_fraction: float
+    queue_absolute: int
+    results_pending: int
+
+
+class InfinityModel(_Answer):
+    """One model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    backend: str
+    capabilities: list[Literal["embed", "image_embed", "rerank", "classify"]]
+    stats: InfinityStats
+
+
+class InfinityModels(_Answer):
+    """The models that are served, and how busy they are."""
+
+    object: Literal["list"]
+    data: list[InfinityModel]
 
 
 class Version(_Answer):

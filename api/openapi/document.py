@@ -28,7 +28,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     413: "The body, or what is in it, is too large.",
     414: "Path and query are too long.",
     415: "The body is not JSON, is compressed, or holds a picture of an unknown format.",
-    422: "A picture cannot be read.",
+    422: "A picture cannot be read; for clients of text-embeddings-inference: the request is wrong.",
     424: "The model gives no finite values for one of the inputs; `error.index` says which.",
     429: "There is no room for the request now.",
     431: "The headers are too large.",
@@ -106,10 +106,13 @@ def document(paths: Sequence[str], config: ServerConfig) -> bytes:
 
 
 def _types(operation: Operation) -> Iterator[Any]:
-    yield answers.Error
-    for kind in (operation.body, operation.answer, operation.unready):
-        if kind is not None:
-            yield kind
+    yield from (*operation.errors, *operation.body, *operation.answer)
+    if operation.unready is not None:
+        yield operation.unready
+
+
+def _any_of(kinds: Sequence[Any], known: Mapping[Any, Schema]) -> Schema:
+    return known[kinds[0]] if len(kinds) == 1 else {"anyOf": [known[kind] for kind in kinds]}
 
 
 def _operation(
@@ -127,8 +130,8 @@ def _operation(
         described["description"] = operation.text
     if with_keys and not needs_key:
         described["security"] = []
-    if operation.body is not None:
-        content: dict[str, Any] = {"schema": known[operation.body]}
+    if operation.body:
+        content: dict[str, Any] = {"schema": _any_of(operation.body, known)}
         if operation.examples:
             content["examples"] = {name: {"value": value} for name, value in operation.examples.items()}
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
@@ -141,20 +144,28 @@ def _responses(
     answered: dict[str, Any] = {"description": operation.summary, "headers": dict(_HEADERS)}
     if operation.is_task:
         answered["headers"] |= _SERVER_TIMING
-    if operation.answer is not None:
-        answered["content"] = {"application/json": {"schema": known[operation.answer]}}
-    elif operation.content_type is not None:
-        answered["content"] = {operation.content_type: {"schema": {"type": "string"}}}
+    content: dict[str, Any] = {}
+    if operation.answer:
+        content["application/json"] = {"schema": _any_of(operation.answer, known)}
+    content |= {kind: {"schema": {"type": "string"}} for kind in operation.content_types}
+    if content:
+        answered["content"] = content
     yield "200", answered
-    for code in sorted(_TASK if operation.is_task else _BODY if operation.body is not None else _ANY_REQUEST):
+    for code in sorted(_statuses(operation)):
         if code == 401 and not needs_key:
             continue
-        kind = operation.unready if code == 503 and operation.unready is not None else answers.Error
+        is_unready = code == 503 and operation.unready is not None
+        schema = known[operation.unready] if is_unready else _any_of(operation.errors, known)
         refused = {
             "description": MEANINGS[code],
             "headers": {**_HEADERS, **_RETRY_AFTER} if code in _RETRIED else _HEADERS,
-            "content": {"application/json": {"schema": known[kind]}},
+            "content": {"application/json": {"schema": schema}},
         }
-        if code == 401 and operation.content_type == "text/html":  # the page itself asks for the key
-            refused["content"] = answered["content"]
+        if code == 401 and "text/html" in operation.content_types:  # the page itself asks for the key
+            refused["content"] = content
         yield str(code), refused
+
+
+def _statuses(operation: Operation) -> frozenset[int]:
+    found = _TASK if operation.is_task else _BODY if operation.body else _ANY_REQUEST
+    return found | {422} if answers.TeiError in operation.errors else found

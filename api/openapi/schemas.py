@@ -30,10 +30,20 @@ _MESSAGE: Final[Schema] = {
 _CHAT: Final[Schema] = {"type": "array", "items": _MESSAGE, "minItems": 1}
 _CHATS: Final[Schema] = {"anyOf": [_CHAT, {"type": "array", "items": _CHAT, "minItems": 1}]}
 
+_LISTS_OF_IDS: Final[Schema] = {"type": "array", "items": _IDS, "minItems": 1}
+_OBJECT: Final[Schema] = {
+    "anyOf": [
+        {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]},
+        {"type": "object", "properties": {"image": _TEXT}, "required": ["image"]},
+    ]
+}
+_OBJECTS: Final[Schema] = {"type": "array", "items": {"anyOf": [_TEXT, *_OBJECT["anyOf"]]}, "minItems": 1}
+
 UNTYPED: Final[Mapping[str, Schema]] = {
-    "input": {
-        "anyOf": [_TEXT, _TEXTS, _IDS, {"type": "array", "items": _IDS, "minItems": 1}, *_CHATS["anyOf"]],
-    },
+    "input": {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS_OF_IDS, *_CHATS["anyOf"], *_OBJECT["anyOf"], _OBJECTS]},
+    "inputs": {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS_OF_IDS]},
+    "ids": {"anyOf": [_IDS, _LISTS_OF_IDS]},
+    "image_url": {"anyOf": [_TEXT, {"type": "object"}, {"type": "null"}]},
     "messages": {"anyOf": [*_CHATS["anyOf"], {"type": "null"}]},
     "normalize": {"not": {}},
     "chat_template": {"type": "null"},

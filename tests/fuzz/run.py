@@ -23,6 +23,8 @@ KINDS: Final[Mapping[str, str]] = {
     "scores": "ce-bert-1label",
     "labels": "seqcls-multiclass",
     "entities": "tokcls-ner",
+    "sparse": "splade-bert",
+    "tokens": "colbert-pylate",
 }
 """What is served, so that every route is there: served name and kind of tiny model."""
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from staged_pool.runtime.admission import FIRST_BYTES_PER_TOKEN, Admission
+from staged_pool.runtime.admission import Admission
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
+from staged_pool.runtime.model import Lane
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
-from staged_pool.stages.pace import Pace
+from staged_pool.stages.pace import LanePace, Pace
 
 FOREVER = float("inf")
 
@@ -22,7 +24,8 @@ class Clock:
 
 
 def door(pace: Pace | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
-    return Admission(EngineConfig(**limits), pace or Pace(), clock or Clock(), batch_tokens=2048)
+    paces: dict[Lane, LanePace] = {"text": LanePace(batch_tokens=2048, device=pace or Pace())}
+    return Admission(EngineConfig(**limits), paces, clock or Clock())
 
 
 def a_pace(tokens_per_s: float) -> Pace:
@@ -32,15 +35,25 @@ def a_pace(tokens_per_s: float) -> Pace:
     return pace
 
 
+def answer(admission: Admission, inputs: dict[Lane, int], *, body_bytes: int) -> None:
+    """Take a request through that has one input of so many tokens in each lane."""
+    room = admission.enter(body_bytes=body_bytes, timeout_s=FOREVER)
+    admission.count_items(room, dict.fromkeys(inputs, 1))
+    for lane, tokens in inputs.items():
+        room.prepared(lane, tokens)
+        room.computed(lane, tokens)
+    admission.leave(room, answered=True)
+
+
 def test_what_enters_leaves_again_whole() -> None:
     admission = door()
     rooms = [admission.enter(body_bytes=n * 100, timeout_s=FOREVER) for n in range(5)]
     for room in rooms:
-        admission.count_items(room, 3)
-        room.prepared(7)
-        room.computed(7)
+        admission.count_items(room, {"text": 3})
+        room.prepared("text", 7)
+        room.computed("text", 7)
     for room in rooms:
-        admission.leave(room, answered_tokens=21)
+        admission.leave(room, answered=True)
     s = admission.statistics()
     assert (s.requests, s.items, s.tokens, s.body_bytes, s.admitted) == (0, 0, 0, 0, 5)
 
@@ -49,19 +62,19 @@ def test_the_estimate_becomes_the_true_cost_as_items_are_tokenized() -> None:
     admission = door()
     room = admission.enter(body_bytes=400, timeout_s=FOREVER)
     assert admission.statistics().tokens == 400 / FIRST_BYTES_PER_TOKEN
-    admission.count_items(room, 2)
-    room.prepared(10)
+    admission.count_items(room, {"text": 2})
+    room.prepared("text", 10)
     assert admission.statistics().tokens == 10 + 50
-    room.prepared(20)
+    room.prepared("text", 20)
     assert admission.statistics().tokens == 30
-    room.computed(20)
+    room.computed("text", 20)
     assert admission.statistics().tokens == 10
 
 
 def test_bytes_per_token_are_learned() -> None:
     admission = door()
     for _ in range(200):
-        admission.leave(admission.enter(body_bytes=200, timeout_s=FOREVER), answered_tokens=20)
+        answer(admission, {"text": 20}, body_bytes=200)
     assert admission.statistics().bytes_per_token == pytest.approx(10, rel=0.01)
 
 
@@ -122,8 +135,10 @@ def test_delay_that_the_pace_does_not_explain_counts_and_is_forgotten() -> None:
     for took_s, allowed in ((1.0, False), (0.001, True)):
         for _ in range(200):
             room = admission.enter(body_bytes=4, timeout_s=FOREVER)
+            admission.count_items(room, {"text": 1})
+            room.prepared("text", 1)
             clock.now += took_s
-            admission.leave(room, answered_tokens=1)
+            admission.leave(room, answered=True)
         first = admission.enter(body_bytes=4, timeout_s=FOREVER)
         if allowed:
             admission.leave(admission.enter(body_bytes=4, timeout_s=FOREVER))
@@ -139,4 +154,4 @@ def test_a_request_too_large_for_any_load_is_told_so() -> None:
         admission.enter(body_bytes=101, timeout_s=FOREVER)
     room = admission.enter(body_bytes=1, timeout_s=FOREVER)
     with pytest.raises(TooLarge, match="4 inputs"):
-        admission.count_items(room, 4)
+        admission.count_items(room, {"text": 4})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 from unittest import mock
@@ -18,6 +18,8 @@ import anyio.lowlevel
 
 from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.errands import Errands
+from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
 from staged_pool.stages import door, forming, isolate, preprocess, supervise
@@ -504,8 +506,8 @@ def batch_keys_ignored() -> Plan:
 def room_of_a_request_never_freed() -> Plan:
     original = Ticket.waits
 
-    def waits(self: Ticket, tokens: int) -> None:
-        original(self, max(0, tokens))
+    def waits(self: Ticket, lane: Lane, tokens: int) -> None:
+        original(self, lane, max(0, tokens))
 
     return [(Ticket, "waits", waits)]
 
@@ -537,7 +539,7 @@ def waiting_cost_not_given_back_for_unwanted_items() -> Plan:
 
 @mutation
 def end_of_the_stream_not_passed_on_by_parse() -> Plan:
-    return [(ParseStage, "_close", lambda self: self._inlet.close())]
+    return [(ParseStage, "_close", lambda self: self._inlet.close()), (Errands, "close", _nothing)]
 
 
 @mutation
@@ -566,9 +568,9 @@ def limiter_token_leaked_when_a_call_fails() -> Plan:
 def admission_room_leaked_when_a_request_fails() -> Plan:
     original = Admission.leave
 
-    def leave(self: Admission, room: Room, *, answered_tokens: int = 0) -> None:
-        if answered_tokens:
-            original(self, room, answered_tokens=answered_tokens)
+    def leave(self: Admission, room: Room, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
+        if answered:
+            original(self, room, answered=answered, elsewhere_s=elsewhere_s)
 
     return [(Admission, "leave", leave)]
 
@@ -585,8 +587,8 @@ def computed_tokens_still_count_as_inside() -> Plan:
 
 @mutation
 def callers_who_left_change_the_count() -> Plan:
-    def computed(self: Room, tokens: int) -> None:
-        self._admission.correct(self, -tokens)
+    def computed(self: Room, lane: Lane, tokens: int) -> None:
+        self._admission._lanes[lane].tokens -= tokens
 
     return [(Room, "computed", computed)]
 
@@ -595,8 +597,8 @@ def callers_who_left_change_the_count() -> Plan:
 def items_counted_twice() -> Plan:
     original = Admission.count_items
 
-    def count_items(self: Admission, room: Room, items: int) -> None:
-        original(self, room, items)
+    def count_items(self: Admission, room: Room, inputs: Mapping[Lane, int]) -> None:
+        original(self, room, inputs)
         self._items += 1
 
     return [(Admission, "count_items", count_items)]
