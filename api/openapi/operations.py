@@ -200,6 +200,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "For SageMaker: what a body asks for is seen from its fields.",
         content_types=(*BYTES, LINES),
         errors=BOTH,
+        examples={"texts": {"input": _TEXTS}},
     ),
     "/tokenize": _post(
         "Token ids of a text",
