@@ -240,7 +240,7 @@ FIELDS = sorted({field for body in BODIES for field in body.__struct_fields__})
 def assert_decided(body: bytes) -> None:
     """Either a request that keeps its promises, or `InvalidInput`."""
     with suppress(InvalidInput):
-        request, encoding = openai.decode_embeddings(body)
+        request, _ = openai.read_embeddings(body, CARD)
         assert isinstance(request, EmbedRequest)
         assert request.inputs
         assert all(

@@ -50,9 +50,9 @@ class Taken:
         self.results.append(given[1])
 
 
-async def test_a_result_is_handed_over_while_the_next_one_is_on_the_device() -> None:
+async def test_a_result_is_handed_over_while_another_one_is_far_from_done() -> None:
     gate, taken = Gate(), Taken()
-    model = LetterModel(on_forward=lambda texts: gate() if "b" in texts else None)
+    model = LetterModel(on_preprocess=lambda texts: gate() if "b" in texts else None)
     async with running(model) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: engine.stream(lambda: asking("a", "b"), taken.write, taken.give))
         await until(lambda: taken.places == [0])
@@ -115,7 +115,7 @@ async def test_an_error_comes_after_the_results_before_it() -> None:
 
 async def test_a_deadline_ends_a_stream() -> None:
     gate, taken = Gate(), Taken()
-    model = LetterModel(on_forward=lambda texts: gate() if "b" in texts else None)
+    model = LetterModel(on_preprocess=lambda texts: gate() if "b" in texts else None)
     async with running(model) as engine:
         with pytest.raises(DeadlineExceeded):
             await engine.stream(lambda: asking("a", "b"), taken.write, taken.give, timeout_s=0.2)
@@ -125,7 +125,7 @@ async def test_a_deadline_ends_a_stream() -> None:
 
 async def test_a_caller_who_leaves_abandons_the_rest() -> None:
     gate, taken = Gate(), Taken()
-    model = LetterModel(on_forward=lambda texts: gate() if "b" in texts else None)
+    model = LetterModel(on_preprocess=lambda texts: gate() if "b" in texts else None)
     async with running(model) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: engine.stream(lambda: asking("a", "b"), taken.write, taken.give))
@@ -139,7 +139,7 @@ async def test_a_caller_who_leaves_abandons_the_rest() -> None:
 
 async def test_an_engine_that_stops_ends_a_stream() -> None:
     gate, taken = Gate(), Taken()
-    model = LetterModel(on_forward=lambda texts: gate() if "b" in texts else None)
+    model = LetterModel(on_preprocess=lambda texts: gate() if "b" in texts else None)
     failed: list[Exception] = []
 
     async def ask(engine: Engine) -> None:
