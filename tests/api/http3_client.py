@@ -73,7 +73,7 @@ class Http3Client:
         return outcome
 
     async def ask(self, path: bytes, body: bytes = b"", **headers: bytes) -> Outcome:
-        return await self.outcome(await self.request(path, body, **headers))
+        return await self.outcome(await self.request(path, body, ends=True, **headers))
 
     async def listen(self) -> None:
         while self.ended is None:

@@ -112,7 +112,7 @@ async def serving(
                 await server.close()
 
 
-async def read_to_end(stream: anyio.abc.SocketStream) -> bytes:
+async def read_to_end(stream: anyio.abc.ByteReceiveStream) -> bytes:
     received = b""
     with anyio.fail_after(30):
         try:
@@ -122,7 +122,7 @@ async def read_to_end(stream: anyio.abc.SocketStream) -> bytes:
             return received
 
 
-async def read_answer(stream: anyio.abc.SocketStream) -> bytes:
+async def read_answer(stream: anyio.abc.ByteReceiveStream) -> bytes:
     """One complete answer with a `Content-Length`."""
     received = b""
     with anyio.fail_after(30):

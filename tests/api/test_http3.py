@@ -173,15 +173,18 @@ def _dialling() -> Any:
     return quic
 
 
-async def test_a_client_that_does_not_read_loses_its_answer(files: Files) -> None:  # noqa: F811
+async def test_a_client_that_does_not_read_loses_its_answer(
+    files: Files,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def narrow(settings: Any) -> None:
         settings.max_stream_data = settings.max_data = 4096
 
     body = json.dumps({"input": ["x"] * 2000}).encode()
     async with serving_http3(files, write_timeout_s=0.2) as (served, port):
         async with http3_client(port, files.roots, narrow) as client:
-            client.quic._write_connection_limits = lambda *args, **kwargs: None
-            client.quic._write_stream_limits = lambda *args, **kwargs: None
+            for name in ("_write_connection_limits", "_write_stream_limits"):  # it never lets more through
+                monkeypatch.setattr(client.quic, name, lambda *_, **__: None)
             outcome = await client.ask(b"/v1/embeddings", body)
             assert outcome.reset is not None
             await until(lambda: served.server.traffic.requests == 0)

@@ -74,7 +74,8 @@ def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
 
 @asynccontextmanager
 async def serving_tls(files: Files, model: LetterModel | None = None, **config: Any) -> AsyncIterator[Served]:
-    async with serving(engine_on(model or LetterModel()), **files.server, **config) as served:
+    config |= files.server
+    async with serving(engine_on(model or LetterModel()), **config) as served:
         yield served
 
 
