@@ -28,6 +28,8 @@ class Task:
     read: Read
     read_lines: ReadLines | None = None
     """Reads it where the answer is wanted line by line; None where it is not to be had."""
+    forms: bool = False
+    """Whether its body may be a form, with pictures as files."""
     mark: Callable[[Body], bool] | None = None
     """Where two dialects share a path: whether a body is one of text-embeddings-inference. It may be no JSON at all."""
 
@@ -38,7 +40,9 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     Args:
         auto_truncate: See `ServerConfig`.
     """
-    embeddings = Task("Embeddings", _gives(Output.DENSE), openai.read_embeddings, openai.read_embedding_lines)
+    embeddings = Task(
+        "Embeddings", _gives(Output.DENSE), openai.read_embeddings, openai.read_embedding_lines, forms=True
+    )
     scores = Task("Score", _scores, score.read_score, score.read_score_lines)
     rerank = partial(score.read_rerank, auto_truncate=auto_truncate)
     ranking = Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="list"), score.read_rerank_lines)
@@ -48,8 +52,8 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/embeddings": embeddings,
         "/v1/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="1")),
         "/v2/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="2")),
-        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling),
-        "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify),
+        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling, forms=True),
+        "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify, forms=True),
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,
         "/v1/score": scores,

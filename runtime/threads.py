@@ -85,8 +85,9 @@ class _Worker:
 def _be_nice(nice: int) -> None:
     """Let other threads go first. Linux only: elsewhere it would be the whole process."""
     if sys.platform == "linux":
+        thread = threading.get_native_id()
         with contextlib.suppress(OSError):  # a sandbox forbids it: then as before
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
 
 
 class OwnThreads:
@@ -97,8 +98,9 @@ class OwnThreads:
 
     Args:
         name: Of the threads, for debuggers and profilers.
-        nice: How far they stand back, on Linux, when something else wants a core: 0 to 19. A thread that is nice does
-            not become less so without privileges, which is why anyio's threads, that all limiters share, cannot be.
+        nice: How much further than the process they stand back when something else wants a core, on Linux: 0 to 19.
+            A thread that is nice does not become less so without privileges, which is why anyio's threads, which all
+            limiters share, cannot be.
     """
 
     def __init__(self, name: str, *, nice: int = 0) -> None:

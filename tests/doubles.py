@@ -61,7 +61,7 @@ class LetterModel:
     def pads(self, lane: Lane) -> bool:
         return self.padded
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[TokenSequence] | InvalidInput]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
         texts = [f"{given.prompt}{_text(given)}" for given in inputs]
         self.preprocessed.append(texts)
         self.on_preprocess(texts)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from staged_pool.api.wire.exchange import Body, usage_fields
+from staged_pool.api.wire.exchange import Body, Received, usage_fields
 from staged_pool.api.wire.pieces import dump
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
@@ -35,47 +35,23 @@ ReadLines: TypeAlias = Callable[[Body, ModelCard], tuple[Request, LineWriter]]
 """As `Read`. Raises `InvalidInput` also for what needs all results at once."""
 
 
-class LineExchange:
-    """What `Engine.stream` is given for one HTTP request.
+class LineExchange(Received[LineWriter]):
+    """What `Engine.stream` is given for one HTTP request."""
 
-    Args:
-        read: Of the request's route.
-        body: As received.
-        card: Of the served model.
-        request_id: Becomes part of the `id` in the last line.
-    """
-
-    def __init__(self, read: ReadLines, body: Body, card: ModelCard, request_id: str) -> None:
-        self._read = read
-        self._body = body
-        self._card = card
-        self._request_id = request_id
-        self._writer: LineWriter | None = None
-
-    def decode(self) -> Request:
-        """The request, once. Runs in the parse stage."""
-        body, self._body = self._body, b""
-        request, self._writer = self._read(body, self._card)
-        return request
+    __slots__ = ()
 
     def encode(self, places: Sequence[int], result: object) -> bytes:
         """The lines of some results."""
-        return b"".join(dump(line) + b"\n" for line in self._decoded().write(places, result))
+        return b"".join(dump(line) + b"\n" for line in self.writer.write(places, result))
 
     def last(self, tokens: int) -> bytes:
         """The line behind all results, without its end."""
-        writer = self._decoded()
         return dump(
             {
-                "id": f"{writer.kind}-{writer.request_id or self._request_id}",
+                "id": f"{self.writer.kind}-{self.writer.request_id or self._request_id}",
                 "object": "list",
                 "created": int(time.time()),
                 "model": self._card.name,
                 "usage": usage_fields(Usage(tokens)),
             }
         )
-
-    def _decoded(self) -> LineWriter:
-        if self._writer is None:
-            raise RuntimeError("a request is decoded before it is answered")
-        return self._writer

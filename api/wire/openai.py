@@ -9,15 +9,15 @@ from typing import Any, Final
 import msgspec
 
 from staged_pool.api.wire import jina, jsons
-from staged_pool.api.wire.chat import wrong
 from staged_pool.api.wire.encodings import DType, Encoding, Endianness, Form, check_bits
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.inputs import InputFields, Modality, inputs_of
 from staged_pool.api.wire.jina import EmbeddingType
 from staged_pool.api.wire.lines import LineWriter
-from staged_pool.api.wire.pieces import Content, dump
+from staged_pool.api.wire.pieces import Pieces, dump
 from staged_pool.api.wire.raw import write_raw
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.runtime.results import EmbedResult
@@ -132,7 +132,7 @@ def _encodings(fields: EmbeddingsBody) -> Mapping[str, Encoding]:
 
 def encode_embeddings(
     result: EmbedResult, /, encodings: Mapping[str, Encoding], *, request_id: str, created: int
-) -> Content | Written:
+) -> Pieces | Written:
     """Write the answer; see `Write`.
 
     Args:

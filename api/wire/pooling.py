@@ -9,14 +9,14 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.chat import wrong
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.inputs import inputs_of, text_inputs
 from staged_pool.api.wire.openai import EncodingFields
-from staged_pool.api.wire.pieces import Content
+from staged_pool.api.wire.pieces import Pieces
 from staged_pool.api.wire.raw import write_raw
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
@@ -90,7 +90,7 @@ def encode_pooling(
     *,
     request_id: str,
     created: int,
-) -> Content | Written:
+) -> Pieces | Written:
     """Write the answer.
 
     Args:

@@ -111,6 +111,7 @@ class Simulation:
                         await self._leave_block.wait()
                     watch.note(f"the engine's block ends: {world.end}")
                     watch.stopping_at = min(watch.stopping_at, watch.now())
+                    watch.drains_until = min(watch.drains_until, watch.now() + world.config.drain_timeout_s)
                     if world.end == "raise":
                         watch.cancelled_at = watch.now()
                         raise HostError
@@ -244,6 +245,7 @@ class Simulation:
         def start() -> None:
             self.watch.note(f"drain for {timeout_s:g} s")
             self.watch.stopping_at = min(self.watch.stopping_at, self.watch.now())
+            self.watch.drains_until = min(self.watch.drains_until, self.watch.now() + timeout_s)
             tasks.start_soon(drain)
 
         return start

@@ -118,6 +118,8 @@ class Watch:
     """Items that preprocess has begun."""
     stopping_at: float = math.inf
     """When the host first asked the engine to drain, to end or to stop."""
+    drains_until: float = math.inf
+    """Until when the host gives those inside time to be done."""
     cancelled_at: float = math.inf
     """When the host's block was left by an error or a cancellation."""
     ended: bool = False
@@ -272,7 +274,7 @@ class Watch:
             case DeviceLost():
                 return None if self._past(self.device_lost_at) else "the device is well"
             case EngineStopped():
-                return self._wrong_stop(outcome)
+                return self._wrong_stop(client, outcome)
             case Abandoned():
                 return "it is for nobody's eyes"
             case str() if client.tokenizes:
@@ -333,10 +335,13 @@ class Watch:
             return f"{stage} has not crashed"
         return None
 
-    def _wrong_stop(self, error: EngineStopped) -> str | None:
+    def _wrong_stop(self, client: ClientPlan, error: EngineStopped) -> str | None:
         engine = self.engine
         if "of this kind" in str(error) and len(self.world.lanes) > 1 and self.world.slow_preprocess:
             return None  # one lane is held up
+        patient = not self.ended and not self._past(min(self.drains_until, self.cancelled_at))
+        if patient and self.ticket_of(client.number) is not None and engine is not None and engine.fault is None:
+            return "it was inside, and there was time"
         if engine is None or self.ended or self._past(self.stopping_at) or engine.fault is not None:
             return None
         return None if self.may_be_broken() else "the engine runs"
