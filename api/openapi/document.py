@@ -71,6 +71,16 @@ _REQUEST_TIMEOUT: Final[Schema] = {
 }
 
 
+_FORM: Final[Schema] = {
+    "type": "object",
+    "description": "The fields of the JSON, each as JSON or as a text. Files are pictures, and inputs.",
+    "properties": {
+        "input": {"description": "Texts, one a part."},
+        "image": {"description": "Files, or where pictures are found, one a part."},
+    },
+}
+
+
 def document(paths: Sequence[str], config: ServerConfig) -> bytes:
     """The description, as JSON. Reads source files: not for the event loop.
 
@@ -135,6 +145,8 @@ def _operation(
         if operation.examples:
             content["examples"] = {name: {"value": value} for name, value in operation.examples.items()}
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
+        if operation.forms:
+            described["requestBody"]["content"]["multipart/form-data"] = {"schema": _FORM}
     return described
 
 

@@ -41,6 +41,8 @@ class Operation:
     """What the answer to a request that failed is: one of these."""
     examples: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Bodies, by what they show. Each is answered with 200 by any model that has the route."""
+    forms: bool = False
+    """Whether the body may also be a form, with files for pictures."""
     is_task: bool = False
     """Whether it goes through the four stages, and may fail in all the ways that they may."""
     unready: Any = None
@@ -76,6 +78,7 @@ _EMBEDDINGS: Final = _task(
     "OpenAI's, vLLM's and Jina's route: any client that lets you set a base URL works unchanged. Bytes are for "
     "`encoding_format` bytes, and a line for each vector as it is done is for `Accept: application/x-ndjson`.",
     content_types=(*BYTES, LINES),
+    forms=True,
     examples={
         "texts": {"input": _TEXTS},
         "base64": {"input": _TEXTS[0], "encoding_format": "base64"},
@@ -148,6 +151,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         answers.Pooling,
         "Without `task` the first that the model has; a list of tasks gets several kinds of vectors from one forward.",
         content_types=BYTES,
+        forms=True,
         examples={"default": {"input": _TEXTS}},
     ),
     "/similarity": _tei(
@@ -168,6 +172,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         classify.ClassifyBody,
         (answers.Classifications, answers.InfinityClassifications),
         "With `raw_scores` the answer is Infinity's.",
+        forms=True,
         examples={
             "texts": {"input": _TEXTS},
             "logits": {"input": _TEXTS[0], "use_activation": False},

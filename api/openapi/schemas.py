@@ -15,12 +15,26 @@ Schema: TypeAlias = dict[str, Any]
 REFERENCE: Final = "#/components/schemas/{name}"
 
 _TEXT: Final[Schema] = {"type": "string"}
+_TEXT_OR_NULL: Final[Schema] = {"anyOf": [_TEXT, {"type": "null"}]}
 _TEXTS: Final[Schema] = {"type": "array", "items": _TEXT, "minItems": 1}
-_IDS: Final[Schema] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_ANY_IDS: Final[Schema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_IDS: Final[Schema] = {**_ANY_IDS, "minItems": 1}
+_URL: Final[Schema] = {
+    "anyOf": [_TEXT, {"type": "object", "properties": {"url": _TEXT}, "required": ["url"]}],
+}
 _PART: Final[Schema] = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": _TEXT},
-    "required": ["type", "text"],
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"enum": names}, field: schema},
+            "required": ["type", field],
+        }
+        for names, field, schema in (
+            (["text", "input_text"], "text", _TEXT),
+            (["image_url", "input_image"], "image_url", _URL),
+            (["image"], "image", _TEXT),
+        )
+    ]
 }
 _MESSAGE: Final[Schema] = {
     "type": "object",
@@ -42,8 +56,11 @@ _OBJECTS: Final[Schema] = {"type": "array", "items": {"anyOf": [_TEXT, *_OBJECT[
 UNTYPED: Final[Mapping[str, Schema]] = {
     "input": {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS_OF_IDS, *_CHATS["anyOf"], *_OBJECT["anyOf"], _OBJECTS]},
     "inputs": {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS_OF_IDS]},
-    "ids": {"anyOf": [_IDS, _LISTS_OF_IDS]},
-    "image_url": {"anyOf": [_TEXT, {"type": "object"}, {"type": "null"}]},
+    "ids": {"anyOf": [_ANY_IDS, {"type": "array", "items": _ANY_IDS}]},
+    "text": _TEXT_OR_NULL,
+    "image": _TEXT_OR_NULL,
+    "image_url": {"anyOf": [*_URL["anyOf"], {"type": "null"}]},
+    "uuid": _TEXT_OR_NULL,
     "messages": {"anyOf": [*_CHATS["anyOf"], {"type": "null"}]},
     "normalize": {"not": {}},
     "chat_template": {"type": "null"},
