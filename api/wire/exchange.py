@@ -78,7 +78,14 @@ def dump(answer: Mapping[str, object]) -> bytes:
 
 
 def listing(
-    kind: str, data: Sequence[Mapping[str, object]], *, model: str, usage: Usage, request_id: str, created: int
+    kind: str,
+    data: Sequence[Mapping[str, object]],
+    *,
+    model: str,
+    usage: Usage,
+    request_id: str,
+    created: int,
+    **others: object,
 ) -> bytes:
     """The answer of a task that has one object for each input, as OpenAI's and vLLM's clients expect it.
 
@@ -89,6 +96,7 @@ def listing(
         usage: What the request cost.
         request_id: The rest of the `id`.
         created: Seconds since 1970.
+        others: Further fields of the answer.
     """
     return dump(
         {
@@ -98,6 +106,7 @@ def listing(
             "model": model,
             "data": data,
             "usage": usage_fields(usage),
+            **others,
         }
     )
 

@@ -37,6 +37,9 @@ class PoolingBody(InputFields, kw_only=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     use_activation: bool | None = None
     encoding_format: EncodingFormat = "float"
+    prompt_name: str | None = None
+    """As for `/v1/embeddings`, of the vectors."""
+    prompt: str | None = None
 
 
 _BODY: Final = msgspec.json.Decoder(PoolingBody)
@@ -53,6 +56,10 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
         raise wrong("task", f"only {', '.join(sorted(_VECTORS))} can be asked for together")
     if fields.dimensions is not None and "embed" not in tasks:
         raise wrong("dimensions", "only for the task embed")
+    if not _VECTORS.issuperset(tasks) and (fields.prompt_name, fields.prompt) != (None, None):
+        raise wrong("prompt_name", f"prompts are for {', '.join(sorted(_VECTORS))}")
+    if fields.prompt_name is not None and fields.prompt is not None:
+        raise wrong("prompt_name", "give either `prompt` or `prompt_name`")
     request = _request(fields, tasks)
     return request, partial(encode_pooling, tasks=tasks, named=isinstance(given, list), encoding=fields.encoding_format)
 
@@ -69,6 +76,8 @@ def _request(fields: PoolingBody, tasks: tuple[Task, ...]) -> EmbedRequest | Cla
         outputs=frozenset(OUTPUTS[task] for task in tasks),
         dimensions=fields.dimensions,
         normalize=activate,
+        prompt_name=fields.prompt_name,
+        prompt=fields.prompt,
     )
 
 
