@@ -21,6 +21,7 @@ MAX_TIMEOUT_S: Final = 86_400.0
 """A day: more is a mistake in the unit."""
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
+_TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -43,7 +44,7 @@ class Answer:
 class Call:
     """One request, as its handler sees it."""
 
-    __slots__ = ("_receive", "body_bytes", "headers", "request_id", "scope", "timeline")
+    __slots__ = ("_receive", "body_bytes", "headers", "model", "request_id", "scope", "timeline")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.scope = scope
@@ -53,6 +54,14 @@ class Call:
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.body_bytes: int | None = None
         self.timeline: Timeline | None = None
+        self.model: str | None = None
+        """The model that was asked, once that is known."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """Of the trace that the request belongs to, where its `traceparent` is one (W3C Trace Context, section 3.2)."""
+        given = _TRACE_PARENT.fullmatch(self.headers.get(b"traceparent", b""))
+        return given["trace"].decode() if given and given["trace"].strip(b"0") else None
 
     async def json_body(self) -> bytes | bytearray:
         """The body, which says that it is JSON. The guard has made one message of it.

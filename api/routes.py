@@ -106,6 +106,7 @@ class Routes:
         self._lobby.enter()  # before anything else is done
         body = await call.json_body()
         engine = await self._engine_for(task, body)
+        call.model = engine.card.name
         exchange = Exchange(task.read, body, engine.card, call.request_id)
         call.timeline = Timeline()
         answer = await engine.submit(

@@ -18,12 +18,15 @@ import structlog
 from hypercorn.config import Config as HypercornConfig
 
 from staged_pool.api.app import Application
+from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connections import ConnectionConfig, take_connections
+from staged_pool.api.entrance import Entrance, cors
 from staged_pool.api.express import Express
 from staged_pool.api.guard import Guard
-from staged_pool.api.listener import BACKLOG, url
+from staged_pool.api.listener import BACKLOG, SocketFile, url
 from staged_pool.api.lobby import Lobby
+from staged_pool.api.tls import server_context
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
@@ -72,6 +75,9 @@ class Server:
         models: What is loaded; at least one.
         owns_process: Handle signals, and end the process if it does not end by itself.
         open_engines: Makes the engines; for a host that has models of its own.
+
+    Raises:
+        ConfigError: The files of TLS are not what they should be.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class Server:
         self.lobby = Lobby()
         self.traffic = Traffic()
         self._config = config
+        self._tls = server_context(config)
         self._models = models
         self._drain_timeout_s = max(model.drain_timeout_s for model in models)
         self._owns_process = owns_process
@@ -102,7 +109,17 @@ class Server:
             ConfigError: The engine cannot be loaded as configured.
             DeviceLost: The engine broke while it served.
         """
-        log.info("server.listening", url=url(listener))
+        log.info("server.listening", url=url(listener, tls=self._tls is not None))
+        file = SocketFile(listener)
+        try:
+            await self._run(listener)
+        finally:
+            file.remove()
+        if self._failure is not None:
+            raise self._failure
+        log.info("server.stopped")
+
+    async def _run(self, listener: socket.socket) -> None:
         async with anyio.create_task_group() as background:
             background.start_soon(self.traffic.lag.watch)
             if self._owns_process:
@@ -112,9 +129,6 @@ class Server:
                 # A task of its own: Hypercorn on asyncio and Python 3.11 leaves its task marked as being cancelled.
                 tasks.start_soon(self._run_http, listener)
             background.cancel_scope.cancel()
-        if self._failure is not None:
-            raise self._failure
-        log.info("server.stopped")
 
     async def close(self) -> None:
         """Refuse new requests, finish those inside, and let `run()` return."""
@@ -158,12 +172,28 @@ class Server:
         backend = sniffio.current_async_library()
         take_connections(importlib.import_module(f"hypercorn.{backend}.run"))
         hypercorn = importlib.import_module(f"hypercorn.{backend}")
-        application = Application(self.lobby, self.traffic)
-        guard = Guard(application, application.refuse, self._config, self.traffic, application.turn_away)
+        application = Application(self.lobby, self.traffic, self._config)
         config = self._hypercorn_config(listener)
         config.express = Express(application, self._config).refuse
-        await hypercorn.serve(guard, config, shutdown_trigger=self._end_of_http)
+        await hypercorn.serve(self._wrapped(application), config, shutdown_trigger=self._end_of_http)
         self._serving.cancel()
+
+    def _wrapped(self, application: Application) -> App:
+        """The application with everything that stands before it."""
+        origins = self._config.cors_origins
+
+        def readable(app: App) -> App:
+            return cors(app, origins) if origins else app
+
+        guard = Guard(
+            readable(application),
+            lambda problem: readable(application.refuse(problem)),
+            self._config,
+            self.traffic,
+            turn_away=application.turn_away,
+            admit=application.admit,
+        )
+        return Entrance(guard, self._config.root_path) if self._config.root_path else guard
 
     async def _end_of_http(self) -> None:
         await self._stop_http.wait()
@@ -173,6 +203,8 @@ class Server:
         config = ConnectionConfig()
         config.limits = self._config
         config.traffic = self.traffic
+        config.tls = self._tls
+        config.ssl_handshake_timeout = self._config.head_timeout_s
         config.bind = [f"fd://{listener.detach()}"]
         config.backlog = BACKLOG
         config.logger_class = HypercornLog
