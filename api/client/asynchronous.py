@@ -91,12 +91,13 @@ class AsyncClient:
         prompt_name: str | None = None,
         prompt: str | None = None,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> EmbedResult:
         """See `Client.embed`."""
         call = calls.embed(
-            self._settings.options,
+            self._settings.options(model),
             inputs,
             outputs=outputs,
             dimensions=dimensions,
@@ -117,11 +118,12 @@ class AsyncClient:
         prompt_name: str | None = None,
         prompt: str | None = None,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[AsyncEmbeddingStream]:
         """See `Client.embed_stream`."""
         total, parts = calls.embed_stream(
-            self._settings.options,
+            self._settings.options(model),
             inputs,
             dimensions=dimensions,
             normalize=normalize,
@@ -141,11 +143,12 @@ class AsyncClient:
         *,
         activate: bool = True,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> ClassifyResult:
         """See `Client.classify`."""
-        call = calls.classify(self._settings.options, inputs, activate=activate, max_tokens=max_tokens)
+        call = calls.classify(self._settings.options(model), inputs, activate=activate, max_tokens=max_tokens)
         return await self._run(call, timeout_s, progress)
 
     async def classify_tokens(
@@ -154,11 +157,14 @@ class AsyncClient:
         *,
         aggregation: Aggregation = "simple",
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> EntitiesResult:
         """See `Client.classify_tokens`."""
-        call = calls.classify_tokens(self._settings.options, inputs, aggregation=aggregation, max_tokens=max_tokens)
+        call = calls.classify_tokens(
+            self._settings.options(model), inputs, aggregation=aggregation, max_tokens=max_tokens
+        )
         return await self._run(call, timeout_s, progress)
 
     async def score(
@@ -169,12 +175,13 @@ class AsyncClient:
         activate: bool = True,
         instruction: str | None = None,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> ScoreResult:
         """See `Client.score`."""
         call = calls.score(
-            self._settings.options,
+            self._settings.options(model),
             queries,
             documents,
             activate=activate,
@@ -192,12 +199,13 @@ class AsyncClient:
         activate: bool = True,
         instruction: str | None = None,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> RerankResult:
         """See `Client.rerank`."""
         call = calls.rerank(
-            self._settings.options,
+            self._settings.options(model),
             query,
             documents,
             top_n=top_n,
@@ -207,14 +215,16 @@ class AsyncClient:
         )
         return await self._run(call, timeout_s, progress)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, timeout_s: float | None = None) -> Tokens:
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, model: str | None = None, timeout_s: float | None = None
+    ) -> Tokens:
         """See `Client.tokenize`."""
-        call = calls.tokenize(self._settings.options, text, add_special_tokens=add_special_tokens)
+        call = calls.tokenize(self._settings.options(model), text, add_special_tokens=add_special_tokens)
         return await self._run(call, timeout_s)
 
-    async def detokenize(self, ids: Sequence[int], *, timeout_s: float | None = None) -> str:
+    async def detokenize(self, ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None) -> str:
         """See `Client.detokenize`."""
-        return await self._run(calls.detokenize(self._settings.options, ids), timeout_s)
+        return await self._run(calls.detokenize(self._settings.options(model), ids), timeout_s)
 
     async def models(self, *, timeout_s: float | None = None) -> tuple[ServedModel, ...]:
         """See `Client.models`."""
@@ -317,10 +327,32 @@ class AsyncClient:
             return failure(error)
 
     async def _send(self, ask: Ask) -> httpx.Response:
-        request = self._http.build_request(
-            ask.method, ask.path, content=ask.body, headers=ask.headers, timeout=self._settings.timeouts(ask)
-        )
+        body = ask.body or b""
+        headers = {**ask.headers, "content-length": str(len(body))} if body else ask.headers
+        request = self._http.build_request(ask.method, ask.path, headers=headers, timeout=self._settings.timeouts(ask))
+        if body:
+            request.stream = _Whole(body)
         return await self._http.send(request, stream=True)
+
+
+class _Whole(httpx.AsyncByteStream):
+    """A body in one piece. That of httpx is an async generator, of which trio complains where sending is cancelled."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _Pieces(self._body)
+
+
+class _Pieces(AsyncIterator[bytes]):
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = iter(pieces)
+
+    async def __anext__(self) -> bytes:
+        for piece in self._pieces:
+            return piece
+        raise StopAsyncIteration
 
 
 class AsyncEmbeddingStream(AsyncIterator[Vector]):

@@ -112,6 +112,7 @@ class Client:
         prompt_name: str | None = None,
         prompt: str | None = None,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> EmbedResult:
@@ -125,11 +126,12 @@ class Client:
             prompt_name: Put this one of the model's prompts before each text.
             prompt: Put this before each text.
             max_tokens: Cut longer inputs to so many tokens, `MODEL_MAX` to what the model takes; None refuses them.
+            model: Ask this one rather than the client's own.
             timeout_s: See the class.
             progress: See `Progress`.
         """
         call = calls.embed(
-            self._settings.options,
+            self._settings.options(model),
             inputs,
             outputs=outputs,
             dimensions=dimensions,
@@ -150,6 +152,7 @@ class Client:
         prompt_name: str | None = None,
         prompt: str | None = None,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[EmbeddingStream]:
         """Dense vectors as the server makes them: for lists whose result is too large to hold, or needed early.
@@ -158,7 +161,7 @@ class Client:
         block early ends the request on the server. For the arguments see `embed`.
         """
         total, parts = calls.embed_stream(
-            self._settings.options,
+            self._settings.options(model),
             inputs,
             dimensions=dimensions,
             normalize=normalize,
@@ -176,11 +179,12 @@ class Client:
         *,
         activate: bool = True,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> ClassifyResult:
         """How well each of the model's labels fits each text or pair of texts; see `Engine.classify`."""
-        call = calls.classify(self._settings.options, inputs, activate=activate, max_tokens=max_tokens)
+        call = calls.classify(self._settings.options(model), inputs, activate=activate, max_tokens=max_tokens)
         return self._run(call, timeout_s, progress)
 
     def classify_tokens(
@@ -189,11 +193,14 @@ class Client:
         *,
         aggregation: Aggregation = "simple",
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> EntitiesResult:
         """The entities in each text; see `Engine.classify_tokens`. Scores of single tokens stay on the server."""
-        call = calls.classify_tokens(self._settings.options, inputs, aggregation=aggregation, max_tokens=max_tokens)
+        call = calls.classify_tokens(
+            self._settings.options(model), inputs, aggregation=aggregation, max_tokens=max_tokens
+        )
         return self._run(call, timeout_s, progress)
 
     def score(
@@ -204,6 +211,7 @@ class Client:
         activate: bool = True,
         instruction: str | None = None,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> ScoreResult:
@@ -212,7 +220,7 @@ class Client:
         Without `max_tokens` long documents are cut to what the model takes, as the server does it for scores.
         """
         call = calls.score(
-            self._settings.options,
+            self._settings.options(model),
             queries,
             documents,
             activate=activate,
@@ -230,12 +238,13 @@ class Client:
         activate: bool = True,
         instruction: str | None = None,
         max_tokens: int | None = None,
+        model: str | None = None,
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> RerankResult:
         """Documents in the order of how well they answer a query, the best first; see `Engine.rerank` and `score`."""
         call = calls.rerank(
-            self._settings.options,
+            self._settings.options(model),
             query,
             documents,
             top_n=top_n,
@@ -245,14 +254,16 @@ class Client:
         )
         return self._run(call, timeout_s, progress)
 
-    def tokenize(self, text: str, *, add_special_tokens: bool = True, timeout_s: float | None = None) -> Tokens:
+    def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, model: str | None = None, timeout_s: float | None = None
+    ) -> Tokens:
         """The token ids of a text, and what each stands for."""
-        call = calls.tokenize(self._settings.options, text, add_special_tokens=add_special_tokens)
+        call = calls.tokenize(self._settings.options(model), text, add_special_tokens=add_special_tokens)
         return self._run(call, timeout_s)
 
-    def detokenize(self, ids: Sequence[int], *, timeout_s: float | None = None) -> str:
+    def detokenize(self, ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None) -> str:
         """The text that token ids spell."""
-        return self._run(calls.detokenize(self._settings.options, ids), timeout_s)
+        return self._run(calls.detokenize(self._settings.options(model), ids), timeout_s)
 
     def models(self, *, timeout_s: float | None = None) -> tuple[ServedModel, ...]:
         """What is served; the first is the one that is asked where no model is named."""

@@ -54,9 +54,9 @@ class Settings:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
                 raise ConfigError(f"{name}={value!r}: must be between 1 and 100000")
 
-    @property
-    def options(self) -> Options:
-        return Options(self.model, self.batch_items)
+    def options(self, model: str | None) -> Options:
+        """Of one call."""
+        return Options(self.model if model is None else model, self.batch_items)
 
     def http(self) -> dict[str, Any]:
         """Arguments of httpx's clients; the transports come beside them."""
