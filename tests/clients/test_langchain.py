@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from numpy.testing import assert_allclose
+
+from tests.clients.conftest import KEY, QUERY, TEXTS, WITHIN, Oracle, client_package
+
+
+@pytest.mark.parametrize("by_ids", [False, True], ids=["texts", "token ids of its own"])
+def test_vectors_by_openais_embeddings(server: Oracle, by_ids: bool) -> None:
+    langchain_openai = client_package("langchain_openai")
+    if by_ids:
+        pytest.importorskip("tiktoken_ext", reason="its vocabularies are downloaded")
+        pytest.skip("its vocabularies are downloaded; a server of another model is asked with texts")
+    model = langchain_openai.OpenAIEmbeddings(
+        model="embedder", base_url=f"{server.url}/v1", api_key=KEY, check_embedding_ctx_length=False
+    )
+    wanted = server("embedder", "embed", TEXTS).embeddings
+    assert_allclose(model.embed_documents(TEXTS), wanted, atol=WITHIN)
+    assert_allclose(model.embed_query(TEXTS[0]), wanted[0], atol=WITHIN)
+    assert_allclose(asyncio.run(model.aembed_documents(TEXTS)), wanted, atol=WITHIN)
+
+
+def test_vectors_by_coheres_embeddings(server: Oracle) -> None:
+    langchain_cohere = client_package("langchain_cohere")
+    model = langchain_cohere.CohereEmbeddings(model="embedder", base_url=server.url, cohere_api_key=KEY)
+    wanted = server("embedder", "embed", TEXTS).embeddings
+    assert_allclose(model.embed_documents(TEXTS), wanted, atol=WITHIN)
+    assert_allclose(model.embed_query(TEXTS[0]), wanted[0], atol=WITHIN)
+    assert_allclose(asyncio.run(model.aembed_query(TEXTS[0])), wanted[0], atol=WITHIN)
+
+
+def test_rankings_by_coheres_reranker(server: Oracle) -> None:
+    langchain_cohere = client_package("langchain_cohere")
+    documents = client_package("langchain_core.documents")
+    ranker = langchain_cohere.CohereRerank(model="ranker", base_url=server.url, cohere_api_key=KEY, top_n=3)
+    wanted = server("ranker", "rerank", QUERY, TEXTS, top_n=3).ranking
+    found = ranker.rerank(TEXTS, QUERY)
+    assert [one["index"] for one in found] == [one.index for one in wanted]
+    assert_allclose([one["relevance_score"] for one in found], [one.score for one in wanted], atol=WITHIN)
+    kept = ranker.compress_documents([documents.Document(text) for text in TEXTS], QUERY)
+    assert [one.page_content for one in kept] == [TEXTS[one.index] for one in wanted]
