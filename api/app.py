@@ -17,9 +17,10 @@ from staged_pool.api.entrance import is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
-from staged_pool.api.routes import PROBES, TASKS, Routes
+from staged_pool.api.routes import PROBES, TASKS, TEI_PATHS, Routes, no_such_route
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
+from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
 from staged_pool.stages.errors import shortened
 from staged_pool.stages.ticket import Timeline
 
@@ -39,7 +40,7 @@ class Application:
     Args:
         lobby: Leads to the engine.
         traffic: What the HTTP side holds, for the metrics.
-        config: Who may ask, and what is logged of it.
+        config: Who may ask, what is logged of it, and whether the routes of text-embeddings-inference cut long texts.
     """
 
     def __init__(self, lobby: Lobby, traffic: Traffic | None = None, config: ServerConfig | None = None) -> None:
@@ -48,7 +49,7 @@ class Application:
         self._keys = Keys(self._config.api_keys)
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
         self._refusals = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
-        resources = Routes(lobby, self._metrics).table()
+        resources = Routes(lobby, self._metrics, auto_truncate=self._config.auto_truncate).table()
         routes = [Route(path, _Resource(self, handlers)) for path, handlers in resources.items()]
         self._paths = frozenset(resources)
         self._router = Router(routes, default=self._not_found, redirect_slashes=False)
@@ -72,7 +73,10 @@ class Application:
         """
         engines = self._lobby.engines
         # With several models, which one is meant stands in the body.
-        if len(engines) != 1 or scope["path"] not in TASKS or self._lobby.not_ready:
+        if len(engines) != 1 or self._lobby.not_ready:
+            return None
+        task = TASKS.get(scope["path"])
+        if task is None or not task.able(engines[0].card):
             return None
         error = engines[0].overload(body_bytes)
         return None if error is None else status.problem(error)
@@ -81,16 +85,17 @@ class Application:
         """The answer to a request that is turned away, logged and counted; None where it is not."""
         if (problem := self.admit(scope) or self.turn_away(scope, body_bytes)) is None:
             return None
-        call, answer = Call(scope, _nothing_to_receive), Answer.of(problem)
+        call = _call(scope, _nothing_to_receive)
+        answer = Answer.of(problem, call.describe)
         call.body_bytes = body_bytes
         self._finish(call, answer, 0.0)
-        return answer.status, self._headers(call, answer), answer.body
+        return answer.status, self._headers(call, answer, 0.0), b"".join(answer.pieces)
 
     def refuse(self, problem: Problem) -> App:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
 
         async def handler(call: Call) -> Answer:
-            return Answer.of(problem)
+            return Answer.of(problem, call.describe)
 
         async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
             await self.respond(handler, scope, receive, send)
@@ -100,26 +105,31 @@ class Application:
     async def respond(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request with what `handler` makes of it; then log and count it."""
         started = time.perf_counter()
-        call = Call(scope, receive)
+        call = _call(scope, receive)
         outcome = Answer(status=499, word="abandoned")  # unless the answer gets out
         try:
             answer = await _answer(handler, call)
-            headers = self._headers(call, answer)
+            headers = self._headers(call, answer, time.perf_counter() - started)
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            await send({"type": "http.response.body", "body": answer.body})
+            *others, last = answer.pieces
+            for piece in others:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": last})
             outcome = answer
         finally:
             self._finish(call, outcome, time.perf_counter() - started)
 
-    def _headers(self, call: Call, answer: Answer) -> Headers:
+    def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
         headers = [
             (b"content-type", answer.content_type),
-            (b"content-length", str(len(answer.body)).encode()),
+            (b"content-length", str(sum(map(len, answer.pieces))).encode()),
             (b"x-request-id", call.request_id.encode()),
             *answer.headers,
         ]
         if call.timeline is not None:
             headers.append((b"server-timing", _server_timing(call.timeline)))
+            if call.describe is tei_error:
+                headers += timing_headers(call.timeline, seconds)
         if self._lobby.leaving and call.scope["http_version"].startswith("1"):
             headers.append((b"connection", b"close"))
         return headers
@@ -154,12 +164,12 @@ class Application:
         if left_out:
             fields["refusals_left_out"] = left_out
         fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}
-        if (trace_id := call.trace_id) is not None:
-            fields["trace_id"] = trace_id
+        if call.trace_id is not None:
+            fields["trace_id"] = call.trace_id
         (log.debug if path in PROBES else log.info)("request.finished", **fields)
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.respond(_no_such_route, scope, receive, send)
+        await self.respond(no_such_route, scope, receive, send)
 
 
 class _Sample:
@@ -202,8 +212,8 @@ async def _nothing_to_receive() -> Message:
     raise RuntimeError("the body of a request that is turned away is not looked at")
 
 
-async def _no_such_route(call: Call) -> Answer:
-    return Answer(b'{"detail":"Not Found"}', 404, word="route")
+def _call(scope: Scope, receive: Receive) -> Call:
+    return Call(scope, receive, tei_error if scope["path"] in TEI_PATHS else Problem.answer)
 
 
 async def _answer(handler: Handler, call: Call) -> Answer:
@@ -214,7 +224,7 @@ async def _answer(handler: Handler, call: Call) -> Answer:
         problem = status.problem(error)
         if problem.row is status.UNEXPECTED:
             log.exception("request.crashed", path=call.scope["path"], request_id=call.request_id)
-        return Answer.of(problem)
+        return Answer.of(problem, call.describe)
 
 
 def _milliseconds(timeline: Timeline) -> list[tuple[str, float]]:

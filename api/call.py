@@ -12,10 +12,13 @@ from typing import Final, TypeAlias
 from staged_pool.api import status
 from staged_pool.api.asgi import Headers, Receive, Scope
 from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.wire.exchange import JSON
+from staged_pool.api.wire.pieces import Content
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.ticket import Timeline
 
-JSON: Final = b"application/json"
+Describe: TypeAlias = Callable[[Problem], tuple[int, bytes]]
+"""In which words a dialect says what is wrong: the status and the body of the answer."""
 
 MAX_TIMEOUT_S: Final = 86_400.0
 """A day: more is a mistake in the unit."""
@@ -29,25 +32,33 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 class Answer:
     """One HTTP answer, complete."""
 
-    body: bytes = b""
+    body: Content = b""
     status: int = 200
     content_type: bytes = JSON
     headers: Headers = field(default_factory=list)
     word: str | None = None
     """What the log calls the problem, where this answers one."""
 
+    @property
+    def pieces(self) -> tuple[bytes, ...]:
+        """The body, as it is sent."""
+        return (self.body,) if isinstance(self.body, bytes) else self.body
+
     @staticmethod
-    def of(problem: Problem) -> Answer:
-        return Answer(problem.body(), problem.status, headers=problem.headers(), word=problem.row.word)
+    def of(problem: Problem, describe: Describe) -> Answer:
+        status, body = describe(problem)
+        return Answer(body, status, headers=problem.headers(), word=problem.row.word)
 
 
 class Call:
     """One request, as its handler sees it."""
 
-    __slots__ = ("_receive", "body_bytes", "headers", "model", "request_id", "scope", "timeline")
+    __slots__ = ("_receive", "body_bytes", "describe", "headers", "model", "request_id", "scope", "timeline")
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, describe: Describe) -> None:
         self.scope = scope
+        self.describe = describe
+        """How its client is told of a problem."""
         self._receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")

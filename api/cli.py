@@ -206,6 +206,14 @@ def serve(
             "accepted request quick, and refuses more of a burst.",
         ),
     ] = _DEFAULT.target_delay_s,
+    auto_truncate: Annotated[
+        bool,
+        flag(
+            "--auto-truncate/--no-auto-truncate",
+            "Server",
+            "Whether the routes of text-embeddings-inference cut texts that are too long where a request does not say.",
+        ),
+    ] = _SERVER.auto_truncate,
     drain_timeout: Annotated[
         float,
         flag(
@@ -249,6 +257,7 @@ def serve(
             write_timeout_s=write_timeout,
             max_connections=max_connections,
             max_http_requests=max_http_requests,
+            auto_truncate=auto_truncate,
         )
         first = EngineConfig(
             revision=revision,

@@ -91,6 +91,10 @@ class ServerConfig:
     """HTTP requests being handled at once, over all connections; one more is answered 503. A client that opens HTTP/2
     streams and resets them can make so many tasks, and not more."""
 
+    auto_truncate: bool = True
+    """Whether the routes of text-embeddings-inference cut texts that are too long where a request does not say. Its
+    clients expect that; the routes of OpenAI and vLLM never do it unasked."""
+
     def __post_init__(self) -> None:
         self._check("port", 0, 65_535)
         if self.quic_port is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
@@ -17,12 +16,12 @@ from staged_pool.api.call import Answer, Call, Handler
 from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.metrics import ServerMetrics
-from staged_pool.api.wire import classify, inputs, openai, pooling, score, tokens
-from staged_pool.api.wire.exchange import Body, Exchange, Read, dump
+from staged_pool.api.tasks import Task, tasks
+from staged_pool.api.wire import infinity, inputs, invocations, openai, tei_tokens, tokens
+from staged_pool.api.wire.exchange import Body, Exchange
+from staged_pool.api.wire.pieces import dump
 from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import Output
-from staged_pool.stages.errors import Unsupported
+from staged_pool.stages.errors import TooLarge, Unsupported
 from staged_pool.stages.ticket import Timeline
 
 R = TypeVar("R")
@@ -36,40 +35,11 @@ INLINE_BYTES: Final = 32_768
 _VERSION: Final = dump({"version": __version__})
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What can be asked of the engine over HTTP."""
-
-    name: str
-    """What a refusal calls it, in the words of vLLM."""
-    able: Callable[[ModelCard], bool]
-    """Whether a model can do it."""
-    read: Read
-
-
-def _gives(output: Output) -> Callable[[ModelCard], bool]:
-    return lambda card: output in card.outputs
-
-
-def _scores(card: ModelCard) -> bool:
-    return card.scoring is not None
-
-
-_SCORE: Final = Task("Score", _scores, score.read_score)
-_RERANK: Final = Task("Rerank (Score)", _scores, score.read_rerank)
-
-TASKS: Final[Mapping[str, Task]] = {
-    "/v1/embeddings": Task("Embeddings", _gives(Output.DENSE), openai.read_embeddings),
-    "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling),
-    "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify),
-    "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
-    "/score": _SCORE,
-    "/v1/score": _SCORE,
-    "/rerank": _RERANK,
-    "/v1/rerank": _RERANK,
-    "/v2/rerank": _RERANK,
-}
+TASKS: Final = tasks(auto_truncate=True)
 """Every one of them is a POST that goes through the four stages."""
+
+TEI_PATHS: Final = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/info"})
+"""Where every client is one of text-embeddings-inference, and is told of problems in its words."""
 
 
 class Routes:
@@ -78,21 +48,28 @@ class Routes:
     Args:
         lobby: Leads to the engine.
         metrics: The server's numbers.
+        auto_truncate: See `Application`.
     """
 
-    def __init__(self, lobby: Lobby, metrics: ServerMetrics) -> None:
+    def __init__(self, lobby: Lobby, metrics: ServerMetrics, *, auto_truncate: bool = True) -> None:
         self._lobby = lobby
         self._metrics = metrics
+        self._auto_truncate = auto_truncate
+        self._tasks = tasks(auto_truncate=auto_truncate)
         self._started = int(time.time())
         self._readers = anyio.CapacityLimiter(1)
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
         """What answers each path, by method."""
         return {
-            **{path: {"POST": partial(self._task, task)} for path, task in TASKS.items()},
+            **{path: {"POST": partial(self._task, task)} for path, task in self._tasks.items()},
+            "/invocations": {"POST": self._invocations},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
+            "/decode": {"POST": self._decode},
+            "/info": {"GET": self._info},
             "/v1/models": {"GET": self._models},
+            "/models": {"GET": self._models_with_load},
             "/version": {"GET": _version},
             "/health": {"GET": _health},
             "/ping": {"GET": _health, "POST": _health},
@@ -104,19 +81,25 @@ class Routes:
 
     async def _task(self, task: Task, call: Call) -> Answer:
         self._lobby.enter()  # before anything else is done
-        body = await call.json_body()
+        if not any(task.able(engine.card) for engine in self._lobby.engines):
+            return await no_such_route(call)
+        return await self._ask(task, call, await call.json_body())
+
+    async def _ask(self, task: Task, call: Call, body: Body) -> Answer:
+        if task.mark is not None and await self._read(task.mark, body):
+            call.describe = tei_tokens.tei_error
         engine = await self._engine_for(task, body)
         call.model = engine.card.name
         exchange = Exchange(task.read, body, engine.card, call.request_id)
         call.timeline = Timeline()
-        answer = await engine.submit(
+        written = await engine.submit(
             exchange.decode,
             exchange.encode,
             body_bytes=len(body),
             timeout_s=call.timeout_s(),
             timeline=call.timeline,
         )
-        return Answer(answer)
+        return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
 
     async def _engine_for(self, task: Task, body: Body) -> Engine:
         """The engine of the model that a body names; where it names none, the first that can do the task."""
@@ -129,20 +112,54 @@ class Routes:
             raise Unsupported(f"The model does not support {task.name} API")
         return engine
 
+    async def _invocations(self, call: Call) -> Answer:
+        self._lobby.enter()
+        body = await call.json_body()
+        paths = await self._read(invocations.candidates, body)
+        cards = [engine.card for engine in self._lobby.engines]
+        for task in map(self._tasks.__getitem__, paths):
+            if any(map(task.able, cards)):
+                return await self._ask(task, call, body)
+        raise Unsupported(f"The model does not support {self._tasks[paths[0]].name} API")
+
     async def _tokenize(self, call: Call) -> Answer:
         self._lobby.enter()
-        source, wanted = await self._read(tokens.decode_tokenize, await call.json_body())
+        body = await call.json_body()
+        if await self._read(tei_tokens.is_tokenize, body):
+            call.describe = tei_tokens.tei_error
+            return await self._tokenize_texts(body)
+        source, wanted = await self._read(tokens.decode_tokenize, body)
         engine = self._lobby.enter(wanted.model)
         found = await engine.tokenize(source, add_special_tokens=bool(wanted.add_special_tokens))
         return Answer(
             tokens.encode_tokens(found, max_tokens=engine.card.max_tokens, with_strings=bool(wanted.return_token_strs))
         )
 
+    async def _tokenize_texts(self, body: Body) -> Answer:
+        engine = self._lobby.enter()
+        texts, wanted = await self._read(tei_tokens.decode_tokenize, body)
+        _check_count(len(texts), engine, "inputs")
+        prompt = tei_tokens.prompt_of(wanted.prompt_name, engine.card)
+        texts = [prompt + text for text in texts]
+        special = wanted.add_special_tokens is not False
+        found = [await engine.tokenize(text, add_special_tokens=special) for text in texts]
+        return Answer(tei_tokens.encode_tokens(texts, found))
+
     async def _detokenize(self, call: Call) -> Answer:
         self._lobby.enter()
         wanted = await self._read(tokens.decode_detokenize, await call.json_body())
         engine = self._lobby.enter(wanted.model)
         return Answer(tokens.encode_text(await engine.detokenize(wanted.tokens)))
+
+    async def _decode(self, call: Call) -> Answer:
+        engine = self._lobby.enter()
+        lists, skips = await self._read(tei_tokens.decode_ids, await call.json_body())
+        _check_count(len(lists), engine, "ids")
+        return Answer(dump([await engine.detokenize(ids, skip_special_tokens=skips) for ids in lists]))
+
+    async def _info(self, call: Call) -> Answer:
+        engine = self._lobby.enter()
+        return Answer(tei_tokens.encode_info(engine.card, engine.config, auto_truncate=self._auto_truncate))
 
     async def _read(self, decode: Callable[[Body], R], body: Body) -> R:
         """What a body says; read in a thread if it is large."""
@@ -154,6 +171,11 @@ class Routes:
         self._lobby.enter()
         cards = [engine.card for engine in self._lobby.engines]
         return Answer(openai.encode_models(cards, created=self._started))
+
+    async def _models_with_load(self, call: Call) -> Answer:
+        self._lobby.enter()
+        models = [(engine.card, engine.statistics()) for engine in self._lobby.engines]
+        return Answer(infinity.encode_models(models, created=self._started))
 
     async def _ready(self, call: Call) -> Answer:
         if reason := self._lobby.not_ready:
@@ -172,6 +194,15 @@ class Routes:
         if not (statistics := self._lobby.statistics()):
             self._lobby.enter()  # raises, and says why there is nothing to show
         return Answer(msgspec.json.encode({"models": statistics}))
+
+
+async def no_such_route(call: Call) -> Answer:
+    return Answer(b'{"detail":"Not Found"}', 404, word="route")
+
+
+def _check_count(count: int, engine: Engine, field: str) -> None:
+    if count > (most := engine.config.max_request_items):
+        raise TooLarge(f"{field}: there are {count}; a request may have {most}", param=field)
 
 
 async def _health(call: Call) -> Answer:

@@ -24,6 +24,7 @@ class Row:
 
 TABLE: Final[dict[type[BaseException], Row]] = {
     errors.InvalidInput: Row(400, "BadRequestError", "invalid_input"),
+    errors.NoInputs: Row(400, "BadRequestError", "no_inputs"),
     errors.UnknownModel: Row(404, "NotFoundError", "unknown_model"),
     errors.TooLarge: Row(413, "RequestTooLargeError", "too_large"),
     errors.UnsupportedMedia: Row(415, "UnsupportedMediaTypeError", "unsupported_image"),
@@ -82,6 +83,10 @@ class Problem:
         if self.index is not None:
             error["index"] = self.index
         return orjson.dumps({"error": error})
+
+    def answer(self) -> tuple[int, bytes]:
+        """The status, and the body as most dialects have it."""
+        return self.status, self.body()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """`Retry-After`, where a retry has a chance: whole seconds, rounded up, at least 1. Without a key, the way to

@@ -26,6 +26,7 @@ from staged_pool.stages.errors import (
     DeadlineExceeded,
     EngineStopped,
     InvalidInput,
+    NoInputs,
     Overloaded,
     UnknownModel,
     shortened,
@@ -91,6 +92,11 @@ class Engine(EngineTasks):
     def card(self) -> ModelCard:
         """What the served model is."""
         return self._model.card
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings that it runs with."""
+        return self._config
 
     @property
     def phase(self) -> Phase:
@@ -188,20 +194,21 @@ class Engine(EngineTasks):
         characters = len(source) if isinstance(source, str) else source.characters
         return await self._preprocess(tokenize, source, characters)
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included. Runs under the preprocess limit.
+    async def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids, special tokens included unless they are skipped. Runs under the preprocess limit.
 
         Raises:
             InvalidInput: An id is not in the model's vocabulary.
             Overloaded, EngineStopped: As for `submit`.
         """
-        return await self._preprocess(self._detokenize, ids, len(ids))
+        detokenize = partial(self._detokenize, skip_special_tokens=skip_special_tokens)
+        return await self._preprocess(detokenize, ids, len(ids))
 
-    def _detokenize(self, ids: Sequence[int]) -> str:
+    def _detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < self._model.card.vocabulary:
                 raise InvalidInput(f"Token id {token} is out of vocabulary", param="tokens")
-        return self._model.detokenize(ids, skip_special_tokens=False)
+        return self._model.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""
@@ -227,7 +234,7 @@ class Engine(EngineTasks):
         self.check_model(request.model)
         plan = plan_request(request, card)
         if not plan.inputs:
-            raise InvalidInput("The request has no inputs; at least one is needed.", param="input")
+            raise NoInputs("The request has no inputs; at least one is needed.", param="input")
         if (room := self._tickets.get(ticket)) is not None:
             self._admission.count_items(room, len(plan.inputs))
         return plan

@@ -206,6 +206,8 @@ class Tokens:
     ids: TokenIds
     strings: list[str]
     """What each id stands for, in the tokenizer's own spelling."""
+    spans: list[tuple[int, int] | None]
+    """Where each stands in the text, in characters; None for a special token that was added."""
 
 
 class Model(Protocol):

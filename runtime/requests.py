@@ -131,6 +131,9 @@ class TextInput:
     max_own_tokens: int | None = None
     """Cut the text to so many tokens of its own first, before a prompt and special tokens are added."""
 
+    must_fit: bool = False
+    """Refuse what `max_tokens` would cut."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairInput:

@@ -33,6 +33,10 @@ class InvalidInput(StagedPoolError):
         self.index = index
 
 
+class NoInputs(InvalidInput):
+    """The request asks for nothing: it has no input."""
+
+
 class TooLarge(InvalidInput):
     """The request exceeds a limit of this server on bytes or items, whatever the load."""
 

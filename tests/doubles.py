@@ -84,7 +84,7 @@ class LetterModel:
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
         text = source if isinstance(source, str) else rendered(source)
-        return Tokens([ord(c) for c in text], list(text))
+        return Tokens([ord(c) for c in text], list(text), [(place, place + 1) for place in range(len(text))])
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(chr, ids))

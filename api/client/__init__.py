@@ -9,7 +9,7 @@ if __name__ != "staged_pool.client":
 
 from staged_pool.client.asynchronous import AsyncClient, AsyncEmbeddingStream
 from staged_pool.client.blocking import Client, EmbeddingStream
-from staged_pool.client.calls import EntitiesResult, Readiness, ServedModel
+from staged_pool.client.calls import EntitiesResult, Readiness, ServedModel, TokensResult
 from staged_pool.client.errors import BadAnswer, ClientError, ConnectionFailed, ServerFailed, Unauthorized
 from staged_pool.client.retry import RetryPolicy
 
@@ -26,5 +26,6 @@ __all__ = [
     "RetryPolicy",
     "ServedModel",
     "ServerFailed",
+    "TokensResult",
     "Unauthorized",
 ]

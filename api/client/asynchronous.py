@@ -15,7 +15,7 @@ import anyio
 import httpx
 
 from staged_pool.client import calls
-from staged_pool.client.calls import Call, EntitiesResult, Part, Readiness, ServedModel
+from staged_pool.client.calls import Call, EntitiesResult, Part, Readiness, ServedModel, TokensResult
 from staged_pool.client.errors import located
 from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, Request
 from staged_pool.client.progress import Progress, shown
@@ -23,7 +23,6 @@ from staged_pool.client.retry import RetryPolicy
 from staged_pool.client.settings import BASE_URL, FAILURES, Settings, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
 from staged_pool.runtime.arguments import Texts
-from staged_pool.runtime.model import Tokens
 from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Output
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult, Usage
 from staged_pool.stages.errors import StagedPoolError
@@ -217,7 +216,7 @@ class AsyncClient:
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, model: str | None = None, timeout_s: float | None = None
-    ) -> Tokens:
+    ) -> TokensResult:
         """See `Client.tokenize`."""
         call = calls.tokenize(self._settings.options(model), text, add_special_tokens=add_special_tokens)
         return await self._run(call, timeout_s)

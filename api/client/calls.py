@@ -16,7 +16,7 @@ from staged_pool.client.errors import BadAnswer
 from staged_pool.client.exchange import Answer, Request
 from staged_pool.runtime import arguments
 from staged_pool.runtime.arguments import Texts
-from staged_pool.runtime.model import SparseVector, Tokens
+from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Output, PairInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, Entity, RerankResult, ScoreResult, Usage
 from staged_pool.runtime.tasks.score import check_top_n, rank
@@ -32,6 +32,8 @@ TASKS: Final[Mapping[Output, str]] = {
 }
 """What the route `/pooling` calls each output."""
 
+_BASE64: Final[Mapping[str, object]] = {"encoding_format": "base64", "embed_dtype": "float32", "endianness": "little"}
+
 
 @dataclass(frozen=True, slots=True)
 class EntitiesResult:
@@ -40,6 +42,15 @@ class EntitiesResult:
     entities: tuple[tuple[Entity, ...], ...]
     usage: Usage
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokensResult:
+    """One tokenized text."""
+
+    ids: tuple[int, ...]
+    strings: tuple[str, ...]
+    """What each id stands for, in the tokenizer's own spelling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +137,12 @@ def embed(
     )
     if wanted == DENSE_ONLY:
         path, read = "/v1/embeddings", _read_vectors
-        common["encoding_format"] = "base64"
+        common |= _BASE64
     else:
         path, read = "/pooling", partial(_read_outputs, outputs=wanted)
         common["task"] = [task for output, task in TASKS.items() if output in wanted]
         # In base64 an array has lost its shape, which of one vector a token is not known here.
-        common["encoding_format"] = "float" if Output.MULTI_VECTOR in wanted else "base64"
+        common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
     return _batched(options, path, sources, lambda some: {**common, "input": some}, read=read, join=_join_vectors)
 
 
@@ -155,7 +166,7 @@ def embed_stream(
         prompt=prompt,
         max_tokens=max_tokens,
     )
-    common["encoding_format"] = "base64"
+    common |= _BASE64
     parts = _parts(options, "/v1/embeddings", sources, lambda some: {**common, "input": some}, streamed=True)
     return len(sources), parts
 
@@ -247,15 +258,15 @@ def rerank(
     return Call(scored.total, scored.parts, scored.read, lambda parts: rank(scored.join(parts), top_n))
 
 
-def tokenize(options: Options, text: str, *, add_special_tokens: bool) -> Call[Tokens, Tokens]:
+def tokenize(options: Options, text: str, *, add_special_tokens: bool) -> Call[TokensResult, TokensResult]:
     """Token ids; see `Client.tokenize`."""
     if not isinstance(text, str):
         raise InvalidInput(f"text must be a text, not of type {type(text).__name__}.", param="text")
     fields = options.fields(prompt=text, add_special_tokens=add_special_tokens, return_token_strs=True)
 
-    def read(answer: Answer, count: int) -> Tokens:
+    def read(answer: Answer, count: int) -> TokensResult:
         body = decode(answers.TOKENS, answer.body)
-        return Tokens(body.tokens, body.token_strs or [])
+        return TokensResult(tuple(body.tokens), tuple(body.token_strs or ()))
 
     return _single(Request(path="/tokenize", fields=fields), read)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from staged_pool.api.wire import jsons
+from staged_pool.api.wire.fields import RequestFields
 from staged_pool.runtime.requests import Chat
 from staged_pool.stages.errors import InvalidInput, shortened
 
@@ -16,7 +17,7 @@ _MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
 _MESSAGE_LISTS: Final = msgspec.json.Decoder(list[list[dict[str, Any]]])
 
 
-class ChatFields(msgspec.Struct, kw_only=True):
+class ChatFields(RequestFields, kw_only=True):
     """Fields that say how a conversation becomes a text."""
 
     add_generation_prompt: bool | None = None

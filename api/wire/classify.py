@@ -7,10 +7,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import jsons
+from staged_pool.api.wire import infinity, jsons
 from staged_pool.api.wire.chat import wrong
-from staged_pool.api.wire.exchange import Body, Write, listing
+from staged_pool.api.wire.exchange import Body, Write, listing, named
 from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
+from staged_pool.api.wire.pieces import Content
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Aggregation, ClassifyRequest, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, TokenClassifyResult
@@ -20,6 +21,8 @@ class ClassifyBody(InputFields, kw_only=True):
     """The body of a request for labels of texts, or of pairs; fields that are not named are ignored."""
 
     use_activation: bool | None = None
+    raw_scores: bool | None = None
+    """Infinity's, the other way round; who sends it gets Infinity's answer."""
 
 
 class ClassifyTokensBody(InputFields, kw_only=True):
@@ -35,10 +38,10 @@ _CLASSIFY_TOKENS: Final = msgspec.json.Decoder(ClassifyTokensBody)
 def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
     """See `Read`."""
     fields = jsons.decode(_CLASSIFY, body)
-    request = ClassifyRequest(
-        inputs=text_or_pair_inputs(fields), model=fields.model, activate=fields.use_activation is not False
-    )
-    return request, encode_classify
+    activate = fields.use_activation is not False and not fields.raw_scores
+    request = ClassifyRequest(inputs=text_or_pair_inputs(fields), model=fields.model, activate=activate)
+    write = encode_classify if fields.raw_scores is None else infinity.encode_classify
+    return request, named(write, fields.request_id)
 
 
 def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequest, Write]:
@@ -49,10 +52,10 @@ def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequ
         if not isinstance(given.source, str):
             raise wrong("input", "expected a text or a list of texts, which is what entities are found in", index)
     request = TokenClassifyRequest(inputs=inputs, model=fields.model, aggregation=fields.aggregation_strategy)
-    return request, encode_classify_tokens
+    return request, named(encode_classify_tokens, fields.request_id)
 
 
-def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> bytes:
+def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Content:
     """Write the answer; see `Write`. `label` is null where the model's labels have no names; `labels` says what each of
     the `probs` is of."""
     best = result.scores.argmax(axis=1).tolist()
@@ -76,7 +79,7 @@ def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int)
     )
 
 
-def encode_classify_tokens(result: TokenClassifyResult, /, *, request_id: str, created: int) -> bytes:
+def encode_classify_tokens(result: TokenClassifyResult, /, *, request_id: str, created: int) -> Content:
     """Write the answer; see `Write`."""
     data = [{"index": index, "entities": entities} for index, entities in enumerate(result.entities)]
     return listing("classify", data, model=result.model, usage=result.usage, request_id=request_id, created=created)

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import binascii
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
 
-import numpy as np
-import orjson
-from numpy.typing import NDArray
-
+from staged_pool.api.wire.pieces import Content, dump_around
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.work import Request
 
 Body: TypeAlias = bytes | bytearray
-EncodingFormat: TypeAlias = Literal["float", "base64"]
 
-_OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
+JSON: Final = b"application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An answer that is not only JSON."""
+
+    content: Content
+    content_type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Write(Protocol):
     """Writes the answer of one request."""
 
-    def __call__(self, result: Any, /, *, request_id: str, created: int) -> bytes:
+    def __call__(self, result: Any, /, *, request_id: str, created: int) -> Content | Written:
         """Args:
         result: Of the request's task.
         request_id: Becomes part of the answer's `id`.
@@ -65,50 +70,51 @@ class Exchange:
         request, self._write = self._read(body, self._card)
         return request
 
-    def encode(self, result: object) -> bytes:
+    def encode(self, result: object) -> Written:
         """The answer. Runs in the postprocess stage."""
         if self._write is None:
             raise RuntimeError("a request is decoded before it is answered")
-        return self._write(result, request_id=self._request_id, created=int(time.time()))
+        written = self._write(result, request_id=self._request_id, created=int(time.time()))
+        return written if isinstance(written, Written) else Written(written)
 
 
-def dump(answer: Mapping[str, object]) -> bytes:
-    """JSON of an answer; arrays become lists of numbers, each the shortest that reads back as the same float32."""
-    return orjson.dumps(answer, option=_OPTIONS)
+def named(write: Write, request_id: str | None) -> Write:
+    """The same, with the id that the body of the request asks for, if it does."""
+    if request_id is None:
+        return write
+
+    def write_named(result: Any, /, *, request_id: str, created: int) -> Content | Written:
+        return write(result, request_id=own, created=created)
+
+    own = request_id
+    return write_named
 
 
 def listing(
     kind: str,
-    data: Sequence[Mapping[str, object]],
+    data: Iterable[Mapping[str, object]],
     *,
     model: str,
     usage: Usage,
     request_id: str,
     created: int,
+    item_values: int = 1,
     **others: object,
-) -> bytes:
+) -> Content:
     """The answer of a task that has one object for each input, as OpenAI's and vLLM's clients expect it.
 
     Args:
         kind: What the answer's `id` begins with.
-        data: The objects.
+        data: The objects; made as they are written.
         model: The served name.
         usage: What the request cost.
         request_id: The rest of the `id`.
         created: Seconds since 1970.
+        item_values: About how many numbers each of the objects has.
         others: Further fields of the answer.
     """
-    return dump(
-        {
-            "id": f"{kind}-{request_id}",
-            "object": "list",
-            "created": created,
-            "model": model,
-            "data": data,
-            "usage": usage_fields(usage),
-            **others,
-        }
-    )
+    before = {"id": f"{kind}-{request_id}", "object": "list", "created": created, "model": model}
+    return dump_around(before, "data", data, {"usage": usage_fields(usage), **others}, item_values=item_values)
 
 
 def usage_fields(usage: Usage) -> dict[str, int | None]:
@@ -120,18 +126,3 @@ def usage_fields(usage: Usage) -> dict[str, int | None]:
         "prompt_tokens_details": None,
         "completion_tokens_details": None,
     }
-
-
-def values(array: NDArray[Any], encoding: EncodingFormat) -> NDArray[Any] | str:
-    """An array as `dump` can write it.
-
-    Args:
-        array: Of any shape.
-        encoding: `float`: JSON numbers, in lists of that shape. `base64`: the values one after the other, four bytes
-            each (float32 or int32), the lowest byte first.
-    """
-    wanted = "<i4" if array.dtype.kind in "iu" else "<f4"
-    laid_out = np.ascontiguousarray(array, dtype=wanted)
-    if encoding == "float":
-        return laid_out
-    return binascii.b2a_base64(laid_out.tobytes(), newline=False).decode("ascii")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations, wrong
-from staged_pool.runtime.requests import Chat, PairInput, TextInput
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.api.wire.fields import MaxTokens, ModelName
+from staged_pool.api.wire.jina import image_source, object_inputs
+from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
+from staged_pool.stages.errors import InvalidInput, NoInputs
 
-ModelName: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
-MaxTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
-Source: TypeAlias = str | tuple[int, ...] | Chat
+Modality: TypeAlias = Literal["text", "image"]
+Source: TypeAlias = str | tuple[int, ...] | Chat | Image
 
 _TEXT: Final = msgspec.json.Decoder(str)
 _TEXTS: Final = msgspec.json.Decoder(list[str])
@@ -43,29 +44,47 @@ class InputFields(ChatFields, kw_only=True):
     """Fields that say what the inputs of a request are. Fields that are not named are ignored."""
 
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """`str | list[str] | list[int] | list[list[int]]`, or what `messages` may be."""
+    """`str | list[str] | list[int] | list[list[int]]`, what `messages` may be, or objects with a text or an image."""
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     """One conversation, or a list of them."""
-    model: ModelName | None = None
     truncate_prompt_tokens: MaxTokens | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     """None: to texts; not to conversations, whose template writes all that the model is to see."""
 
 
-def text_inputs(fields: InputFields) -> tuple[TextInput, ...]:
-    """The inputs one by one; all of them in one form, or it is an error.
+def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[TextInput | Image, ...]:
+    """The inputs one by one.
+
+    Args:
+        fields: Of the request.
+        modality: What a text of `input` is: a text, or where a picture is found.
 
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
     """
     field, raw = _given(fields)
     sources = conversations(raw, fields, field) if field == "messages" else _sources(raw, fields)
-    return tuple(_text_input(source, fields) for source in sources)
+    if modality == "image":
+        sources = [_named_image(source, index) for index, source in enumerate(sources)]
+    return tuple(source if isinstance(source, Image) else _text_input(source, fields) for source in sources)
 
 
-def text_or_pair_inputs(fields: InputFields) -> tuple[TextInput | PairInput, ...]:
-    """As `text_inputs`; a list of lists of two texts is a list of pairs.
+def text_inputs(fields: InputFields) -> tuple[TextInput, ...]:
+    """As `inputs_of`, for tasks of which pictures have none.
+
+    Raises:
+        InvalidInput: Says which field is wrong and what would be right.
+    """
+    inputs = inputs_of(fields)
+    for index, given in enumerate(inputs):
+        if isinstance(given, Image):
+            raise wrong("input", "expected a text, token ids or a conversation, which is what has tokens", index)
+    return tuple(given for given in inputs if isinstance(given, TextInput))
+
+
+def text_or_pair_inputs(fields: InputFields) -> tuple[TextInput | PairInput | Image, ...]:
+    """As `inputs_of`; a list of lists of two texts is a list of pairs.
 
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
@@ -74,7 +93,7 @@ def text_or_pair_inputs(fields: InputFields) -> tuple[TextInput | PairInput, ...
     if field == "input" and jsons.shape(raw) == (2, b'"'):
         lists = jsons.decode(_TEXT_LISTS, raw, root="input")
         return tuple(_pair_input(texts, index, fields) for index, texts in enumerate(lists))
-    return text_inputs(fields)
+    return inputs_of(fields)
 
 
 def check_max_tokens(value: int | None) -> None:
@@ -103,18 +122,36 @@ def _given(fields: InputFields) -> tuple[str, msgspec.Raw]:
 
 def _sources(raw: msgspec.Raw, fields: InputFields) -> Sequence[Source]:
     depth, first = jsons.shape(raw)
+    if first == b"{":
+        objects = object_inputs(raw, "input") if depth < 2 else None
+        return conversations(raw, fields, "input") if objects is None else objects
     if depth == 0:
         return (jsons.decode(_TEXT, raw, root="input"),)
-    if first == b"{":
-        return conversations(raw, fields, "input")
     if depth == 2:
         lists = jsons.decode(_ID_LISTS, raw, root="input")
         return [_checked(ids, index) for index, ids in enumerate(lists)]
     if first == b"]":
-        raise InvalidInput("You must pass at least one prompt", param="input")
+        raise NoInputs("You must pass at least one prompt", param="input")
     if first == b'"':
-        return jsons.decode(_TEXTS, raw, root="input")
+        return _texts(raw)
     return (_checked(jsons.decode(_IDS, raw, root="input"), 0),)
+
+
+def _texts(raw: msgspec.Raw) -> Sequence[Source]:
+    try:
+        return jsons.decode(_TEXTS, raw, root="input")
+    except InvalidInput:
+        if b"{" not in memoryview(raw).tobytes():
+            raise
+        return object_inputs(raw, "input") or ()  # texts and objects
+
+
+def _named_image(source: Source, index: int) -> Image:
+    if isinstance(source, Image):
+        return source
+    if isinstance(source, str):
+        return image_source(source, f"input[{index}]", index)
+    raise wrong(f"input[{index}]", "expected where a picture is: a URL, or a data URL", index)
 
 
 def _checked(ids: list[int], index: int) -> tuple[int, ...]:
@@ -125,7 +162,7 @@ def _checked(ids: list[int], index: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _text_input(source: Source, fields: InputFields) -> TextInput:
+def _text_input(source: str | tuple[int, ...] | Chat, fields: InputFields) -> TextInput:
     added = not isinstance(source, Chat) if fields.add_special_tokens is None else fields.add_special_tokens
     return TextInput(
         source,

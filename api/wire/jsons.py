@@ -70,7 +70,7 @@ def _explain(text: str, root: str, expected: Any) -> InvalidInput:
         return InvalidInput(f"The body is wrong: {what}")
     param = re.split(r"[.\[]", path, maxsplit=1)[0]
     if choices := _choices(expected, param):
-        what = f"{what}; expected one of {choices}"
+        what = f"{what}; expected one of {choices} (literal_error)"  # what vLLM's clients look for
     index = _FIRST_INDEX.match(path)
     return InvalidInput(f"{path}: {what}", param=param, index=int(index["index"]) if index else None)
 

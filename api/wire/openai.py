@@ -1,28 +1,43 @@
-"""OpenAI's `/v1/embeddings` and `/v1/models`, field by field as its clients and vLLM's send and expect them."""
+"""`/v1/embeddings` and `/v1/models` as the clients of OpenAI, vLLM, Jina and Infinity send and expect them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Final
+from typing import Any, Final
 
 import msgspec
 
-from staged_pool.api.wire import jsons
+from staged_pool.api.wire import jina, jsons
 from staged_pool.api.wire.chat import wrong
-from staged_pool.api.wire.exchange import Body, EncodingFormat, Write, dump, listing, values
-from staged_pool.api.wire.inputs import InputFields, text_inputs
+from staged_pool.api.wire.encodings import DType, Encoding, Endianness, Form, check_bits
+from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
+from staged_pool.api.wire.fields import Dimensions
+from staged_pool.api.wire.inputs import InputFields, Modality, inputs_of
+from staged_pool.api.wire.jina import EmbeddingType
+from staged_pool.api.wire.pieces import Content, dump
+from staged_pool.api.wire.raw import write_raw
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput
 
 
-class EmbeddingsBody(InputFields, kw_only=True):
-    """The body of a request; fields that are not named here are ignored."""
+class EncodingFields(InputFields, kw_only=True):
+    """How vectors are to be written."""
 
-    encoding_format: EncodingFormat = "float"
-    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    encoding_format: Form | None = None
+    embed_dtype: DType | None = None
+    endianness: Endianness | None = None
+
+    def encoding(self) -> Encoding:
+        return Encoding(self.encoding_format or "float", self.embed_dtype or "float32", self.endianness or "native")
+
+
+class EmbeddingsBody(EncodingFields, kw_only=True):
+    """The body of a request; fields that are not named are ignored."""
+
+    dimensions: Dimensions | None = None
     use_activation: bool | None = None
     input_type: str | None = None
     """The same as `prompt_name`."""
@@ -32,53 +47,98 @@ class EmbeddingsBody(InputFields, kw_only=True):
     """Goes before each text instead."""
     normalize: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
+    task: str | None = None
+    """Jina's for `prompt_name`."""
+    embedding_type: EmbeddingType | list[EmbeddingType] | None = None
+    """Jina's for `encoding_format` and `embed_dtype`; several give each vector in all of them."""
+    normalized: bool | None = None
+    """Jina's for `use_activation`."""
+    late_chunking: bool | None = None
+    """Jina's for one forward over all inputs as parts of one text. Refused."""
+
+    modality: Modality | None = None
+    """Infinity's: what a text of `input` is."""
+
 
 _BODY: Final = msgspec.json.Decoder(EmbeddingsBody)
 
 
 def read_embeddings(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
-    request, encoding = decode_embeddings(body)
-    return request, partial(encode_embeddings, encoding=encoding)
-
-
-def decode_embeddings(body: Body) -> tuple[EmbedRequest, EncodingFormat]:
-    """Read a request for embeddings.
-
-    What depends on the model (its vocabulary, width, prompts and longest input) is for the model to check.
-
-    Raises:
-        InvalidInput: Says which field is wrong and what would be right.
-    """
     fields = jsons.decode(_BODY, body)
     if fields.normalize is not msgspec.UNSET:
         message = "Parameter `normalize` was removed; use `use_activation` instead."
         raise InvalidInput(message, param="normalize")
+    if fields.late_chunking:
+        raise wrong("late_chunking", "inputs are read one by one here; send the whole text as one input, or false")
+    encodings = _encodings(fields)
+    for field, encoding in encodings.items():
+        width = card.width if fields.dimensions is None else fields.dimensions
+        check_bits(encoding.dtype, width, "embedding_type" if field else "embed_dtype")
     request = EmbedRequest(
-        inputs=text_inputs(fields),
+        inputs=inputs_of(fields, fields.modality or "text"),
         model=fields.model,
         dimensions=fields.dimensions,
-        normalize=fields.use_activation is not False,
-        prompt_name=_prompt_name(fields),
+        normalize=fields.use_activation is not False and fields.normalized is not False,
+        prompt_name=_prompt_name(fields, card),
         prompt=fields.prompt,
     )
-    return request, fields.encoding_format
+    return request, named(partial(encode_embeddings, encodings=encodings), fields.request_id)
 
 
-def _prompt_name(fields: EmbeddingsBody) -> str | None:
-    names = {name for name in (fields.input_type, fields.prompt_name) if name is not None}
-    if len(names) + (fields.prompt is not None) > 1:
-        raise wrong("prompt_name", "give one of `prompt`, `prompt_name` and `input_type`")
-    return next(iter(names), None)
+def _prompt_name(fields: EmbeddingsBody, card: ModelCard) -> str | None:
+    given = [name for name in (fields.input_type, fields.prompt_name, fields.task) if name is not None]
+    names = {*given, *([] if fields.prompt is None else [None])}
+    if len(names) > 1:
+        raise wrong("prompt_name", "give one of `prompt`, `prompt_name`, `input_type` and `task`")
+    if fields.task is not None:
+        return jina.prompt_name(fields.task, card)
+    return next(iter(given), None)
 
 
-def encode_embeddings(result: EmbedResult, /, encoding: EncodingFormat, *, request_id: str, created: int) -> bytes:
-    """Write the answer; see `Write`, and `values` for the encodings."""
-    data = [
-        {"index": index, "object": "embedding", "embedding": values(row, encoding)}
-        for index, row in enumerate(result.embeddings)
-    ]
-    return listing("embd", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
+def _encodings(fields: EmbeddingsBody) -> Mapping[str, Encoding]:
+    """How each vector is written; under the empty name where it is asked for in one way only."""
+    types = fields.embedding_type
+    if types is None:
+        return {"": fields.encoding()}
+    if isinstance(types, str):
+        types = [types]
+    if not types:
+        raise wrong("embedding_type", "at least one type is needed")
+    names = dict.fromkeys(types)
+    if len(names) == 1:
+        return {"": jina.encoding_of(types[0])}
+    return {name: jina.encoding_of(name) for name in names}
+
+
+def encode_embeddings(
+    result: EmbedResult, /, encodings: Mapping[str, Encoding], *, request_id: str, created: int
+) -> Content | Written:
+    """Write the answer; see `Write`.
+
+    Args:
+        result: What was asked for.
+        encodings: How each vector is written; several give an object with an entry for each.
+        request_id: See `Write`.
+        created: See `Write`.
+    """
+    about: dict[str, Any] = {"model": result.model, "usage": result.usage, "request_id": request_id, "created": created}
+    [first, *others] = encodings.values()
+    if first.is_bytes:
+        return write_raw(result.embeddings, first, kind="embd", **about)
+    data = _several(result, encodings) if others else _one(result, first)
+    return listing("embd", data, item_values=result.embeddings.shape[1] * len(encodings), **about)
+
+
+def _one(result: EmbedResult, encoding: Encoding) -> Iterator[Mapping[str, object]]:
+    for index, row in enumerate(result.embeddings):
+        yield {"index": index, "object": "embedding", "embedding": encoding.value(row), **encoding.scale(row)}
+
+
+def _several(result: EmbedResult, encodings: Mapping[str, Encoding]) -> Iterator[Mapping[str, object]]:
+    for index, row in enumerate(result.embeddings):
+        each = {name: encoding.value(row) for name, encoding in encodings.items()}
+        yield {"index": index, "object": "embedding", "embedding": each}
 
 
 def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.chat import wrong
-from staged_pool.api.wire.exchange import Body, EncodingFormat, Write, listing, values
-from staged_pool.api.wire.inputs import InputFields, text_inputs
+from staged_pool.api.wire.encodings import Encoding
+from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
+from staged_pool.api.wire.fields import Dimensions
+from staged_pool.api.wire.inputs import inputs_of, text_inputs
+from staged_pool.api.wire.openai import EncodingFields
+from staged_pool.api.wire.pieces import Content
+from staged_pool.api.wire.raw import write_raw
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
@@ -29,14 +34,13 @@ _TASKS: Final[Mapping[Output, Task]] = {output: task for task, output in OUTPUTS
 _VECTORS: Final[frozenset[Task]] = frozenset({"embed", "token_embed", "sparse"})
 
 
-class PoolingBody(InputFields, kw_only=True):
+class PoolingBody(EncodingFields, kw_only=True):
     """The body of a request; fields that are not named are ignored."""
 
     task: Task | list[Task] | None = None
     """None: the first that the model has. A list: several of the vectors, each under its name."""
-    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    dimensions: Dimensions | None = None
     use_activation: bool | None = None
-    encoding_format: EncodingFormat = "float"
     prompt_name: str | None = None
     """As for `/v1/embeddings`, of the vectors."""
     prompt: str | None = None
@@ -60,18 +64,23 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
         raise wrong("prompt_name", f"prompts are for {', '.join(sorted(_VECTORS))}")
     if fields.prompt_name is not None and fields.prompt is not None:
         raise wrong("prompt_name", "give either `prompt` or `prompt_name`")
+    encoding, by_name = fields.encoding(), isinstance(given, list)
+    if encoding.is_bytes and (by_name or "sparse" in tasks):
+        raise wrong("encoding_format", "bytes hold one array for each input: ask for one task, and not for sparse")
     request = _request(fields, tasks)
-    return request, partial(encode_pooling, tasks=tasks, named=isinstance(given, list), encoding=fields.encoding_format)
+    write = partial(encode_pooling, tasks=tasks, by_name=by_name, encoding=encoding)
+    return request, named(write, fields.request_id)
 
 
 def _request(fields: PoolingBody, tasks: tuple[Task, ...]) -> EmbedRequest | ClassifyRequest | TokenClassifyRequest:
-    inputs, activate = text_inputs(fields), fields.use_activation is not False
-    if tasks == ("classify",):
-        return ClassifyRequest(inputs=inputs, model=fields.model, activate=activate)
+    activate = fields.use_activation is not False
     if tasks == ("token_classify",):
+        inputs = text_inputs(fields)
         return TokenClassifyRequest(inputs=inputs, model=fields.model, aggregation="none", activate=activate)
+    if tasks == ("classify",):
+        return ClassifyRequest(inputs=inputs_of(fields), model=fields.model, activate=activate)
     return EmbedRequest(
-        inputs=inputs,
+        inputs=inputs_of(fields),
         model=fields.model,
         outputs=frozenset(OUTPUTS[task] for task in tasks),
         dimensions=fields.dimensions,
@@ -85,30 +94,45 @@ def encode_pooling(
     result: EmbedResult | ClassifyResult | TokenClassifyResult,
     /,
     tasks: tuple[Task, ...],
-    named: bool,
-    encoding: EncodingFormat,
+    by_name: bool,
+    encoding: Encoding,
     *,
     request_id: str,
     created: int,
-) -> bytes:
+) -> Content | Written:
     """Write the answer.
 
     Args:
         result: Of the request that was made for these tasks.
         tasks: At least one.
-        named: Give an object with an entry for each task, rather than what the only one gives.
-        encoding: See `values`. In base64 an array of several rows is one string.
+        by_name: Give an object with an entry for each task, rather than what the only one gives.
+        encoding: How each array is written.
         request_id: See `Write`.
         created: See `Write`.
     """
-    columns = {task: [_encoded(row, encoding) for row in _rows(result, task)] for task in tasks}
-    items: Sequence[object] = (
-        [dict(zip(tasks, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        if named
-        else columns[tasks[0]]
+    about: dict[str, Any] = {"model": result.model, "usage": result.usage, "request_id": request_id, "created": created}
+    rows = {task: _rows(result, task) for task in tasks}
+    if encoding.is_bytes:
+        arrays = [row for row in rows[tasks[0]] if not isinstance(row, SparseVector)]
+        return write_raw(arrays, encoding, kind="pooling", **about)
+    columns = zip(*rows.values(), strict=True)
+    data = (
+        {"index": index, "object": "pooling", **_entry(dict(zip(tasks, row, strict=True)), by_name, encoding)}
+        for index, row in enumerate(columns)
     )
-    data = [{"index": index, "object": "pooling", "data": item} for index, item in enumerate(items)]
-    return listing("pooling", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
+    largest = max(_size(row) for each in rows.values() for row in each)
+    return listing("pooling", data, item_values=largest * len(tasks), **about)
+
+
+def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Mapping[str, object]:
+    if by_name:
+        return {"data": {task: _encoded(values, encoding) for task, values in row.items()}}
+    [values] = row.values()
+    return {"data": _encoded(values, encoding), **({} if isinstance(values, SparseVector) else encoding.scale(values))}
+
+
+def _size(row: Values) -> int:
+    return row.indices.size * 2 if isinstance(row, SparseVector) else row.size
 
 
 def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: Task) -> Sequence[Values]:
@@ -120,7 +144,7 @@ def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: Task
     return (result.sparse if task == "sparse" else result.multi_vector) or ()
 
 
-def _encoded(row: Values, encoding: EncodingFormat) -> Any:
+def _encoded(row: Values, encoding: Encoding) -> Any:
     if isinstance(row, SparseVector):
-        return {"indices": values(row.indices, encoding), "values": values(row.values, encoding)}
-    return values(row, encoding)
+        return {"indices": encoding.value(row.indices), "values": encoding.value(row.values)}
+    return encoding.value(row)

@@ -1,26 +1,32 @@
-"""vLLM's `/score`, and the `/rerank` that Jina, Cohere and vLLM have in common."""
+"""vLLM's `/score`, and the `/rerank` whose answer has what the clients of vLLM, Cohere, Jina and Infinity look for."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import jsons
+from staged_pool.api.wire import jsons, tei
 from staged_pool.api.wire.chat import text_of_part, wrong
-from staged_pool.api.wire.exchange import Body, Write, dump, listing, usage_fields
-from staged_pool.api.wire.inputs import MaxTokens, ModelName, check_max_tokens
+from staged_pool.api.wire.exchange import Body, Write, listing, named, usage_fields
+from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
+from staged_pool.api.wire.inputs import check_max_tokens
+from staged_pool.api.wire.pieces import Content, dump
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import rank
+from staged_pool.stages.errors import NoInputs
 
 PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """What the two sides are called; each pair means the same."""
 
-Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+DOCUMENTS_A_SEARCH_UNIT: Final = 100
+"""Cohere's measure of a ranking, for clients that add it up."""
 
 
 class Part(msgspec.Struct):
@@ -40,12 +46,13 @@ Text: TypeAlias = str | Document
 Texts: TypeAlias = str | Document | list[str | Document]
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
+class CommonFields(RequestFields, kw_only=True):
     """What both routes have; fields that are not named are ignored."""
 
-    model: ModelName | None = None
     use_activation: bool | None = None
     instruction: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Of it, an `instruction` that stands here goes before the other one."""
     truncate_prompt_tokens: MaxTokens | None = None
     """None: what the model takes. A long document is the usual case here, and not a mistake."""
     max_tokens_per_query: Limit | None = None
@@ -68,9 +75,17 @@ class RerankBody(CommonFields, kw_only=True):
     """The body of a request for a ranking."""
 
     query: Text
-    documents: list[Text]
-    top_n: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    documents: Texts | None = None
+    top_n: Limit | None = None
     return_documents: bool | None = None
+    raw_scores: bool | None = None
+    """Infinity's and TEI's for `use_activation`, the other way round."""
+
+    texts: list[str] | None = None
+    """TEI's for `documents`: what stands below is TEI's, too, and so is the answer."""
+    return_text: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: tei.Direction | None = None
 
 
 _SCORE: Final = msgspec.json.Decoder(ScoreBody)
@@ -85,16 +100,38 @@ def read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     if len(queries) not in (1, len(documents)):
         found = f"found {len(queries)} and {len(documents)}"
         raise wrong(names[0], f"{names[0]} and {names[1]} must be 1:1, 1:N or N:N texts; {found}")
-    return _request(fields, queries, documents, card), encode_score
+    request = _request(fields, queries, documents, card, activate=fields.use_activation is not False)
+    return request, named(encode_score, fields.request_id)
 
 
-def read_rerank(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
-    """See `Read`."""
+def read_rerank(
+    body: Body, card: ModelCard, *, version: Literal["1", "2"], kind: str, auto_truncate: bool
+) -> tuple[ScoreRequest, Write]:
+    """See `Read`.
+
+    Args:
+        body: See `Read`.
+        card: See `Read`.
+        version: Of Cohere's API, for its clients.
+        kind: The answer's `object`.
+        auto_truncate: Whether TEI's requests are cut where they do not say.
+    """
     fields = jsons.decode(_RERANK, body)
-    queries, documents = _texts(fields.query, "query"), _texts(fields.documents, "documents")
+    query = _texts(fields.query, "query")
+    if fields.documents is None and fields.texts is not None:
+        texts = _texts(fields.texts, "texts")
+        cut = auto_truncate if fields.truncate is None else fields.truncate
+        if fields.truncation_direction == "Left":
+            raise wrong("truncation_direction", "of a query and a text, the longer one is cut on the right")
+        request = _request(fields, query, texts, card, activate=not fields.raw_scores, cut=cut)
+        return request, partial(tei.encode_rerank, texts=texts if fields.return_text else None)
+    if fields.documents is None:
+        raise wrong("documents", "this field is required")
+    documents = _texts(fields.documents, "documents")
+    activate = fields.use_activation is not False and not fields.raw_scores
     kept = None if fields.return_documents is False else documents
-    write = partial(encode_rerank, documents=kept, top_n=fields.top_n)
-    return _request(fields, queries, documents, card), write
+    write = partial(encode_rerank, documents=kept, top_n=fields.top_n, version=version, kind=kind)
+    return _request(fields, query, documents, card, activate=activate), named(write, fields.request_id)
 
 
 def _names(fields: ScoreBody) -> tuple[str, str]:
@@ -110,11 +147,11 @@ def _names(fields: ScoreBody) -> tuple[str, str]:
     raise wrong("queries", f"give one of the pairs {', '.join(f'{first} and {second}' for first, second in PAIRS)}")
 
 
-def _texts(given: Texts | list[Text], field: str) -> tuple[str, ...]:
-    if not isinstance(given, list):
+def _texts(given: Texts | Sequence[Text], field: str) -> tuple[str, ...]:
+    if isinstance(given, str | Document):
         return (_text(given, field, None),)
     if not given:
-        raise wrong(field, "at least one text is needed")
+        raise NoInputs(f"{field}: at least one text is needed", param=field)
     return tuple(_text(text, f"{field}[{index}]", index) for index, text in enumerate(given))
 
 
@@ -128,18 +165,28 @@ def _text(given: Text, where: str, index: int | None) -> str:
 
 
 def _request(
-    fields: CommonFields, queries: tuple[str, ...], documents: tuple[str, ...], card: ModelCard
+    fields: CommonFields,
+    queries: tuple[str, ...],
+    documents: tuple[str, ...],
+    card: ModelCard,
+    *,
+    activate: bool,
+    cut: bool = True,
 ) -> ScoreRequest:
     check_max_tokens(fields.truncate_prompt_tokens)
+    given = (fields.chat_template_kwargs or {}).get("instruction", fields.instruction)
+    if given is not None and not isinstance(given, str):
+        raise wrong("chat_template_kwargs.instruction", "expected a text")
+    longest = MODEL_MAX if cut else None
     return ScoreRequest(
         queries=queries,
         documents=documents,
         model=fields.model,
-        activate=fields.use_activation is not False,
-        max_tokens=MODEL_MAX if fields.truncate_prompt_tokens is None else fields.truncate_prompt_tokens,
+        activate=activate,
+        max_tokens=longest if fields.truncate_prompt_tokens is None else fields.truncate_prompt_tokens,
         max_query_tokens=_limit("max_tokens_per_query", fields.max_tokens_per_query, card),
         max_document_tokens=_limit("max_tokens_per_doc", fields.max_tokens_per_doc, card),
-        instruction=fields.instruction,
+        instruction=given,
     )
 
 
@@ -150,7 +197,7 @@ def _limit(field: str, value: int | None, card: ModelCard) -> int | None:
     return value or None
 
 
-def encode_score(result: ScoreResult, /, *, request_id: str, created: int) -> bytes:
+def encode_score(result: ScoreResult, /, *, request_id: str, created: int) -> Content:
     """Write the scores, in the order of the documents; see `Write`."""
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(result.scores)]
     return listing("score", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
@@ -161,6 +208,8 @@ def encode_rerank(
     /,
     documents: tuple[str, ...] | None,
     top_n: int | None,
+    version: Literal["1", "2"],
+    kind: str,
     *,
     request_id: str,
     created: int,
@@ -171,14 +220,26 @@ def encode_rerank(
         result: Scores of the documents.
         documents: Their texts; None leaves them out.
         top_n: How many to write. 0 and None: all of them.
+        version: See `read_rerank`.
+        kind: See `read_rerank`.
         request_id: See `Write`.
         created: See `Write`.
     """
     results: list[dict[str, object]] = []
     for ranked in rank(result, top_n).ranking:
-        document = {} if documents is None else {"document": {"text": documents[ranked.index]}}
+        document = {} if documents is None else {"document": {"text": documents[ranked.index], "multi_modal": None}}
         score = np.float32(ranked.score)  # printed as `/score` prints it
         results.append({"index": ranked.index, **document, "relevance_score": score})
     usage = usage_fields(result.usage)
-    usage = {name: usage[name] for name in ("prompt_tokens", "total_tokens")}
-    return dump({"id": f"score-{request_id}", "model": result.model, "usage": usage, "results": results})
+    units = math.ceil(len(result.scores) / DOCUMENTS_A_SEARCH_UNIT)
+    return dump(
+        {
+            "id": f"score-{request_id}",
+            "object": kind,
+            "created": created,
+            "model": result.model,
+            "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
+            "results": results,
+            "meta": {"api_version": {"version": version}, "billed_units": {"search_units": units}},
+        }
+    )

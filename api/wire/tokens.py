@@ -8,8 +8,9 @@ import msgspec
 
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations, wrong
-from staged_pool.api.wire.exchange import Body, dump
-from staged_pool.api.wire.inputs import ModelName
+from staged_pool.api.wire.exchange import Body
+from staged_pool.api.wire.fields import ModelName
+from staged_pool.api.wire.pieces import dump
 from staged_pool.runtime.model import Tokens
 from staged_pool.runtime.requests import Chat
 
@@ -20,7 +21,6 @@ class TokenizeBody(ChatFields, kw_only=True):
     prompt: str | None = None
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     """One conversation, instead of `prompt`."""
-    model: ModelName | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

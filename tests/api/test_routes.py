@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 import staged_pool
 from staged_pool.api.app import Application
 from staged_pool.api.lobby import Lobby
-from staged_pool.api.routes import TASKS
+from staged_pool.api.routes import TASKS, TEI_PATHS
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, PairInput
+from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput
 from tests.api.serving import engine_on
 from tests.api.task_doubles import (
     CLASSIFIER,
@@ -256,11 +256,11 @@ async def test_limits_and_the_instruction_reach_the_model() -> None:
 async def test_rerank_sorts_documents_and_keeps_their_places(route: str) -> None:
     documents = ["y", "ax", "bca", "xa"]
     got = await answer(CROSS_ENCODER, route, query="abc", documents=documents)
-    assert set(got) == {"id", "model", "usage", "results"}
+    assert set(got) == {"id", "object", "created", "model", "usage", "results", "meta"}
     assert (got["id"], got["usage"]) == ("score-r", {"prompt_tokens": 20, "total_tokens": 20})
     assert [result["index"] for result in got["results"]] == [2, 1, 3, 0]
     for result in got["results"]:
-        assert result["document"] == {"text": documents[result["index"]]}
+        assert result["document"] == {"text": documents[result["index"]], "multi_modal": None}
         score = sigmoid(pair_logit("abc", documents[result["index"]]))
         assert result["relevance_score"] == pytest.approx(score, rel=1e-6)
 
@@ -286,19 +286,37 @@ async def test_rerank_keeps_the_best_and_leaves_documents_out_if_told() -> None:
         *((CLASSIFIER, route, "Rerank (Score)") for route in RERANK_ROUTES),
     ],
 )
-async def test_a_task_that_the_model_cannot_do_is_answered_501(card: ModelCard, route: str, name: str) -> None:
-    error = error_of(await ask(card, route, input="a"), 501)
-    assert error == {
-        "message": f"The model does not support {name} API",
-        "type": "NotImplementedError",
-        "param": None,
-        "code": 501,
-    }
+async def test_the_route_of_a_task_that_no_model_can_do_is_not_there(card: ModelCard, route: str, name: str) -> None:
+    response = await ask(card, route, input="a")
+    assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
+    assert TASKS[route].name == name
 
 
 async def test_pooling_for_what_the_model_does_not_give_is_answered_501() -> None:
     error = error_of(await ask(CARD_WITH_DENSE, "/pooling", input="a", task="sparse"), 501)
     assert error["message"] == "The model `letters` gives no sparse output, only: dense."
+
+
+async def test_a_task_that_only_another_model_can_do_is_answered_501() -> None:
+    lobby = Lobby()
+    others = replace(CLASSIFIER, name="others")
+    async with (
+        engine_on(TaskModel(EMBEDDER))(EngineConfig()) as one,
+        engine_on(TaskModel(others))(EngineConfig()) as two,
+    ):
+        lobby.open(one, two)
+        transport = httpx.ASGITransport(Application(lobby))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            wrong = await client.post("/v1/embeddings", json={"input": "a", "model": "others"})
+            right = await client.post("/predict", json={"inputs": "a"})
+            absent = await client.post("/classify_tokens", json={"input": "a", "model": "others"})
+    assert error_of(wrong, 501) == {
+        "message": "The model does not support Embeddings API",
+        "type": "NotImplementedError",
+        "param": None,
+        "code": 501,
+    }
+    assert (right.status_code, absent.status_code) == (200, 404)
 
 
 CARD_WITH_DENSE = replace(EMBEDDER, outputs=EMBEDDER.outputs[:1])
@@ -310,10 +328,18 @@ BODIES: dict[str, tuple[ModelCard, dict[str, Any]]] = {
     "/classify_tokens": (TAGGER, {"input": "a"}),
     **dict.fromkeys(SCORE_ROUTES, (CROSS_ENCODER, {"queries": "a", "documents": "b"})),
     **dict.fromkeys(RERANK_ROUTES, (CROSS_ENCODER, {"query": "a", "documents": ["b"]})),
+    "/embeddings": (EMBEDDER, {"input": "a"}),
+    "/v1/embed": (EMBEDDER, {"texts": ["a"]}),
+    "/v2/embed": (EMBEDDER, {"texts": ["a"]}),
+    "/embed": (EMBEDDER, {"inputs": "a"}),
+    "/embed_all": (EMBEDDER, {"inputs": "a"}),
+    "/embed_sparse": (EMBEDDER, {"inputs": "a"}),
+    "/predict": (CLASSIFIER, {"inputs": "a"}),
+    "/similarity": (EMBEDDER, {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
 }
 
 
-@pytest.mark.parametrize("route", TASKS)
+@pytest.mark.parametrize("route", [route for route in TASKS if route not in TEI_PATHS])
 async def test_every_task_answers_404_for_another_model(route: str) -> None:
     card, body = BODIES[route]
     error = error_of(await ask(card, route, **body, model="other"), 404)
@@ -330,15 +356,24 @@ async def test_every_task_takes_the_served_name_or_none_and_ignores_what_it_does
 
 @pytest.mark.parametrize("route", TASKS)
 async def test_every_task_names_a_missing_field(route: str) -> None:
-    error = error_of(await ask(BODIES[route][0], route), 400)
-    assert error["param"] in BODIES[route][1]
-    assert error["message"].startswith(error["param"])
+    response = await ask(BODIES[route][0], route)
+    if route in TEI_PATHS:
+        wanted = {"error": "inputs: this field is required", "error_type": "validation"}
+        assert (response.status_code, response.json()) == (422, wanted)
+    elif route.endswith("/embed"):
+        message = "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
+        assert error_of(response, 400)["message"] == message
+    else:
+        error = error_of(response, 400)
+        assert error["param"] in BODIES[route][1]
+        assert error["message"].startswith(error["param"])
 
 
 @pytest.mark.parametrize("route", TASKS)
 async def test_under_overload_every_task_is_turned_away_before_its_body_is_read(route: str) -> None:
     gate, lobby = Gate(), Lobby()
-    async with engine_on(LetterModel(on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
+    card = replace(BODIES[route][0], outputs=(*Output,))
+    async with engine_on(LetterModel(card, on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
         lobby.open(engine)
         application = Application(lobby)
         async with anyio.create_task_group() as tasks:

@@ -15,9 +15,7 @@ LOOPS = pytest.mark.parametrize("run", [asyncio.run, lambda main: trio.run(lambd
 
 def same_ranking(found: Any, wanted: RerankResult) -> None:
     assert [one.index for one in found.results] == [one.index for one in wanted.ranking]
-    assert_allclose(
-        [one.relevance_score for one in found.results], [one.score for one in wanted.ranking], atol=WITHIN
-    )
+    assert_allclose([one.relevance_score for one in found.results], [one.score for one in wanted.ranking], atol=WITHIN)
 
 
 @pytest.mark.parametrize("version", ["Client", "ClientV2"])

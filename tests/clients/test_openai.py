@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 from numpy.testing import assert_allclose
@@ -64,21 +64,23 @@ def test_models_and_errors(server: Oracle) -> None:
             client.embeddings.create(model="embedder", input="a")
 
 
-@pytest.mark.parametrize("cut", [-1, 4])
-def test_what_vllm_bench_sends_is_taken(server: Oracle, cut: int) -> None:
-    """`vllm bench serve --backend openai-embeddings` and its reranker send every field of these."""
-    import httpx
-
+def test_what_vllms_benchmark_sends_is_taken(server: Oracle) -> None:
+    """Every payload of the pooling backends of `vllm bench serve`: texts are cut at what the model takes."""
+    httpx = client_package("httpx", of_the_extra=False)
+    long = "A function call with many arguments and one more. " * 60
+    cut = {"truncate_prompt_tokens": -1}
     with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}) as client:
-        embedded = client.post(
-            "/v1/embeddings",
-            json={"model": "embedder", "input": TEXTS[0], "truncate_prompt_tokens": cut},
-        ).json()
-        ranked = client.post(
-            "/v1/rerank",
-            json={"model": "ranker", "query": TEXTS[0], "documents": TEXTS[1:], "truncate_prompt_tokens": cut * 3},
-        )
-    wanted = server("embedder", "embed", TEXTS[0], max_tokens=MODEL_MAX if cut == -1 else cut)
-    assert_allclose([embedded["data"][0]["embedding"]], wanted.embeddings, atol=WITHIN)
-    assert embedded["usage"]["prompt_tokens"] == wanted.usage.prompt_tokens
-    assert np.isfinite([one["relevance_score"] for one in ranked.json()["results"]]).all() or cut == -1
+
+        def usage(path: str, body: dict[str, Any]) -> Any:
+            answer = client.post(path, json=body).raise_for_status()
+            body = json.loads(answer.headers["metadata"]) if "metadata" in answer.headers else answer.json()
+            return body["usage"]["prompt_tokens"]
+
+        wanted = server("embedder", "embed", long, max_tokens=MODEL_MAX).usage.prompt_tokens
+        for how in ({}, {"encoding_format": "base64"}, {"encoding_format": "bytes"}):
+            assert usage("/v1/embeddings", {"model": "embedder", "input": long, **cut, **how}) == wanted
+            assert usage("/v1/embeddings", {"model": "embedder", "input": [long] * 2, **cut, **how}) == 2 * wanted
+        assert usage("/embeddings", {"model": "embedder", "input": TEXTS[0]}) > 0  # Infinity's
+        assert usage("/pooling", {"model": "embedder", "input": long, **cut}) == wanted
+        wanted = server("ranker", "score", long, TEXTS, max_tokens=MODEL_MAX).usage.prompt_tokens
+        assert usage("/rerank", {"model": "ranker", "query": long, "documents": TEXTS, **cut}) == wanted

@@ -158,7 +158,7 @@ class SimModel:
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
         text = str(source)
-        return Tokens([ord(c) for c in text], [text])
+        return Tokens([ord(c) for c in text], [text], [(0, len(text))])
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(chr, ids))

@@ -155,6 +155,9 @@ class TextReader:
         start, end = 0, len(bare)
         try:
             if limit is not None and tokens > limit:
+                if text.must_fit:
+                    message = f"The input has more than {limit} tokens, and is not to be cut. Please reduce its length."
+                    raise InvalidInput(message, param="input")
                 room = max(limit - around, 0)
                 start, end = (0, room) if text.truncate_side == "right" else (end - room, end)
             elif tokens > reading.longest:

@@ -108,7 +108,11 @@ class TextTokenizer:
         text = source if isinstance(source, str) else self._texts.write_chat(source)
         check_text(text)
         encoding = self._shared.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
-        return Tokens(encoding.ids, encoding.tokens)
+        spans = [
+            None if special else span
+            for span, special in zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
+        ]
+        return Tokens(encoding.ids, encoding.tokens, spans)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text that tokens spell, as the tokenizer's decoder joins them.

@@ -90,7 +90,7 @@ def test_the_strategy_reaches_the_request(strategy: Any) -> None:
         (
             b'{"input":"a","aggregation_strategy":"mean"}',
             "aggregation_strategy: Invalid enum value 'mean'; "
-            "expected one of `none`, `simple`, `first`, `average`, `max`",
+            "expected one of `none`, `simple`, `first`, `average`, `max` (literal_error)",
             "aggregation_strategy",
         ),
         (

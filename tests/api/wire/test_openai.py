@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from staged_pool.api.wire import openai
-from staged_pool.api.wire.exchange import EncodingFormat, Exchange
+from staged_pool.api.wire.encodings import Encoding, Form
+from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.stages.errors import InvalidInput
 from tests.doubles import CARD
 
+OBJECT = "expected an object with either `text` or `image`, or a message with a `role`"
+FORMS = "`float`, `base64`, `bytes`, `bytes_only` (literal_error)"
 TEXT = st.text(st.characters(codec="utf-8"))
 IDS = st.lists(st.integers(0, 2**40), min_size=1)
 VECTORS = st_numpy.arrays(
@@ -29,12 +32,12 @@ VECTORS = st_numpy.arrays(
 
 
 def request(**fields: Any) -> EmbedRequest:
-    return openai.decode_embeddings(json.dumps(fields).encode())[0]
+    return openai.read_embeddings(json.dumps(fields).encode(), CARD)[0]
 
 
 def refusal(body: bytes) -> InvalidInput:
     with pytest.raises(InvalidInput) as caught:
-        openai.decode_embeddings(body)
+        openai.read_embeddings(body, CARD)
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -62,7 +65,7 @@ def test_a_list_of_lists_of_token_ids_is_many_inputs(lists: list[list[int]]) -> 
 @given(st.text(st.sampled_from(" \t\r\n")), st.text(st.sampled_from(" \t\r\n")))
 def test_white_space_does_not_change_the_form(before: str, inside: str) -> None:
     body = f'{{"input":{before}[{inside}"a"{inside},{inside}"b"]{before}}}'
-    assert [i.source for i in openai.decode_embeddings(body.encode())[0].inputs] == ["a", "b"]
+    assert [i.source for i in openai.read_embeddings(body.encode(), CARD)[0].inputs] == ["a", "b"]
 
 
 def test_settings_reach_the_request() -> None:
@@ -103,11 +106,11 @@ def test_minus_one_cuts_at_what_the_model_takes() -> None:
         (b"{}", "input: this field is required", "input", None),
         (b'{"input":null}', "input: Expected `str`, got `null`", "input", None),
         (b'{"input":5}', "input: Expected `str`, got `int`", "input", None),
-        (b'{"input":{}}', "input: Expected `str`, got `object`", "input", None),
+        (b'{"input":{}}', f"input: {OBJECT}", "input", None),
         (b'{"input":[]}', "You must pass at least one prompt", "input", None),
         (b'{"input":[[]]}', "input[0]: a list of token ids must not be empty", "input", 0),
         (b'{"input":[[1],[]]}', "input[1]: a list of token ids must not be empty", "input", 1),
-        (b'{"input":[{"type":"text"}]}', "input[0].role: this field is required", "input", None),
+        (b'{"input":[{"type":"text"}]}', f"input[0]: {OBJECT}", "input", 0),
         (b'{"input":["a",1]}', "input[1]: Expected `str`, got `int`", "input", 1),
         (b'{"input":[1,"a"]}', "input[1]: Expected `int`, got `str`", "input", 1),
         (b'{"input":[1,true]}', "input[1]: Expected `int`, got `bool`", "input", 1),
@@ -119,14 +122,14 @@ def test_minus_one_cuts_at_what_the_model_takes() -> None:
         (b'{"input":"a","dimensions":0}', "dimensions: Expected `int` >= 1", "dimensions", None),
         (b'{"input":"a","dimensions":true}', "dimensions: Expected `int | null`, got `bool`", "dimensions", None),
         (
-            b'{"input":"a","encoding_format":"bytes"}',
-            "encoding_format: Invalid enum value 'bytes'; expected one of `float`, `base64`",
+            b'{"input":"a","encoding_format":"hex"}',
+            f"encoding_format: Invalid enum value 'hex'; expected one of {FORMS}",
             "encoding_format",
             None,
         ),
         (
             b'{"input":"a","truncation_side":"middle"}',
-            "truncation_side: Invalid enum value 'middle'; expected one of `left`, `right`",
+            "truncation_side: Invalid enum value 'middle'; expected one of `left`, `right` (literal_error)",
             "truncation_side",
             None,
         ),
@@ -178,29 +181,29 @@ def test_a_body_that_is_cut_off_is_refused_as_such(body: bytes) -> None:
 
 def test_of_what_the_caller_wrote_an_error_repeats_little_and_in_one_line() -> None:
     error = refusal(b'{"input":"a","encoding_format":"' + b"x" * 10**6 + b'"}')
-    assert str(error) == f"encoding_format: Invalid enum value '{'x' * 39}…'; expected one of `float`, `base64`"
+    assert str(error) == f"encoding_format: Invalid enum value '{'x' * 39}…'; expected one of {FORMS}"
     error = refusal(b'{"input":"a","encoding_format":"it\'s ' + b"x" * 10**6 + rb'\n"}')
-    assert str(error) == f"encoding_format: Invalid enum value 'it's {'x' * 34}…'; expected one of `float`, `base64`"
+    assert str(error) == f"encoding_format: Invalid enum value 'it's {'x' * 34}…'; expected one of {FORMS}"
     assert len(str(refusal(b'{"input":"a","model":"' + b"x" * 10**6 + b'"}'))) < 100
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_at_all_raise_anything_but_invalid_input(body: bytes) -> None:
     with pytest.raises(InvalidInput):
-        openai.decode_embeddings(body)
+        openai.read_embeddings(body, CARD)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=8))
 def test_no_value_of_input_raises_anything_but_invalid_input(value: object) -> None:
     try:
-        openai.decode_embeddings(json.dumps({"input": value}).encode())
+        openai.read_embeddings(json.dumps({"input": value}).encode(), CARD)
     except InvalidInput:
         return
 
 
-def answer(vectors: np.ndarray[Any, Any], encoding: EncodingFormat) -> Any:
+def answer(vectors: np.ndarray[Any, Any], encoding: Form) -> Any:
     result = EmbedResult(dense=vectors, usage=Usage(7), model="m")
-    return json.loads(openai.encode_embeddings(result, encoding, request_id="r", created=1))
+    return json.loads(openai.encode_embeddings(result, {"": Encoding(encoding)}, request_id="r", created=1))
 
 
 @given(VECTORS)
@@ -239,7 +242,7 @@ def test_a_view_into_wider_rows_is_encoded_too() -> None:
 def test_a_call_answers_in_the_encoding_that_its_body_asked_for() -> None:
     call = Exchange(openai.read_embeddings, b'{"input":"a","encoding_format":"base64"}', CARD, "r")
     assert call.decode() == EmbedRequest(inputs=(TextInput("a"),))
-    body = json.loads(call.encode(EmbedResult(dense=np.ones((1, 2), np.float32), usage=Usage(1), model="m")))
+    body = json.loads(call.encode(EmbedResult(dense=np.ones((1, 2), np.float32), usage=Usage(1), model="m")).content)
     assert body["id"] == "embd-r"
     assert body["data"][0]["embedding"] == base64.b64encode(np.ones(2, "<f4").tobytes()).decode()
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
-from staged_pool.api.wire.exchange import EncodingFormat, Exchange
+from staged_pool.api.wire.encodings import Form
+from staged_pool.api.wire.exchange import Exchange
 from staged_pool.api.wire.pooling import OUTPUTS, read_pooling
 from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TextInput, TokenClassifyRequest
@@ -39,7 +40,7 @@ def data(answer_to: dict[str, Any], result: Any) -> Any:
     """What the only input is answered with."""
     exchange = Exchange(read_pooling, json.dumps({"input": "a", **answer_to}).encode(), ALL, "r")
     exchange.decode()
-    [item] = json.loads(exchange.encode(result))["data"]
+    [item] = json.loads(exchange.encode(result).content)["data"]
     assert (item["index"], item["object"]) == (0, "pooling")
     return item["data"]
 
@@ -80,7 +81,7 @@ def test_several_tasks_are_one_request() -> None:
         (
             {"task": "other"},
             "task: Invalid enum value 'other'; "
-            "expected one of `embed`, `token_embed`, `sparse`, `classify`, `token_classify`",
+            "expected one of `embed`, `token_embed`, `sparse`, `classify`, `token_classify` (literal_error)",
             "task",
         ),
         ({"task": []}, "task: at least one task is needed", "task"),
@@ -91,7 +92,8 @@ def test_several_tasks_are_one_request() -> None:
         ({"use_activation": "no"}, "use_activation: Expected `bool | null`, got `str`", "use_activation"),
         (
             {"encoding_format": "hex"},
-            "encoding_format: Invalid enum value 'hex'; expected one of `float`, `base64`",
+            "encoding_format: Invalid enum value 'hex'; "
+            "expected one of `float`, `base64`, `bytes`, `bytes_only` (literal_error)",
             "encoding_format",
         ),
     ],
@@ -123,7 +125,7 @@ def test_sparse_vectors_come_back_as_they_are(entries: dict[int, float]) -> None
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_several_outputs_stand_under_their_names(encoding: EncodingFormat) -> None:
+def test_several_outputs_stand_under_their_names(encoding: Form) -> None:
     result = embedded(
         dense=np.ones((1, 2), np.float32),
         sparse=(SparseVector(np.array([5], np.int32), np.array([0.5], np.float32)),),

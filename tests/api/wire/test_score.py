@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from staged_pool.runtime.results import ScoreResult, Usage
 from staged_pool.stages.errors import InvalidInput
 from tests.api.task_doubles import CROSS_ENCODER as CARD
 
+READ_RERANK = partial(read_rerank, version="2", kind="list", auto_truncate=True)
 TEXT = st.text(st.characters(codec="utf-8"))
 SCORES = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=9)
 
@@ -27,7 +29,7 @@ def scored(**fields: Any) -> ScoreRequest:
 
 
 def reranked(**fields: Any) -> ScoreRequest:
-    return read_rerank(json.dumps(fields).encode(), CARD)[0]
+    return READ_RERANK(json.dumps(fields).encode(), CARD)[0]
 
 
 def result(*scores: float) -> ScoreResult:
@@ -35,7 +37,7 @@ def result(*scores: float) -> ScoreResult:
 
 
 def ranking(scores: list[float], documents: tuple[str, ...] | None, top_n: int | None) -> Any:
-    return json.loads(encode_rerank(result(*scores), documents, top_n, request_id="r", created=1))
+    return json.loads(encode_rerank(result(*scores), documents, top_n, "2", "list", request_id="r", created=1))
 
 
 @given(TEXT, st.lists(TEXT, min_size=1))
@@ -196,7 +198,7 @@ def test_what_is_wrong_with_a_request_for_scores_is_named(fields: dict[str, Any]
         ({"documents": ["a"]}, "query: this field is required", "query"),
         ({"query": "a"}, "documents: this field is required", "documents"),
         ({"query": ["a"], "documents": ["a"]}, "query: Expected `str | object`, got `array`", "query"),
-        ({"query": "a", "documents": "a"}, "documents: Expected `array`, got `str`", "documents"),
+        ({"query": "a", "documents": 1}, "documents: Expected `str | object | array | null`, got `int`", "documents"),
         ({"query": "a", "documents": []}, "documents: at least one text is needed", "documents"),
         ({"query": "a", "documents": [1]}, "documents[0]: Expected `str | object`, got `int`", "documents"),
         ({"query": "a", "documents": ["b", {}]}, "documents[1].text: this field is required", "documents"),
@@ -236,14 +238,17 @@ def test_the_answer_with_scores_is_vllms_field_by_field() -> None:
     }
 
 
-def test_the_answer_with_a_ranking_is_vllms_field_by_field() -> None:
+def test_the_answer_with_a_ranking_has_the_fields_of_every_dialect() -> None:
     assert ranking([0.25, 0.5], ("a", "b"), None) == {
         "id": "score-r",
+        "object": "list",
+        "created": 1,
         "model": "m",
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
         "results": [
-            {"index": 1, "document": {"text": "b"}, "relevance_score": 0.5},
-            {"index": 0, "document": {"text": "a"}, "relevance_score": 0.25},
+            {"index": 1, "document": {"text": "b", "multi_modal": None}, "relevance_score": 0.5},
+            {"index": 0, "document": {"text": "a", "multi_modal": None}, "relevance_score": 0.25},
         ],
     }
 
@@ -270,6 +275,6 @@ def test_both_routes_print_a_score_alike_and_as_it_is(scores: list[float]) -> No
 
 def test_a_ranking_leaves_out_what_was_not_wanted() -> None:
     body = json.dumps({"query": "a", "documents": ["b", "c"], "top_n": 1, "return_documents": False}).encode()
-    exchange = Exchange(read_rerank, body, CARD, "r")
+    exchange = Exchange(READ_RERANK, body, CARD, "r")
     exchange.decode()
-    assert json.loads(exchange.encode(result(0, 1)))["results"] == [{"index": 1, "relevance_score": 1.0}]
+    assert json.loads(exchange.encode(result(0, 1)).content)["results"] == [{"index": 1, "relevance_score": 1.0}]

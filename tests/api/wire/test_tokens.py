@@ -70,7 +70,9 @@ def test_no_bytes_at_all_raise_anything_but_invalid_input(body: bytes) -> None:
 
 @pytest.mark.parametrize("with_strings", [True, False])
 def test_tokens_are_answered_with_their_strings_only_if_asked(with_strings: bool) -> None:
-    body = json.loads(tokens.encode_tokens(Tokens([5, 6], ["a", "b"]), max_tokens=9, with_strings=with_strings))
+    body = json.loads(
+        tokens.encode_tokens(Tokens([5, 6], ["a", "b"], [(0, 1), (1, 2)]), max_tokens=9, with_strings=with_strings)
+    )
     strings = ["a", "b"] if with_strings else None
     assert body == {"count": 2, "max_model_len": 9, "tokens": [5, 6], "token_strs": strings}
 

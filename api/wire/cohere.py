@@ -1,0 +1,177 @@
+"""Cohere's `/v2/embed`, and `/v1/embed`, whose answer is another one unless it is asked for types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from staged_pool.api.wire import jsons
+from staged_pool.api.wire.chat import text_of_part, wrong
+from staged_pool.api.wire.encodings import check_bits
+from staged_pool.api.wire.exchange import Body, Write, named
+from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
+from staged_pool.api.wire.jina import EmbeddingType, encoding_of, image_source
+from staged_pool.api.wire.pieces import Content, dump, dump_list, joined
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Image, TextInput
+from staged_pool.runtime.results import EmbedResult
+from staged_pool.stages.errors import InvalidInput, NoInputs, shortened
+
+Version: TypeAlias = Literal["1", "2"]
+
+INPUT_TYPES: Final[Mapping[str, str | None]] = {
+    "search_query": "query",
+    "search_document": "document",
+    "classification": None,
+    "clustering": None,
+    "image": None,
+}
+"""What Cohere's clients say that a text is for, and the role that it has with models that tell roles apart. A model
+that has no prompt for it needs none."""
+
+
+class InputPart(msgspec.Struct):
+    """A part of an input; pictures are in a URL."""
+
+    type: str
+    text: str | None = None
+    image_url: Any = None
+
+
+class Input(msgspec.Struct):
+    """Texts and pictures that have one vector together."""
+
+    content: str | list[InputPart]
+
+
+class EmbedBody(RequestFields, kw_only=True):
+    """The body of a request; fields that are not named are ignored."""
+
+    input_type: str | None = None
+    """One of the model's prompts, or one of Cohere's own names."""
+    texts: list[str] | None = None
+    images: list[str] | None = None
+    """Data URLs."""
+    inputs: list[Input] | None = None
+    output_dimension: Dimensions | None = None
+    embedding_types: Annotated[list[EmbeddingType], msgspec.Meta(min_length=1)] | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    """Which end of a text that is too long is cut off; None as END."""
+    max_tokens: Limit | None = None
+
+
+_BODY: Final = msgspec.json.Decoder(EmbedBody)
+
+
+def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedRequest, Write]:
+    """See `Read`."""
+    fields = jsons.decode(_BODY, body)
+    types = tuple(dict.fromkeys(fields.embedding_types or ("float",)))
+    for name in types:
+        check_bits(encoding_of(name).dtype, fields.output_dimension or card.width, "embedding_types")
+    inputs = _inputs(fields)
+    request = EmbedRequest(
+        inputs=inputs,
+        model=fields.model,
+        dimensions=fields.output_dimension,
+        prompt_name=_prompt_name(fields.input_type, card),
+    )
+    write = partial(
+        encode_embed,
+        types=None if version == "1" and fields.embedding_types is None else types,
+        texts=fields.texts,
+        pictures=any(isinstance(given, Image) for given in inputs),
+        version=version,
+    )
+    return request, named(write, fields.request_id)
+
+
+def _inputs(fields: EmbedBody) -> tuple[TextInput | Image, ...]:
+    given = [name for name in ("texts", "images", "inputs") if getattr(fields, name)]
+    if len(given) != 1:
+        message = "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
+        raise (InvalidInput if given else NoInputs)(message, param="texts")
+    if fields.images:
+        return tuple(image_source(url, f"images[{index}]", index) for index, url in enumerate(fields.images))
+    if fields.inputs:
+        return tuple(_input(each, index, fields) for index, each in enumerate(fields.inputs))
+    return tuple(_text(text, fields) for text in fields.texts or ())
+
+
+def _input(given: Input, index: int, fields: EmbedBody) -> TextInput | Image:
+    where = f"inputs[{index}].content"
+    if isinstance(given.content, str):
+        return _text(given.content, fields)
+    if not given.content:
+        raise wrong(where, "at least one part is needed", index)
+    parts = enumerate(given.content)
+    texts = [text_of_part(part.type, part.text, f"{where}[{place}]", index) for place, part in parts]
+    return _text("\n".join(texts), fields)
+
+
+def _text(text: str, fields: EmbedBody) -> TextInput:
+    limit = fields.max_tokens or None
+    if fields.truncate == "NONE":
+        return TextInput(text, max_tokens=limit, must_fit=True)
+    side: Final = "left" if fields.truncate == "START" else "right"
+    return TextInput(text, max_tokens=limit or MODEL_MAX, truncate_side=side)
+
+
+def _prompt_name(input_type: str | None, card: ModelCard) -> str | None:
+    if input_type is None or input_type in card.prompts:
+        return input_type
+    if input_type not in INPUT_TYPES:
+        known = ", ".join(dict.fromkeys((*card.prompts, *INPUT_TYPES)))
+        message = f"Unsupported input_type '{shortened(input_type)}'. Supported values: {known}"
+        raise InvalidInput(message, param="input_type")
+    return INPUT_TYPES[input_type] if card.prompts else None
+
+
+def encode_embed(
+    result: EmbedResult,
+    /,
+    types: tuple[EmbeddingType, ...] | None,
+    texts: list[str] | None,
+    pictures: bool,
+    version: Version,
+    *,
+    request_id: str,
+    created: int,
+) -> Content:
+    """Write the answer; see `Write`.
+
+    Args:
+        result: The vectors.
+        types: How they are written, each under its name. None: as one list of floats, without a name.
+        texts: Echoed.
+        pictures: Whether the tokens are to be counted as those of pictures.
+        version: Of the API.
+        request_id: See `Write`.
+        created: See `Write`.
+    """
+    kind = "embeddings_floats" if types is None else "embeddings_by_type"
+    units = {"image_tokens" if pictures else "input_tokens": result.usage.prompt_tokens}
+    after = {
+        **({} if texts is None else {"texts": texts}),
+        "meta": {"api_version": {"version": version}, "billed_units": units},
+        "response_type": kind,
+    }
+    opening = dump({"id": f"embd-{request_id}"})[:-1] + b',"embeddings":'
+    embeddings = _column(result, "float") if types is None else joined(_by_type(result, types))
+    return joined((opening, embeddings, b"," + dump(after)[1:]))
+
+
+def _by_type(result: EmbedResult, types: tuple[EmbeddingType, ...]) -> Iterator[Content]:
+    for place, name in enumerate(types):
+        yield (b"," if place else b"{") + dump(name) + b":"
+        yield _column(result, name)
+    yield b"}"
+
+
+def _column(result: EmbedResult, name: EmbeddingType) -> Content:
+    encoding = encoding_of(name)
+    rows = (encoding.value(row) for row in result.embeddings)
+    return dump_list(rows, item_values=result.embeddings.shape[1])

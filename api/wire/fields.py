@@ -1,0 +1,31 @@
+"""What every request of vLLM's contract may carry, whatever it asks for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+ModelName: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
+MaxTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
+Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Dimensions: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class RequestFields(msgspec.Struct, kw_only=True):
+    """Fields of a body; those that are not named here or in a subclass are ignored.
+
+    What is of the wrong type is refused in those, too, that have no meaning here.
+    """
+
+    model: ModelName | None = None
+    request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
+    """Becomes part of the answer's `id`; without it the one of `X-Request-Id` does."""
+    user: str | None = None
+    """Of no meaning here."""
+    priority: int | None = None
+    """Of no meaning here: requests share the device by what they ask of it."""
+    cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)] | None = None
+    """Of no meaning here: no request can tell what another one has cached."""
+    padding: Literal["max_length", "do_not_pad"] | None = None
+    """Of no meaning here: a model gets the padding that it was trained with."""

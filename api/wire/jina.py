@@ -1,0 +1,92 @@
+"""What Jina's clients send to `/v1/embeddings` beside OpenAI's fields."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from staged_pool.api.wire import jsons
+from staged_pool.api.wire.chat import wrong
+from staged_pool.api.wire.encodings import DType, Encoding
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import Image
+
+EmbeddingType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
+
+_ROLES: Final = {"query": "query", "passage": "document"}
+TASKS: Final = (
+    "retrieval.query", "retrieval.passage", "retrieval", "text-matching", "classification", "separation",
+    "code", "code.query", "code.passage", "nl2code.query", "nl2code.passage",
+)  # fmt: skip
+"""What Jina's clients may say that a text is for. A model that has no prompt for it needs none."""
+
+
+class ObjectInput(msgspec.Struct):
+    """An input that says what it is."""
+
+    text: str | None = None
+    image: str | None = None
+    """A URL, a data URL, or the picture in base64."""
+    role: Any = None
+    """What tells a message of a conversation from an input."""
+
+
+_OBJECT: Final = msgspec.json.Decoder(ObjectInput)
+_OBJECTS: Final = msgspec.json.Decoder(list[str | ObjectInput])
+
+
+def object_inputs(raw: msgspec.Raw, root: str) -> list[str | Image] | None:
+    """The inputs of a list in which objects stand, or of one object; None where they are messages.
+
+    Raises:
+        InvalidInput: Says which part is wrong and what would be right.
+    """
+    depth, _ = jsons.shape(raw)
+    if depth == 0:
+        return [_source(jsons.decode(_OBJECT, raw, root=root), root, None)]
+    given = jsons.decode(_OBJECTS, raw, root=root)
+    if isinstance(given[0], ObjectInput) and given[0].role is not None:
+        return None
+    return [_source(each, f"{root}[{index}]", index) for index, each in enumerate(given)]
+
+
+def _source(given: str | ObjectInput, where: str, index: int | None) -> str | Image:
+    if isinstance(given, str):
+        return given
+    if (given.text is None) == (given.image is None):
+        raise wrong(where, "expected an object with either `text` or `image`, or a message with a `role`", index)
+    if given.image is not None:
+        return image_source(given.image, f"{where}.image", index)
+    return given.text or ""
+
+
+def image_source(given: str, where: str, index: int | None) -> Image:
+    """A picture that is named or sent as a text."""
+    raise wrong(where, "pictures are not read here", index)
+
+
+def prompt_name(task: str | None, card: ModelCard) -> str | None:
+    """Which of a model's prompts stands for a task.
+
+    Raises:
+        InvalidInput: There is no such task.
+    """
+    if task is None or task in card.prompts:
+        return task
+    if task not in TASKS:
+        known = ", ".join(f"`{name}`" for name in dict.fromkeys((*card.prompts, *TASKS)))
+        raise wrong("task", f"expected one of {known}")
+    name = task.rpartition(".")[2]
+    if name in card.prompts:
+        return name
+    # The two roles have prompts under other names, too, and for a model without any they are nothing.
+    return _ROLES.get(name) if card.prompts else None
+
+
+def encoding_of(embedding_type: EmbeddingType) -> Encoding:
+    """How a vector of this type is written: as numbers, but for base64."""
+    if embedding_type == "base64":
+        return Encoding("base64", endianness="little")
+    dtype: DType = "float32" if embedding_type == "float" else embedding_type
+    return Encoding("float", dtype)

@@ -1,0 +1,250 @@
+"""The routes of text-embeddings-inference: texts are `inputs`, and answers are bare lists.
+
+A text that is too long is cut unless `truncate` is false, or the server was told not to (`auto_truncate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from staged_pool.api.wire import jsons
+from staged_pool.api.wire.chat import wrong
+from staged_pool.api.wire.exchange import Body, Write
+from staged_pool.api.wire.fields import Dimensions
+from staged_pool.api.wire.pieces import Content, dump, dump_list
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
+from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
+from staged_pool.runtime.tasks.embed import normalized
+from staged_pool.runtime.tasks.score import rank
+from staged_pool.stages.errors import NoInputs
+
+Direction: TypeAlias = Literal["Left", "Right"]
+Pairs: TypeAlias = str | list[str | list[str]]
+
+
+class Cutting(msgspec.Struct, kw_only=True):
+    """How texts that are too long are treated. Fields of a body that are not named are ignored."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: str | None = None
+
+    def text(self, source: str | tuple[int, ...], auto_truncate: bool) -> TextInput:
+        cut = auto_truncate if self.truncate is None else self.truncate
+        side: Final = "left" if self.truncation_direction == "Left" else "right"
+        return TextInput(source, max_tokens=MODEL_MAX if cut else None, truncate_side=side)
+
+
+class EmbedBody(Cutting, kw_only=True):
+    """The body of `/embed`, `/embed_all` and `/embed_sparse`."""
+
+    inputs: msgspec.Raw
+    """`str | list[str] | list[int] | list[list[int]]`."""
+    normalize: bool | None = None
+    dimensions: Dimensions | None = None
+
+
+class PredictBody(Cutting, kw_only=True):
+    """The body of `/predict`."""
+
+    inputs: Pairs
+    raw_scores: bool | None = None
+
+
+class Comparison(msgspec.Struct):
+    """What `/similarity` compares."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityBody(msgspec.Struct):
+    """The body of `/similarity`."""
+
+    inputs: Comparison
+    parameters: Cutting | None = None
+
+
+_EMBED: Final = msgspec.json.Decoder(EmbedBody)
+_PREDICT: Final = msgspec.json.Decoder(PredictBody)
+_SIMILARITY: Final = msgspec.json.Decoder(SimilarityBody)
+_TEXT: Final = msgspec.json.Decoder(str)
+_TEXTS: Final = msgspec.json.Decoder(list[str])
+_IDS: Final = msgspec.json.Decoder(list[int])
+_ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
+
+
+def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bool) -> tuple[EmbedRequest, Write]:
+    """See `Read`.
+
+    Args:
+        body: See `Read`.
+        card: See `Read`.
+        output: Which vectors the route gives.
+        auto_truncate: See the module.
+    """
+    fields = jsons.decode(_EMBED, body)
+    request = EmbedRequest(
+        inputs=tuple(fields.text(source, auto_truncate) for source in sources(fields.inputs)),
+        outputs=frozenset({output}),
+        dimensions=fields.dimensions,
+        normalize=fields.normalize is not False,
+        prompt_name=fields.prompt_name,
+    )
+    return request, _ENCODERS[output]
+
+
+def sources(raw: msgspec.Raw) -> Sequence[str | tuple[int, ...]]:
+    """What `inputs` holds: a text or its token ids, or a list of either.
+
+    Raises:
+        InvalidInput: It holds anything else.
+        NoInputs: It holds none.
+    """
+    depth, first = jsons.shape(raw)
+    if depth == 0:
+        return (jsons.decode(_TEXT, raw, root="inputs"),)
+    if depth == 2:
+        lists = jsons.decode(_ID_LISTS, raw, root="inputs")
+        return [_ids(ids, index) for index, ids in enumerate(lists)]
+    if first == b"]":
+        raise _empty("inputs")
+    if first == b'"':
+        return jsons.decode(_TEXTS, raw, root="inputs")
+    return (_ids(jsons.decode(_IDS, raw, root="inputs"), 0),)
+
+
+def _ids(ids: list[int], index: int) -> tuple[int, ...]:
+    if not ids:
+        raise NoInputs(f"inputs[{index}]: a list of token ids must not be empty", param="inputs", index=index)
+    return tuple(ids)
+
+
+def _empty(field: str) -> NoInputs:
+    return NoInputs(f"`{field}` cannot be empty", param=field)
+
+
+def encode_embed(result: EmbedResult, /, *, request_id: str, created: int) -> Content:
+    """Write the vectors; see `Write`."""
+    vectors = np.ascontiguousarray(result.embeddings)
+    return dump_list(vectors, item_values=vectors.shape[1])
+
+
+def encode_embed_all(result: EmbedResult, /, *, request_id: str, created: int) -> Content:
+    """Write the vectors of the tokens of each input; see `Write`."""
+    matrices = [np.ascontiguousarray(matrix) for matrix in result.multi_vector or ()]
+    return dump_list(matrices, item_values=max(matrix.size for matrix in matrices))
+
+
+def encode_embed_sparse(result: EmbedResult, /, *, request_id: str, created: int) -> Content:
+    """Write the entries of each vector that are not 0; see `Write`."""
+    vectors = result.sparse or ()
+    rows = (
+        [{"index": index, "value": value} for index, value in zip(vector.indices.tolist(), vector.values, strict=True)]
+        for vector in vectors
+    )
+    return dump_list(rows, item_values=4 * max(len(vector.indices) for vector in vectors))
+
+
+_ENCODERS: Final[Mapping[Output, Write]] = {
+    Output.DENSE: encode_embed,
+    Output.MULTI_VECTOR: encode_embed_all,
+    Output.SPARSE: encode_embed_sparse,
+}
+
+
+def read_predict(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[ClassifyRequest, Write]:
+    """See `Read`, and `read_embed`. A text or `[text]` is one input, `[text, text]` a pair; a list of lists many."""
+    fields = jsons.decode(_PREDICT, body)
+    given = fields.inputs
+    if not given:
+        raise _empty("inputs")
+    lists = [[given]] if isinstance(given, str) else [given] if isinstance(given[0], str) else given
+    inputs = tuple(_predicted(texts, index, fields, auto_truncate) for index, texts in enumerate(lists))
+    single = isinstance(given, str) or isinstance(given[0], str)
+    request = ClassifyRequest(inputs=inputs, activate=not fields.raw_scores)
+    return request, partial(encode_predict, single=single)
+
+
+def _predicted(
+    given: str | Sequence[str | list[str]], index: int, fields: PredictBody, auto_truncate: bool
+) -> TextInput | PairInput:
+    texts = [text for text in given if isinstance(text, str)] if not isinstance(given, str) else []
+    if len(texts) != len(given) or len(texts) not in (1, 2):
+        raise wrong(f"inputs[{index}]", "expected a list of one text, or of the two of a pair", index)
+    text = fields.text(texts[0], auto_truncate)
+    if len(texts) == 1:
+        return text
+    if text.truncate_side == "left":
+        raise wrong("truncation_direction", "of a pair, the longer text is cut on the right")
+    return PairInput(first=texts[0], second=texts[1], max_tokens=text.max_tokens)
+
+
+def encode_predict(result: ClassifyResult, /, single: bool, *, request_id: str, created: int) -> Content:
+    """Write the labels of each input, the likeliest first; see `Write`. Labels without a name are called `LABEL_0`.
+
+    Args:
+        result: Scores of the labels.
+        single: One input was asked about, and not a list of them.
+        request_id: See `Write`.
+        created: See `Write`.
+    """
+    rows = labels_by_score(result)
+    return dump(next(rows)) if single else dump_list(rows, item_values=4 * result.scores.shape[1])
+
+
+def labels_by_score(result: ClassifyResult) -> Iterator[list[dict[str, object]]]:
+    """Of each input, the labels and their scores, the highest first."""
+    count = result.scores.shape[1]
+    names = result.labels if len(result.labels) == count else [f"LABEL_{place}" for place in range(count)]
+    for row in result.scores:
+        order = np.argsort(-row, kind="stable").tolist()
+        yield [{"label": names[place] or f"LABEL_{place}", "score": row[place]} for place in order]
+
+
+def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, request_id: str, created: int) -> Content:
+    """Write the texts, the best first; see `Write`.
+
+    Args:
+        result: Scores of the texts.
+        texts: None leaves them out.
+        request_id: See `Write`.
+        created: See `Write`.
+    """
+    ranking = rank(result, None).ranking
+    return dump(
+        [
+            {
+                "index": ranked.index,
+                **({} if texts is None else {"text": texts[ranked.index]}),
+                "score": np.float32(ranked.score),
+            }
+            for ranked in ranking
+        ]
+    )
+
+
+def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[EmbedRequest, Write]:
+    """See `Read`, and `read_embed`."""
+    fields = jsons.decode(_SIMILARITY, body)
+    if not fields.inputs.sentences:
+        raise _empty("sentences")
+    parameters = fields.parameters or Cutting()
+    sentences = (fields.inputs.source_sentence, *fields.inputs.sentences)
+    request = EmbedRequest(
+        inputs=tuple(parameters.text(sentence, auto_truncate) for sentence in sentences),
+        prompt_name=parameters.prompt_name,
+    )
+    return request, encode_similarity
+
+
+def encode_similarity(result: EmbedResult, /, *, request_id: str, created: int) -> Content:
+    """Write the cosine of the first vector and each of the others; see `Write`."""
+    vectors = normalized(result.embeddings)
+    return dump(vectors[1:] @ vectors[0])

@@ -1,0 +1,177 @@
+"""What text-embeddings-inference has beside its tasks: `/tokenize`, `/decode`, `/info`, and the words of its errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+import orjson
+
+from staged_pool import __version__
+from staged_pool.api.status import Problem
+from staged_pool.api.wire import jsons
+from staged_pool.api.wire.chat import wrong
+from staged_pool.api.wire.exchange import Body
+from staged_pool.api.wire.pieces import Content, dump, dump_list
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import ModelCard, Tokens
+from staged_pool.runtime.requests import Output
+from staged_pool.stages.errors import NoInputs
+from staged_pool.stages.ticket import Timeline
+
+Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+_TYPES: Final = {
+    "no_inputs": "empty",
+    "overloaded": "overloaded",
+    "bodies_too_large": "overloaded",
+    "too_many_requests": "overloaded",
+    "invalid_input": "validation",
+}
+_TYPES_BY_STATUS: Final = {404: "validation", 408: "validation", 503: "unhealthy"}
+
+
+def tei_error(problem: Problem) -> tuple[int, bytes]:
+    """The status and the body of an answer to a request that failed. What is wrong with an input is 422 here."""
+    status = 422 if problem.row.word == "invalid_input" else problem.status
+    by_status = "validation" if 411 <= status <= 415 or status in (400, 422, 431) else "backend"
+    kind = _TYPES.get(problem.row.word) or _TYPES_BY_STATUS.get(status, by_status)
+    return status, orjson.dumps({"error": problem.message, "error_type": kind})
+
+
+def timing_headers(timeline: Timeline, total_s: float) -> list[tuple[bytes, bytes]]:
+    """Where the time of a request went, in whole milliseconds, and how many tokens it had."""
+    times = {
+        b"x-total-time": total_s,
+        b"x-tokenization-time": timeline.preprocess_s,
+        b"x-queue-time": timeline.queue_s,
+        b"x-inference-time": timeline.device_s,
+    }
+    headers = [(name, b"%d" % round(seconds * 1e3)) for name, seconds in times.items()]
+    return [*headers, (b"x-compute-tokens", b"%d" % timeline.tokens)]
+
+
+_INPUTS: Final = re.compile(rb'"inputs"\s*:')
+"""In every body of this `/tokenize`, and hardly in one of vLLM's."""
+
+_NAMES: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def is_tokenize(body: Body) -> bool:
+    """Whether a body of `/tokenize` is of this dialect, and not of vLLM's.
+
+    Raises:
+        InvalidInput: It is not JSON.
+    """
+    if not _INPUTS.search(body):
+        return False
+    names = jsons.decode(_NAMES, body).keys()
+    return "inputs" in names and not names & {"prompt", "messages"}
+
+
+class TokenizeBody(msgspec.Struct):
+    """The body of `/tokenize`."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool | None = None
+    prompt_name: str | None = None
+
+
+class DecodeBody(msgspec.Struct):
+    """The body of `/decode`."""
+
+    ids: msgspec.Raw
+    """`list[int] | list[list[int]]`."""
+    skip_special_tokens: bool | None = None
+
+
+_TOKENIZE: Final = msgspec.json.Decoder(TokenizeBody)
+_DECODE: Final = msgspec.json.Decoder(DecodeBody)
+_IDS: Final = msgspec.json.Decoder(list[Id])
+_ID_LISTS: Final = msgspec.json.Decoder(list[list[Id]])
+
+
+def decode_tokenize(body: Body) -> tuple[list[str], TokenizeBody]:
+    """Read a request for the tokens of texts.
+
+    Raises:
+        InvalidInput: Says which field is wrong and what would be right.
+    """
+    fields = jsons.decode(_TOKENIZE, body)
+    texts = [fields.inputs] if isinstance(fields.inputs, str) else fields.inputs
+    if not texts:
+        raise NoInputs("`inputs` cannot be empty", param="inputs")
+    return texts, fields
+
+
+def prompt_of(name: str | None, card: ModelCard) -> str:
+    """The text of one of a model's prompts; None: of no prompt.
+
+    Raises:
+        InvalidInput: The model has none of this name.
+    """
+    if name is None:
+        return ""
+    if name not in card.prompts:
+        raise wrong("prompt_name", f"expected one of the model's prompts: {', '.join(card.prompts) or 'it has none'}")
+    return card.prompts[name]
+
+
+def encode_tokens(texts: Sequence[str], found: Sequence[Tokens]) -> Content:
+    """Write the tokens of each text, and where in it they stand; special ones stand for nothing of it."""
+    rows = (_tokens(text, tokens) for text, tokens in zip(texts, found, strict=True))
+    return dump_list(rows, item_values=4 * max(len(tokens.ids) for tokens in found))
+
+
+def _tokens(text: str, tokens: Tokens) -> list[dict[str, object]]:
+    return [
+        {"id": token, "text": string, "special": True, "start": None, "stop": None}
+        if span is None
+        else {"id": token, "text": text[span[0] : span[1]], "special": False, "start": span[0], "stop": span[1]}
+        for token, string, span in zip(tokens.ids, tokens.strings, tokens.spans, strict=True)
+    ]
+
+
+def decode_ids(body: Body) -> tuple[list[list[int]], bool]:
+    """Read a request for the texts of tokens: their ids, and whether to leave special tokens out.
+
+    Raises:
+        InvalidInput: Says which field is wrong and what would be right.
+    """
+    fields = jsons.decode(_DECODE, body)
+    skips = fields.skip_special_tokens is not False
+    if jsons.shape(fields.ids)[0] == 2:
+        return jsons.decode(_ID_LISTS, fields.ids, root="ids"), skips
+    return [jsons.decode(_IDS, fields.ids, root="ids")], skips
+
+
+def encode_info(card: ModelCard, config: EngineConfig, *, auto_truncate: bool) -> bytes:
+    """Write what is known of a model and of the limits for its requests."""
+    return dump(
+        {
+            "model_id": card.name,
+            "model_sha": config.revision,
+            "model_dtype": card.dtype,
+            "model_type": _model_type(card),
+            "max_concurrent_requests": config.max_requests,
+            "max_input_length": card.max_tokens,
+            "max_batch_tokens": config.batch_tokens(card.device),
+            "max_batch_requests": config.max_batch_items,
+            "max_client_batch_size": config.max_request_items,
+            "auto_truncate": auto_truncate,
+            "tokenization_workers": config.preprocess_limit,
+            "version": __version__,
+            "sha": None,
+            "docker_label": None,
+        }
+    )
+
+
+def _model_type(card: ModelCard) -> dict[str, object]:
+    if Output.LABELS not in card.outputs:
+        return {"embedding": {"pooling": card.pooling}}
+    names = {str(place): label for place, label in enumerate(card.labels)}
+    labels = {"id2label": names, "label2id": {label: int(place) for place, label in names.items()}}
+    return {"reranker" if card.scoring == "cross-encoder" else "classifier": labels}
