@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,13 @@ from tests.clients.conftest import KEY, TEXTS, WITHIN, Oracle, client_package
 
 
 @pytest.fixture
-def hub() -> Any:
-    return client_package("huggingface_hub")
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Offline, as the other tests have it, it would not even ask this machine."""
+    hub = client_package("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    hub.close_session()
+    yield hub
+    hub.close_session()
 
 
 def test_vectors(server: Oracle, hub: Any) -> None:
