@@ -111,8 +111,8 @@ async def check_vectors(ask: Ask, server: TinyServer) -> None:
         for one, other in zip(found.sparse or (), wanted.sparse or (), strict=True):
             assert_array_equal(one.indices, other.indices)
             assert_allclose(one.values, other.values, atol=1e-6)
-        for one, other in zip(found.multi_vector or (), wanted.multi_vector or (), strict=True):
-            assert_allclose(one, other, atol=1e-6)
+        for some, others in zip(found.multi_vector or (), wanted.multi_vector or (), strict=True):
+            assert_allclose(some, others, atol=1e-6)
 
 
 async def check_scores(ask: Ask, server: TinyServer) -> None:
@@ -445,4 +445,4 @@ def test_the_clients_are_part_of_the_library() -> None:
     assert staged_pool.Client is Client
     assert staged_pool.AsyncClient is AsyncClient
     with pytest.raises(AttributeError, match="no attribute 'Clientele'"):
-        _ = staged_pool.Clientele  # type: ignore[attr-defined]
+        _ = staged_pool.Clientele

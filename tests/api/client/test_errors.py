@@ -88,4 +88,5 @@ def test_every_status_that_the_server_gives_has_a_class() -> None:
     for cls, row in status.TABLE.items():
         found = error_of(row.status, body)
         if row.status not in (499, 500) and cls not in (errors.DeviceLost, errors.OutOfMemory, errors.MediaTimedOut):
-            assert type(found) is cls
+            assert issubclass(cls, type(found))
+            assert type(found) is not errors.StagedPoolError

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -17,16 +19,18 @@ from staged_pool.client.exchange import Answer
 from staged_pool.client.streaming import VectorLines
 from staged_pool.stages.errors import ModelFailed
 
+Line: TypeAlias = Mapping[str, object]
+
 IN_LINES = Answer(200, {"content-type": "application/x-ndjson"})
 IN_ONE = Answer(200, {"content-type": "application/json"})
-USAGE = {"usage": {"prompt_tokens": 9}}
+USAGE: Line = {"usage": {"prompt_tokens": 9}}
 
 
-def vector(index: int) -> dict[str, object]:
-    return {"index": index, "embedding": base64.b64encode(np.float32([index, 0.5]).tobytes()).decode()}
+def vector(index: int) -> Line:
+    return {"index": index, "embedding": base64.b64encode(np.array([index, 0.5], np.float32).tobytes()).decode()}
 
 
-def written(*lines: dict[str, object]) -> bytes:
+def written(*lines: Line) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
 
@@ -62,7 +66,7 @@ def test_a_server_that_answers_in_one_piece_is_understood() -> None:
 @pytest.mark.parametrize(
     "lines", [[vector(0), USAGE], [vector(0), vector(1)], []], ids=["a vector is missing", "no usage", "nothing"]
 )
-def test_an_answer_that_ends_early_is_no_answer(lines: list[dict[str, object]]) -> None:
+def test_an_answer_that_ends_early_is_no_answer(lines: list[Line]) -> None:
     reader = VectorLines(IN_LINES, Stretch(0, 2), 2)
     reader.feed(written(*lines))
     with pytest.raises(BadAnswer, match="ended before"):
@@ -70,7 +74,7 @@ def test_an_answer_that_ends_early_is_no_answer(lines: list[dict[str, object]]) 
 
 
 @pytest.mark.parametrize("lines", [[vector(0), vector(0)], [vector(5)]])
-def test_a_vector_that_nobody_asked_for_is_an_error(lines: list[dict[str, object]]) -> None:
+def test_a_vector_that_nobody_asked_for_is_an_error(lines: list[Line]) -> None:
     with pytest.raises(BadAnswer, match="a vector too many"):
         VectorLines(IN_LINES, Stretch(0, 2), 2).feed(written(*lines))
 
@@ -82,7 +86,7 @@ def test_a_line_that_cannot_be_read_is_an_error(text: bytes) -> None:
 
 
 def test_an_error_in_a_line_is_the_engines_and_names_the_batch() -> None:
-    problem = {"error": {"message": "NaN", "type": "ModelFailedError", "param": None, "code": 424, "index": 1}}
+    problem: Line = {"error": {"message": "NaN", "type": "ModelFailedError", "param": None, "code": 424, "index": 1}}
     with pytest.raises(ModelFailed) as raised:
         VectorLines(IN_LINES, Stretch(10, 2), 20).feed(written(problem))
     assert raised.value.index == 11
