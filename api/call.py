@@ -13,9 +13,13 @@ from staged_pool.api import status
 from staged_pool.api.asgi import Headers, Receive, Scope
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.wire.exchange import JSON
+from staged_pool.api.wire.forms import boundary_of
 from staged_pool.api.wire.pieces import Content
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.ticket import Timeline
+
+FORM: Final = b"multipart/form-data"
+_JSON_ONLY: Final = "Unsupported Media Type: Only 'application/json' is allowed"
 
 Describe: TypeAlias = Callable[[Problem], tuple[int, bytes]]
 """In which words a dialect says what is wrong: the status and the body of the answer."""
@@ -80,10 +84,27 @@ class Call:
         Raises:
             HttpRefusal: It says that it is something else.
         """
-        media_type = self.headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
-        if media_type != JSON:
-            message = "Unsupported Media Type: Only 'application/json' is allowed"
-            raise HttpRefusal(status.UNSUPPORTED_MEDIA, message)
+        if self._media_type() != JSON:
+            raise HttpRefusal(status.UNSUPPORTED_MEDIA, _JSON_ONLY)
+        return await self._body()
+
+    async def form_or_json_body(self) -> tuple[bytes | bytearray, bytes | None]:
+        """The body, which says that it is JSON or a form; and the boundary of a form.
+
+        Raises:
+            HttpRefusal: It says that it is something else.
+            InvalidInput: It is a form without a boundary.
+        """
+        kind = self._media_type()
+        if kind not in (JSON, FORM):
+            raise HttpRefusal(status.UNSUPPORTED_MEDIA, f"{_JSON_ONLY}, or 'multipart/form-data'")
+        boundary = boundary_of(self.headers[b"content-type"]) if kind == FORM else None
+        return await self._body(), boundary
+
+    def _media_type(self) -> bytes:
+        return self.headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
+
+    async def _body(self) -> bytes | bytearray:
         body: bytes | bytearray = (await self._receive()).get("body", b"")
         self.body_bytes = len(body)
         return body

@@ -21,9 +21,12 @@ from staged_pool.api.flags import (
     DeviceFlag,
     DTypeFlag,
     ForwardWorkers,
+    ImageDraft,
+    ImagePathFlag,
     LogFormatFlag,
     LogLevelFlag,
     Matryoshka,
+    MaxImagePixels,
     Models,
     Offline,
     Revision,
@@ -129,6 +132,47 @@ def serve(
     split_long_inputs: SplitLongInputs = False,
     torch_threads: TorchThreads = None,
     forward_workers: ForwardWorkers = None,
+    image_path: ImagePathFlag = _DEFAULT.image_path,
+    image_draft: ImageDraft = _DEFAULT.image_draft,
+    image_cache_mb: Annotated[
+        int,
+        flag(
+            "--image-cache-mb",
+            "Images",
+            "Memory for prepared pictures, in 10^6 bytes: one that comes again is not decoded again. 0: none is kept.",
+        ),
+    ] = _DEFAULT.image_cache_mb,
+    max_image_pixels: MaxImagePixels = _DEFAULT.max_image_pixels,
+    max_image_bytes: Annotated[
+        int, flag("--max-image-bytes", "Images", "Of one encoded picture, sent or fetched; a larger one is refused.")
+    ] = _DEFAULT.max_image_bytes,
+    image_preprocess_limit: Annotated[
+        int,
+        flag(
+            "--image-preprocess-limit",
+            "Images",
+            "Preprocess calls for pictures at once, each in a thread. More than there are cores make everything "
+            "slower.",
+        ),
+    ] = _DEFAULT.image_preprocess_limit,
+    allow_media_domain: Annotated[
+        list[str] | None,
+        flag(
+            "--allow-media-domain",
+            "Images",
+            "Fetch pictures from this host and all below it; * for every host with a public address. Repeat it for "
+            "several. An address that is not public is asked only if it is given here itself, such as 10.0.0.5. "
+            "Without: URLs are refused.",
+        ),
+    ] = None,
+    allow_media_path: Annotated[
+        str | None,
+        flag("--allow-media-path", "Images", "A folder; requests may name the files in it by file:// URLs."),
+    ] = _DEFAULT.allow_media_path,
+    media_limit: Annotated[int, flag("--media-limit", "Images", "Fetches at once.")] = _DEFAULT.media_limit,
+    media_timeout: Annotated[
+        float, flag("--media-timeout", "Images", "Seconds that one fetch may take, with all redirects; then 504.")
+    ] = _DEFAULT.media_timeout_s,
     preprocess_limit: Annotated[
         int,
         flag(
@@ -274,6 +318,16 @@ def serve(
             torch_threads=torch_threads,
             forward_workers=forward_workers,
             preprocess_limit=preprocess_limit,
+            image_preprocess_limit=image_preprocess_limit,
+            image_path=image_path,
+            image_draft=image_draft,
+            image_cache_mb=image_cache_mb,
+            max_image_pixels=max_image_pixels,
+            max_image_bytes=max_image_bytes,
+            allow_media_domains=tuple(allow_media_domain or ()),
+            allow_media_path=allow_media_path,
+            media_limit=media_limit,
+            media_timeout_s=media_timeout,
             max_batch_tokens=max_batch_tokens,
             max_batch_items=max_batch_items,
             max_requests=max_requests,

@@ -151,8 +151,17 @@ def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
     yield from (inside, limit)
     yield _counter("admitted", "Requests let in", admission.admitted)
     yield _counters("refused", "Requests refused at the door", "limit", admission.refused)
-    yield _gauge("drain_seconds", "How long the device needs for everything inside, as predicted", admission.drain_s)
+    yield _gauge("drain_seconds", "How long everything inside needs, as predicted: the slowest lane", admission.drain_s)
     yield _gauge("lag_seconds", "How much longer than predicted requests have taken lately", admission.lag_s)
+    labels = ("lane",)
+    tokens = GaugeMetricFamily("staged_pool_lane_tokens", "Tokens inside a lane, estimated until read", labels=labels)
+    drain = GaugeMetricFamily("staged_pool_lane_drain_seconds", "How long a lane needs, as predicted", labels=labels)
+    lag = GaugeMetricFamily("staged_pool_lane_lag_seconds", "How much longer than predicted, by lane", labels=labels)
+    for name, lane in admission.lanes.items():
+        tokens.add_metric((name,), lane.tokens)
+        drain.add_metric((name,), lane.drain_s)
+        lag.add_metric((name,), lane.lag_s)
+    yield from (tokens, drain, lag)
 
 
 def _device_families(device: DeviceStatistics) -> Iterator[Metric]:

@@ -6,8 +6,10 @@ import dataclasses
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
+import anyio
 import typer
 
 from staged_pool.api.flags import (
@@ -18,11 +20,14 @@ from staged_pool.api.flags import (
     DeviceFlag,
     DTypeFlag,
     ForwardWorkers,
+    ImageDraft,
+    ImagePathFlag,
     LogFormat,
     LogFormatFlag,
     LogLevel,
     LogLevelFlag,
     Matryoshka,
+    MaxImagePixels,
     Model,
     Offline,
     Revision,
@@ -35,13 +40,21 @@ from staged_pool.api.flags import (
 )
 from staged_pool.api.program import errors_in_flag_words, prepare_environment, run
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.requests import MODEL_MAX
+from staged_pool.runtime.requests import MODEL_MAX, Image
 
 if TYPE_CHECKING:
     from staged_pool.runtime.engine import Engine
 
+T = TypeVar("T")
+
 Texts = Annotated[
     list[str] | None, typer.Argument(help="The texts. Without any: one text a line from the standard input.")
+]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image", exists=True, dir_okay=False, readable=True, help="The file of a picture. Repeat it for several."
+    ),
 ]
 Activate = Annotated[
     bool, typer.Option("--activate/--logits", help="Print what the model's activation makes of its logits, or these.")
@@ -54,6 +67,7 @@ _DEFAULT = EngineConfig()
 def embed(
     *,
     texts: Texts = None,
+    image: Images = None,
     dimensions: Annotated[
         int | None,
         flag("--dimensions", "Vectors", "Keep the first so many values. Only Matryoshka models lose little by it."),
@@ -67,6 +81,9 @@ def embed(
     device: DeviceFlag = _DEFAULT.device,
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
+    image_path: ImagePathFlag = _DEFAULT.image_path,
+    image_draft: ImageDraft = _DEFAULT.image_draft,
+    max_image_pixels: MaxImagePixels = _DEFAULT.max_image_pixels,
     matryoshka: Matryoshka = None,
     split_long_inputs: SplitLongInputs = False,
     torch_threads: TorchThreads = None,
@@ -74,13 +91,14 @@ def embed(
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
 ) -> None:
-    """Embed texts without a server. Prints one JSON object a text: {"index", "text", "embedding"}."""
+    """Embed texts and pictures without a server. Prints one JSON object for each: {"index", "text" or "image",
+    "embedding"}."""
 
     async def use(engine: Engine, config: EngineConfig) -> None:
-        for first, some in _portions(_lines(texts), config):
-            result = await engine.embed(some, dimensions=dimensions)
-            for index, (text, vector) in enumerate(zip(some, result.embeddings.tolist(), strict=True), start=first):
-                _print(index=index, text=text, embedding=vector)
+        for first, some in _portions(_given(texts, image), config):
+            result = await engine.embed(await _read(some), dimensions=dimensions)
+            for index, (each, vector) in enumerate(zip(some, result.embeddings.tolist(), strict=True), start=first):
+                _print(index=index, **_named(each), embedding=vector)
 
     _ask(
         use,
@@ -95,6 +113,9 @@ def embed(
         device=device,
         dtype=dtype,
         attention=attention,
+        image_path=image_path,
+        image_draft=image_draft,
+        max_image_pixels=max_image_pixels,
         matryoshka=matryoshka,
         split_long_inputs=split_long_inputs,
         torch_threads=torch_threads,
@@ -159,6 +180,7 @@ def score(
 def classify(
     *,
     texts: Texts = None,
+    image: Images = None,
     activate: Activate = True,
     backend: BackendFlag = "asyncio",
     model: Model = None,
@@ -169,20 +191,24 @@ def classify(
     device: DeviceFlag = _DEFAULT.device,
     dtype: DTypeFlag = _DEFAULT.dtype,
     attention: AttentionFlag = _DEFAULT.attention,
+    image_path: ImagePathFlag = _DEFAULT.image_path,
+    image_draft: ImageDraft = _DEFAULT.image_draft,
+    max_image_pixels: MaxImagePixels = _DEFAULT.max_image_pixels,
     torch_threads: TorchThreads = None,
     forward_workers: ForwardWorkers = None,
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
 ) -> None:
-    """Classify texts without a server. Prints one JSON object a text: {"index", "text", "label", "probs"}."""
+    """Classify texts and pictures without a server. Prints one JSON object for each: {"index", "text" or "image",
+    "label", "probs"}."""
 
     async def use(engine: Engine, config: EngineConfig) -> None:
-        for first, some in _portions(_lines(texts), config):
-            result = await engine.classify(some, activate=activate)
+        for first, some in _portions(_given(texts, image), config):
+            result = await engine.classify(await _read(some), activate=activate)
             best = result.scores.argmax(axis=1).tolist()
             rows = zip(some, best, result.scores.tolist(), strict=True)
-            for index, (text, place, probs) in enumerate(rows, start=first):
-                _print(index=index, text=text, label=result.labels[place] if result.labels else None, probs=probs)
+            for index, (each, place, probs) in enumerate(rows, start=first):
+                _print(index=index, **_named(each), label=result.labels[place] if result.labels else None, probs=probs)
 
     _ask(
         use,
@@ -197,6 +223,9 @@ def classify(
         device=device,
         dtype=dtype,
         attention=attention,
+        image_path=image_path,
+        image_draft=image_draft,
+        max_image_pixels=max_image_pixels,
         torch_threads=torch_threads,
         forward_workers=forward_workers,
     )
@@ -264,11 +293,25 @@ def _lines(given: list[str] | None) -> list[str]:
     return given or [line.rstrip("\n") for line in sys.stdin]
 
 
-def _portions(texts: Sequence[str], config: EngineConfig, *, spare: int = 0) -> Iterator[tuple[int, Sequence[str]]]:
-    """As many texts at once as a request may have, less `spare`; with the place of the first."""
+def _given(texts: list[str] | None, images: list[Path] | None) -> list[str | Path]:
+    """The texts, then the files of pictures."""
+    return [*images] if images and not texts else [*_lines(texts), *(images or ())]
+
+
+async def _read(given: Sequence[str | Path]) -> list[str | Image]:
+    """The same with the pictures that lie in the files."""
+    return [each if isinstance(each, str) else Image(await anyio.Path(each).read_bytes()) for each in given]
+
+
+def _named(given: str | Path) -> dict[str, str]:
+    return {"text": given} if isinstance(given, str) else {"image": str(given)}
+
+
+def _portions(given: Sequence[T], config: EngineConfig, *, spare: int = 0) -> Iterator[tuple[int, Sequence[T]]]:
+    """As many inputs at once as a request may have, less `spare`; with the place of the first."""
     size = max(1, config.max_request_items - spare)
-    for first in range(0, len(texts), size):
-        yield first, texts[first : first + size]
+    for first in range(0, len(given), size):
+        yield first, given[first : first + size]
 
 
 def _print(**fields: object) -> None:

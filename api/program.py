@@ -17,6 +17,9 @@ from staged_pool.stages.errors import ConfigError, StagedPoolError
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
 
+_REPEATED: Final = {"allow_media_domains": "allow_media_domain"}
+"""What flags that may be repeated are called in the settings."""
+
 
 def prepare_environment(*, offline: bool) -> None:
     """Settle what libraries read from the environment when they are imported. What the user has set stays."""
@@ -56,5 +59,5 @@ def in_flag_words(message: str) -> str:
     field = re.match(r"(\w+)=", message)
     if field is None:
         return message
-    name = field[1].removesuffix("_s").replace("_", "-")
+    name = _REPEATED.get(field[1], field[1]).removesuffix("_s").replace("_", "-")
     return f"--{name} {message[field.end() :]}"

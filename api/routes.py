@@ -17,8 +17,9 @@ from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.tasks import Task, tasks
-from staged_pool.api.wire import infinity, inputs, invocations, openai, tei_tokens, tokens
+from staged_pool.api.wire import aside, infinity, inputs, invocations, openai, tei_tokens, tokens
 from staged_pool.api.wire.exchange import Body, Exchange
+from staged_pool.api.wire.forms import read_form
 from staged_pool.api.wire.pieces import dump
 from staged_pool.runtime.engine import Engine
 from staged_pool.stages.errors import TooLarge, Unsupported
@@ -83,14 +84,15 @@ class Routes:
         self._lobby.enter()  # before anything else is done
         if not any(task.able(engine.card) for engine in self._lobby.engines):
             return await no_such_route(call)
-        return await self._ask(task, call, await call.json_body())
+        body, boundary = await call.form_or_json_body() if task.forms else (await call.json_body(), None)
+        return await self._ask(task, call, body, boundary)
 
-    async def _ask(self, task: Task, call: Call, body: Body) -> Answer:
-        if task.mark is not None and await self._read(task.mark, body):
+    async def _ask(self, task: Task, call: Call, body: Body, boundary: bytes | None = None) -> Answer:
+        if task.mark is not None and await self._peek(task.mark, body):
             call.describe = tei_tokens.tei_error
-        engine = await self._engine_for(task, body)
+        engine = await self._engine_for(task, body, boundary)
         call.model = engine.card.name
-        exchange = Exchange(task.read, body, engine.card, call.request_id)
+        exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary)
         call.timeline = Timeline()
         written = await engine.submit(
             exchange.decode,
@@ -101,10 +103,10 @@ class Routes:
         )
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
 
-    async def _engine_for(self, task: Task, body: Body) -> Engine:
+    async def _engine_for(self, task: Task, body: Body, boundary: bytes | None) -> Engine:
         """The engine of the model that a body names; where it names none, the first that can do the task."""
         engines = self._lobby.engines
-        name = await self._read(inputs.model_of, body) if len(engines) > 1 else None
+        name = await self._model_of(body, boundary) if len(engines) > 1 else None
         if not name:
             name = next((engine.card.name for engine in engines if task.able(engine.card)), None)
         engine = self._lobby.enter(name)
@@ -115,7 +117,7 @@ class Routes:
     async def _invocations(self, call: Call) -> Answer:
         self._lobby.enter()
         body = await call.json_body()
-        paths = await self._read(invocations.candidates, body)
+        paths = await self._peek(invocations.candidates, body)
         cards = [engine.card for engine in self._lobby.engines]
         for task in map(self._tasks.__getitem__, paths):
             if any(map(task.able, cards)):
@@ -160,6 +162,15 @@ class Routes:
     async def _info(self, call: Call) -> Answer:
         engine = self._lobby.enter()
         return Answer(tei_tokens.encode_info(engine.card, engine.config, auto_truncate=self._auto_truncate))
+
+    async def _model_of(self, body: Body, boundary: bytes | None) -> str | None:
+        if boundary is None:
+            return await self._peek(inputs.model_of, body)
+        return await self._read(lambda form: inputs.model_of(read_form(form, boundary).json), body)
+
+    async def _peek(self, reader: Callable[[Body], R], body: Body) -> R:
+        """As `_read`, of what stands in short fields."""
+        return await self._read(partial(aside.peek, reader), body)
 
     async def _read(self, decode: Callable[[Body], R], body: Body) -> R:
         """What a body says; read in a thread if it is large."""

@@ -25,6 +25,8 @@ class Task:
     able: Callable[[ModelCard], bool]
     """Whether a model can do it. A path that no served model can do is not there."""
     read: Read
+    forms: bool = False
+    """Whether its body may be a form, with pictures as files."""
     mark: Callable[[Body], bool] | None = None
     """Where two dialects share a path: whether a body is one of text-embeddings-inference. It may be no JSON at all."""
 
@@ -35,7 +37,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     Args:
         auto_truncate: See `Application`.
     """
-    embeddings = Task("Embeddings", _gives(Output.DENSE), openai.read_embeddings)
+    embeddings = Task("Embeddings", _gives(Output.DENSE), openai.read_embeddings, forms=True)
     scores = Task("Score", _scores, score.read_score)
     rerank = partial(score.read_rerank, auto_truncate=auto_truncate)
     embed = partial(tei.read_embed, auto_truncate=auto_truncate)
@@ -44,12 +46,12 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/embeddings": embeddings,
         "/v1/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="1")),
         "/v2/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="2")),
-        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling),
-        "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify),
+        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling, forms=True),
+        "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify, forms=True),
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,
         "/v1/score": scores,
-        "/rerank": Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="rerank"), _has_texts),
+        "/rerank": Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="rerank"), mark=_has_texts),
         "/v1/rerank": Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="list")),
         "/v2/rerank": Task("Rerank (Score)", _scores, partial(rerank, version="2", kind="list")),
         "/embed": Task("Embeddings", _gives(Output.DENSE), partial(embed, output=Output.DENSE)),

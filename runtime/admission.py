@@ -1,9 +1,12 @@
 """How much may be inside the engine. Decided at the door for a whole request, before any work is done on it.
 
 Limits on requests, items, tokens and bytes bound the memory. What bounds the wait is delay: a request is refused when
-the engine would not get to it within the target. The delay is predicted from the tokens that go before it and the
-measured pace of the device, and corrected by how far recent predictions were from what happened, so that a bottleneck
+the engine would not get to it within the target. The delay is predicted from what goes before it in its lane and the
+measured pace of the lane, and corrected by how far recent predictions were from what happened, so that a bottleneck
 elsewhere (an event loop with too much to do) counts too.
+
+Which lane a request will use is not known at the door, only what bodies of its size have turned out to be. Where that
+leaves a choice, the door believes in the quicker lane, and the request is judged again when it has been decoded.
 
 Requests share the device fairly, so that none of those inside gets more of it than a new one does until that is done: a
 small request has little before it, whatever large ones are inside.
@@ -12,74 +15,94 @@ small request has little before it, whatever large ones are inside.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from typing import cast
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.statistics import AdmissionStatistics
+from staged_pool.runtime.estimates import Estimates, Guess
+from staged_pool.runtime.model import Lane
+from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
-from staged_pool.stages.pace import Pace
-
-FIRST_BYTES_PER_TOKEN = 4.0
-"""Until texts have been seen: English through a WordPiece tokenizer."""
+from staged_pool.stages.pace import LanePace
 
 _MARGIN = 0.65
 """A request is let in if it is expected within so much of the target delay: predictions are right on average only, and
 at the beginning of a flood they rest on the pace from before it."""
 
 _LEARN = 0.05
-"""Weight of the newest observation in the running means: about the last twenty requests count."""
+"""Weight of the newest observation in the running mean of the lag: about the last twenty requests count."""
+
+
+class _Part:
+    """What one request has in one lane."""
+
+    __slots__ = ("estimate", "read", "tokens", "unprepared")
+
+    def __init__(self, tokens: float, inputs: int) -> None:
+        self.tokens = tokens
+        self.unprepared = inputs
+        self.estimate = tokens / inputs if inputs else 0.0
+        """Tokens of one input that is not prepared yet."""
+        self.read = 0
+        """Tokens of the inputs that are."""
+
+
+class _LaneInside:
+    """What all requests have in one lane."""
+
+    __slots__ = ("inputs", "lag_s", "pace", "tokens")
+
+    def __init__(self, pace: LanePace) -> None:
+        self.pace = pace
+        self.tokens = 0.0
+        self.inputs = 0
+        """That are not prepared yet."""
+        self.lag_s = 0.0
+        """How much longer than predicted requests have taken lately."""
+
+    @property
+    def drain_s(self) -> float:
+        return self.pace.drain_s(self.tokens, self.inputs)
 
 
 class Room:
     """What one request takes inside; `Admission.leave` gives it back whole.
 
-    Its tokens are an estimate at first. As its items are tokenized the estimate becomes their true cost, and as they
+    Its tokens are an estimate at first. As its inputs are prepared the estimate becomes their true cost, and as they
     leave the device they are inside no more.
     """
 
-    __slots__ = (
-        "_admission",
-        "_estimate",
-        "_unprepared",
-        "body_bytes",
-        "entered_at",
-        "expected_s",
-        "inside",
-        "items",
-        "tokens",
-    )
+    __slots__ = ("_admission", "body_bytes", "entered_at", "expected_s", "inside", "items", "lane", "parts")
 
     def __init__(
-        self, admission: Admission, *, body_bytes: int, tokens: float, entered_at: float, expected_s: float
+        self, admission: Admission, *, body_bytes: int, entered_at: float, lane: Lane, expected_s: float
     ) -> None:
         self._admission = admission
-        self._estimate = tokens
-        """Tokens of one item that is not tokenized yet."""
-        self._unprepared = 1
         self.body_bytes = body_bytes
         self.items = 1
-        self.tokens = tokens
+        self.parts: dict[Lane, _Part] = {}
+        """By lane."""
         self.entered_at = entered_at
+        self.lane = lane
+        """The one that decides how long it takes."""
         self.expected_s = expected_s
         """How long it was predicted to take when it entered."""
         self.inside = True
         """Until it is given back: items of a caller who left move on for a while, and count no more."""
 
-    def split(self, items: int) -> None:
-        """It turned out to have so many items."""
-        self._estimate = self.tokens / items
-        self._unprepared = self.items = items
+    @property
+    def tokens(self) -> float:
+        return sum([part.tokens for part in self.parts.values()])
 
-    def prepared(self, tokens: int) -> None:
-        """One of its items is tokenized and has so many tokens."""
-        if self._unprepared and self.inside:
-            self._unprepared -= 1
-            self._admission.correct(self, tokens - self._estimate)
+    def prepared(self, lane: Hashable, tokens: int) -> None:
+        """One of its inputs is prepared and has so many tokens."""
+        if self.inside:
+            self._admission.prepared(self, cast(Lane, lane), tokens)
 
-    def computed(self, tokens: int) -> None:
+    def computed(self, lane: Hashable, tokens: int) -> None:
         """One of its items has left the device."""
         if self.inside:
-            self._admission.correct(self, -tokens)
+            self._admission.correct(self, cast(Lane, lane), -tokens)
 
 
 class Admission:
@@ -87,25 +110,25 @@ class Admission:
 
     Args:
         config: The limits.
-        pace: The device's, measured elsewhere.
+        paces: Of each lane that the model has, measured elsewhere.
         clock: The event loop's, in seconds.
-        batch_tokens: Of one batch at most.
     """
 
-    def __init__(self, config: EngineConfig, pace: Pace, clock: Callable[[], float], *, batch_tokens: int) -> None:
+    def __init__(self, config: EngineConfig, paces: Mapping[Lane, LanePace], clock: Callable[[], float]) -> None:
         self._config = config
-        self._batch_tokens = batch_tokens
-        self._pace = pace
         self._clock = clock
+        self._lanes = {lane: _LaneInside(pace) for lane, pace in paces.items()}
+        self._estimates = Estimates(tuple(paces))
         self._requests = 0
         self._items = 0
-        self._tokens = 0.0
         self._body_bytes = 0
         self._admitted = 0
         self._refused: Counter[str] = Counter()
-        self._bytes_per_token = FIRST_BYTES_PER_TOKEN
-        self._lag_s = 0.0
-        """How much longer than predicted requests have taken lately."""
+
+    @property
+    def tokens(self) -> float:
+        """Inside, of all lanes."""
+        return sum([lane.tokens for lane in self._lanes.values()])
 
     def enter(self, *, body_bytes: int, timeout_s: float) -> Room:
         """Let a request in.
@@ -121,104 +144,171 @@ class Admission:
         """
         if body_bytes > self._config.max_bytes:
             raise TooLarge(f"The request has {body_bytes} bytes; at most {self._config.max_bytes} are accepted.")
-        tokens = body_bytes / self._bytes_per_token
-        expected_s = self._delay_s(tokens)
-        if self._requests and expected_s + self._lag_s > timeout_s:
+        guesses = self._estimates.guess(body_bytes)
+        lane, expected_s = self._quickest(guesses)
+        takes_s = expected_s + self._lanes[lane].lag_s
+        if self._requests and takes_s > timeout_s:
             self._refused["deadline"] += 1
-            message = f"The request would take about {expected_s + self._lag_s:.3g} s: longer than its deadline allows."
+            message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
             raise DeadlineExceeded(message, stage="door")
-        if (overload := self.overload(body_bytes)) is not None:
+        if (overload := self._overload(body_bytes, guesses)) is not None:
             raise overload
+        room = Room(self, body_bytes=body_bytes, entered_at=self._clock(), lane=lane, expected_s=expected_s)
         self._requests += 1
         self._items += 1
-        self._tokens += tokens
         self._body_bytes += body_bytes
         self._admitted += 1
-        return Room(self, body_bytes=body_bytes, tokens=tokens, entered_at=self._clock(), expected_s=expected_s)
+        for of, guess in guesses.items():
+            self._put(room, of, _Part(guess.tokens, int(of == lane)))
+        return room
 
     def overload(self, body_bytes: int) -> Overloaded | None:
         """Why a request of so many bytes is refused now, and counted as refused; None if it may enter."""
+        return self._overload(body_bytes, self._estimates.guess(body_bytes))
+
+    def _overload(self, body_bytes: int, guesses: Mapping[Lane, Guess]) -> Overloaded | None:
         if not self._requests:  # an empty engine takes anything: its predictions would never be put right otherwise
             return None
         config = self._config
-        tokens = body_bytes / self._bytes_per_token
+        lane, expected_s = self._quickest(guesses)
+        tokens = sum([guess.tokens for guess in guesses.values()])
         for limit, wanted, allowed in (
             ("requests", self._requests + 1, config.max_requests),
             ("items", self._items + 1, config.max_items),
-            ("tokens", self._tokens + tokens, config.max_tokens),
+            ("tokens", self.tokens + tokens, config.max_tokens),
             ("bytes", self._body_bytes + body_bytes, config.max_bytes),
         ):
             if wanted > allowed:
-                return self._refuse(limit, f"The server is at its limit of {allowed} {limit} in flight.")
-        delay_s = self._delay_s(tokens) + self._lag_s
-        if delay_s > _MARGIN * config.target_delay_s:
-            return self._refuse("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.")
-        return None
+                return self._refuse(limit, f"The server is at its limit of {allowed} {limit} in flight.", lane)
+        return self._too_late(lane, expected_s)
 
-    def _delay_s(self, tokens: float) -> float:
-        """How long a request of so many tokens would take: with what goes before it, and itself."""
-        ahead = min(self._tokens, self._requests * tokens)
-        return self._pace.drain_s(ahead + tokens, self._batch_tokens)
-
-    def _refuse(self, limit: str, message: str) -> Overloaded:
-        self._refused[limit] += 1
-        return Overloaded(message, retry_after_s=self.drain_s())
-
-    def count_items(self, room: Room, items: int) -> None:
-        """A request that is inside turned out to have so many items.
+    def count_items(self, room: Room, inputs: Mapping[Lane, int]) -> None:
+        """A request that is inside turned out to have so many items of each lane.
 
         Raises:
             TooLarge: More than one request may have.
-            Overloaded: All requests together would have too many.
+            Overloaded: All requests together would have too many; or it uses a lane that the door did not judge it by,
+                and would wait there for too long.
         """
-        limit = self._config.max_request_items
+        items, limit = sum(inputs.values()), self._config.max_request_items
         if items > limit:
             raise TooLarge(f"The request has {items} inputs; at most {limit} are accepted.", param="input")
-        allowed = self._config.max_items
-        if self._requests > 1 and self._items + items - room.items > allowed:
-            raise self._refuse("items", f"The server is at its limit of {allowed} items in flight.")
+        others, allowed = self._requests - 1, self._config.max_items
+        if others and self._items + items - room.items > allowed:
+            raise self._refuse("items", f"The server is at its limit of {allowed} items in flight.", room.lane)
         self._items += items - room.items
-        room.split(items)
+        room.items = items
+        guessed = room.tokens
+        for lane in list(room.parts):
+            self._take(room, lane)
+        known = self._estimates.known(room.body_bytes, inputs)
+        expected = {lane: self._delay_s(lane, known[lane], inputs[lane], others) for lane in inputs}
+        for lane, tokens in known.items():
+            self._put(room, lane, _Part(tokens, inputs[lane]))
+        if others and room.tokens > guessed and self.tokens > self._config.max_tokens:
+            allowed = self._config.max_tokens
+            raise self._refuse("tokens", f"The server is at its limit of {allowed} tokens in flight.", room.lane)
+        if tuple(inputs) == (room.lane,):
+            return
+        for lane, expected_s in expected.items():
+            if others and lane != room.lane and (overload := self._too_late(lane, expected_s)) is not None:
+                raise overload
+        room.lane, room.expected_s = max(expected.items(), key=lambda pair: pair[1])
 
-    def correct(self, room: Room, tokens: float) -> None:
+    def prepared(self, room: Room, lane: Lane, tokens: int) -> None:
+        """One of a request's inputs is prepared and has so many tokens."""
+        part = room.parts.get(lane)
+        if part is not None and part.unprepared:
+            part.unprepared -= 1
+            part.read += tokens
+            self._lanes[lane].inputs -= 1
+            self._estimates.prepared(lane, tokens)
+            self.correct(room, lane, tokens - part.estimate)
+
+    def correct(self, room: Room, lane: Lane, tokens: float) -> None:
         """A request has so many tokens more inside than was thought."""
-        room.tokens += tokens
-        self._tokens += tokens
+        if (part := room.parts.get(lane)) is not None:
+            part.tokens += tokens
+            self._lanes[lane].tokens += tokens
 
-    def leave(self, room: Room, *, answered_tokens: int = 0) -> None:
+    def leave(self, room: Room, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
         """Give back what `enter` took.
 
         Args:
-            answered_tokens: What it really had, where it was answered: estimates are learned from it.
+            answered: Estimates are learned from what it turned out to have.
+            elsewhere_s: What it waited for that is not the engine's.
         """
         room.inside = False
         self._requests -= 1
         self._items -= room.items
         self._body_bytes -= room.body_bytes
-        self._tokens = self._tokens - room.tokens if self._requests else 0.0  # no rounding error is carried on
-        if answered_tokens:
-            took_s = self._clock() - room.entered_at
-            self._lag_s = max(0.0, self._lag_s + _LEARN * (took_s - room.expected_s - self._lag_s))
-            if room.body_bytes:
-                self._bytes_per_token += _LEARN * (room.body_bytes / answered_tokens - self._bytes_per_token)
+        read = {lane: part.read for lane, part in room.parts.items() if part.read}
+        for lane in list(room.parts):
+            self._take(room, lane)
+        if not self._requests:
+            for inside in self._lanes.values():
+                inside.tokens = 0.0  # no rounding error is carried on
+        if answered:
+            inside = self._lanes[room.lane]
+            took_s = self._clock() - room.entered_at - elsewhere_s
+            inside.lag_s = max(0.0, inside.lag_s + _LEARN * (took_s - room.expected_s - inside.lag_s))
+            self._estimates.learn(room.body_bytes, read)
 
-    def drain_s(self) -> float:
-        """How long the device needs for everything inside."""
-        return self._pace.drain_s(self._tokens, self._batch_tokens)
+    def _put(self, room: Room, lane: Lane, part: _Part) -> None:
+        room.parts[lane] = part
+        inside = self._lanes[lane]
+        inside.tokens += part.tokens
+        inside.inputs += part.unprepared
+
+    def _take(self, room: Room, lane: Lane) -> None:
+        part, inside = room.parts.pop(lane), self._lanes[lane]
+        inside.tokens -= part.tokens
+        inside.inputs -= part.unprepared
+
+    def _quickest(self, guesses: Mapping[Lane, Guess]) -> tuple[Lane, float]:
+        """Of the lanes that a request may well use, the one that would be done with it first; and when."""
+        delays = [
+            (lane, self._delay_s(lane, guess.if_any, 1, self._requests))
+            for lane, guess in guesses.items()
+            if guess.likely
+        ]
+        return min(delays, key=lambda pair: pair[1] + self._lanes[pair[0]].lag_s)
+
+    def _delay_s(self, lane: Lane, tokens: float, inputs: int, others: int) -> float:
+        """How long a request of so many tokens would take in a lane: with what goes before it, and itself."""
+        inside = self._lanes[lane]
+        return inside.pace.drain_s(
+            min(inside.tokens, others * tokens) + tokens, min(inside.inputs, others * inputs) + inputs
+        )
+
+    def _too_late(self, lane: Lane, expected_s: float) -> Overloaded | None:
+        delay_s = expected_s + self._lanes[lane].lag_s
+        if delay_s <= _MARGIN * self._config.target_delay_s:
+            return None
+        return self._refuse("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.", lane)
+
+    def _refuse(self, limit: str, message: str, lane: Lane) -> Overloaded:
+        self._refused[limit] += 1
+        return Overloaded(message, retry_after_s=self._lanes[lane].drain_s)
 
     def statistics(self) -> AdmissionStatistics:
+        lanes = self._lanes.values()
         return AdmissionStatistics(
             requests=self._requests,
             max_requests=self._config.max_requests,
             items=self._items,
             max_items=self._config.max_items,
-            tokens=round(self._tokens),
+            tokens=round(self.tokens),
             max_tokens=self._config.max_tokens,
             body_bytes=self._body_bytes,
             max_bytes=self._config.max_bytes,
             admitted=self._admitted,
             refused=dict(self._refused),
-            drain_s=self.drain_s(),
-            lag_s=self._lag_s,
-            bytes_per_token=self._bytes_per_token,
+            drain_s=max(lane.drain_s for lane in lanes),
+            lag_s=max(lane.lag_s for lane in lanes),
+            bytes_per_token=self._estimates.bytes_per_token,
+            lanes={
+                name: LaneStatistics(tokens=round(lane.tokens), drain_s=lane.drain_s, lag_s=lane.lag_s)
+                for name, lane in self._lanes.items()
+            },
         )

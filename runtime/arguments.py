@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeGuard
 
-from staged_pool.runtime.requests import Chat, Output, Outputs, PairInput, TextInput
+from staged_pool.runtime.requests import Chat, Content, Image, Output, Outputs, PairInput, TextInput, content_bytes
 from staged_pool.stages.errors import InvalidInput
 
 Texts: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
 """A text, several, or the token ids of several."""
 
+Inputs: TypeAlias = Texts | Content | Sequence[Content]
+"""The same, and pictures and conversations, alone or among texts."""
+
 _TEXT_OR_IDS = "a text or a list of token ids"
+_ANY = "a text, a list of token ids, an Image or a Chat"
 
 
 def text_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput, ...]:
@@ -24,8 +28,18 @@ def text_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput, ...]
     return tuple(_text_input(index, source, max_tokens, _TEXT_OR_IDS) for index, source in enumerate(_each(inputs)))
 
 
-def text_or_pair_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput | PairInput, ...]:
-    """As `text_inputs`; a tuple of two texts is a pair.
+def inputs(given: object, max_tokens: int | None) -> tuple[TextInput | Image, ...]:
+    """See `Inputs`.
+
+    Raises:
+        InvalidInput: It is something else; names the input that is.
+    """
+    whole_number("max_tokens", max_tokens)
+    return tuple(_input(index, source, max_tokens, _ANY) for index, source in enumerate(_each(given)))
+
+
+def inputs_or_pairs(given: object, max_tokens: int | None) -> tuple[TextInput | PairInput | Image, ...]:
+    """As `inputs`; a tuple of two texts is a pair.
 
     Raises:
         InvalidInput: It is something else; names the input that is.
@@ -34,26 +48,27 @@ def text_or_pair_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInp
     return tuple(
         PairInput(first=source[0], second=source[1], max_tokens=max_tokens)
         if _is_pair(source)
-        else _text_input(index, source, max_tokens, f"{_TEXT_OR_IDS}, nor a pair, which is a tuple of two texts")
-        for index, source in enumerate(_each(inputs))
+        else _input(index, source, max_tokens, f"{_ANY}, nor a pair, which is a tuple of two texts")
+        for index, source in enumerate(_each(given))
     )
 
 
-def texts(name: str, given: object) -> tuple[str, ...]:
-    """One text or several.
+def contents(name: str, given: object) -> tuple[Content, ...]:
+    """One query or document, or several: texts, pictures or conversations.
 
     Raises:
-        InvalidInput: One of them is no text.
+        InvalidInput: One of them is none.
     """
-    if isinstance(given, str):
-        return (given,)
+    if isinstance(given, str | Image | Chat):
+        given = (given,)
     if not isinstance(given, Iterable):
         raise InvalidInput(f"{name} must be a text or several, not of type {type(given).__name__}.", param=name)
-    found = []
+    found: list[Content] = []
     for index, one in enumerate(given):
-        if not isinstance(one, str):
-            message = f"{name}[{index}] must be a text, not of type {type(one).__name__}."
+        if not isinstance(one, str | Image | Chat):
+            message = f"{name}[{index}] must be a text, an Image or a Chat, not of type {type(one).__name__}."
             raise InvalidInput(message, param=name, index=index)
+        _check_images(one, name, index)
         found.append(one)
     return tuple(found)
 
@@ -83,16 +98,16 @@ def text(name: str, value: object) -> None:
         raise InvalidInput(f"{name} must be a text, not of type {type(value).__name__}.", param=name)
 
 
-def size(inputs: Iterable[TextInput | PairInput]) -> int:
-    """Of inputs in bytes: near enough, and quick (characters, or token ids)."""
+def size(inputs: Iterable[TextInput | PairInput | Image]) -> int:
+    """Of inputs in bytes: near enough, and quick (characters, token ids, or the bytes of pictures)."""
     return sum(_length(given) for given in inputs)
 
 
 def _each(inputs: object) -> Iterable[object]:
-    if isinstance(inputs, str):
+    if isinstance(inputs, str | Image | Chat):
         return (inputs,)
     if not isinstance(inputs, Iterable):
-        raise InvalidInput(f"The inputs must be texts, not of type {type(inputs).__name__}.", param="input")
+        raise InvalidInput(f"The inputs must be texts or images, not of type {type(inputs).__name__}.", param="input")
     return inputs
 
 
@@ -105,11 +120,34 @@ def _text_input(index: int, source: object, max_tokens: int | None, wanted: str)
     raise InvalidInput(message, param="input", index=index)
 
 
+def _input(index: int, source: object, max_tokens: int | None, wanted: str) -> TextInput | Image:
+    if isinstance(source, Image | Chat):
+        _check_images(source, "input", index)
+    if isinstance(source, Image):
+        return source
+    if isinstance(source, Chat):
+        return TextInput(source, max_tokens, add_special_tokens=False)  # its template writes all that there is
+    return _text_input(index, source, max_tokens, wanted)
+
+
+def _check_images(content: Content, param: str, index: int) -> None:
+    images = (content,) if isinstance(content, Image) else content.images if isinstance(content, Chat) else ()
+    for image in images:
+        source: object = image.source
+        if not isinstance(source, bytes | str):
+            message = f"{param}[{index}]: an Image is made of the bytes of a file, or of its URL as a text; "
+            raise InvalidInput(f"{message}not of type {type(source).__name__}.", param=param, index=index)
+
+
 def _is_pair(source: object) -> TypeGuard[tuple[str, str]]:
     return isinstance(source, tuple) and len(source) == 2 and all(isinstance(text, str) for text in source)
 
 
-def _length(given: TextInput | PairInput) -> int:
-    if isinstance(given, PairInput):
-        return len(given.first) + len(given.second)
-    return given.source.characters if isinstance(given.source, Chat) else len(given.source)
+def _length(given: TextInput | PairInput | Image) -> int:
+    match given:
+        case PairInput():
+            return len(given.first) + len(given.second)
+        case Image():
+            return content_bytes(given)
+        case TextInput(source):
+            return len(source) if isinstance(source, tuple) else content_bytes(source)

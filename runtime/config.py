@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from staged_pool.runtime.media.hosts import AllowedHosts
 from staged_pool.stages.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -108,7 +110,8 @@ class EngineConfig:
     allow_media_domains: tuple[str, ...] = ()
     """Hosts from which pictures may be fetched, such as `example.com` (with all hosts below it), or `*` for all with a
     public address. Empty: URLs are refused. What a caller names is fetched by this server, from its place in the
-    network: addresses that are not public are never asked."""
+    network: addresses that are not public are never asked, whatever name leads to them, but for those that stand here
+    themselves, such as `10.0.0.5`."""
 
     allow_media_path: str | None = None
     """A folder; pictures in it may be named by file:// URLs. None: such URLs are refused."""
@@ -201,6 +204,9 @@ class EngineConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+        AllowedHosts.of(self.allow_media_domains)
+        if self.allow_media_path is not None and not os.path.isdir(self.allow_media_path):
+            raise ConfigError(f"allow_media_path={self.allow_media_path!r}: must be a folder")
         if self.model == "":
             raise ConfigError("model='': must be a folder or a hub id")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -15,9 +15,10 @@ import structlog
 
 from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
-from staged_pool.runtime.model import Model, ModelCard, ModelInput, Tokens
-from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
+from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
@@ -32,11 +33,10 @@ from staged_pool.stages.errors import (
     shortened,
 )
 from staged_pool.stages.offload import Offload, ThreadOffload
-from staged_pool.stages.pace import Pace
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
-from staged_pool.stages.work import Plan, Request
+from staged_pool.stages.work import Item, Plan, Request
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -55,17 +55,17 @@ class Engine(EngineTasks):
         config: EngineConfig,
         model: Model,
         *,
-        device: Offload,
-        preprocess: Offload,
+        lanes: Mapping[Lane, LaneParts],
+        tokenize: Offload,
         offload: Offload,
+        fetch: Fetch,
         options: StageOptions,
     ) -> None:
         self._config = config
         self._model = model
-        self._preprocess_offload = preprocess
-        pace = Pace()
+        self._preprocess_offload = tokenize
         self._clock = options.clock
-        self._admission = Admission(config, pace, options.clock, batch_tokens=config.batch_tokens(model.card.device))
+        self._admission = Admission(config, {lane: parts.pace for lane, parts in lanes.items()}, options.clock)
         self._cancelled: Counter[str] = Counter()
         self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Room] = {}
@@ -80,9 +80,8 @@ class Engine(EngineTasks):
             config,
             model,
             accept=self._accept,
-            pace=pace,
-            device=device,
-            preprocess=preprocess,
+            lanes=lanes,
+            fetch=fetch,
             offload=offload,
             options=options,
             gave_up=self._break,
@@ -148,9 +147,11 @@ class Engine(EngineTasks):
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
                 try:
-                    await self._pipeline.door.send(Arrival(ticket, body_bytes, now))
+                    await self._pipeline.enter(Arrival(ticket, body_bytes, now))
                 except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                     ticket.fail(EngineStopped("The engine is stopped."))
+                if errands := await ticket.errands():
+                    await self._pipeline.errands.run(ticket, cast("Sequence[Item[ModelInput]]", errands))
                 return cast(R, await ticket.wait())
             ticket.fail(
                 DeadlineExceeded(
@@ -166,7 +167,8 @@ class Engine(EngineTasks):
             elif isinstance(ticket.error, DeadlineExceeded):
                 self._expired[ticket.error.stage] += 1
             del self._tickets[ticket], self._scopes[ticket]
-            self._admission.leave(room, answered_tokens=0 if ticket.error else ticket.timeline.tokens)
+            answered = ticket.error is None
+            self._admission.leave(room, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
             if not self._tickets:
                 self._empty.set()
 
@@ -235,8 +237,13 @@ class Engine(EngineTasks):
         plan = plan_request(request, card)
         if not plan.inputs:
             raise NoInputs("The request has no inputs; at least one is needed.", param="input")
+        lanes: Mapping[Lane, int] = (
+            {card.lanes[0]: len(plan.inputs)} if len(card.lanes) == 1 else Counter(given.lane for given in plan.inputs)
+        )
+        if obstruction := self._pipeline.obstruction(lanes):
+            raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
         if (room := self._tickets.get(ticket)) is not None:
-            self._admission.count_items(room, len(plan.inputs))
+            self._admission.count_items(room, lanes)
         return plan
 
     async def drain(self, timeout_s: float) -> None:
@@ -279,7 +286,7 @@ class Engine(EngineTasks):
                 raise
             finally:
                 self._phase = Phase.STOPPED
-                self._pipeline.door.close()
+                self._pipeline.close()
                 self._fail_all("The engine is stopped.")
 
     async def _run_pipeline(self) -> None:
@@ -326,8 +333,11 @@ async def run_engine(
     model: Model,
     *,
     device: Offload,
+    image_device: Offload | None = None,
     preprocess: Offload | None = None,
+    image_preprocess: Offload | None = None,
     offload: Offload | None = None,
+    fetch: Fetch = refuse,
     options: StageOptions | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine on a model that is loaded already.
@@ -336,18 +346,31 @@ async def run_engine(
         config: Its settings; those about loading are not looked at.
         model: See `Model`.
         device: Runs forwards, `model.card.forward_workers` at once.
+        image_device: Runs those of pictures, as many. None: `device` does, and must then run as many of both at once.
         preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
+        image_preprocess: Runs that of pictures. None: threads, `config.image_preprocess_limit` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
+        fetch: Gets pictures that are given as URLs. By default these are refused.
         options: How often a stage's workers may crash, and a hook into the seams of the stages.
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
     """
+    batch_tokens = config.batch_tokens(model.card.device)
+    tokenize = preprocess or ThreadOffload(config.preprocess_limit)
+    offloads: dict[Lane, tuple[Offload, Offload]] = {
+        "text": (device, tokenize),
+        "image": (image_device or device, image_preprocess or ThreadOffload(config.image_preprocess_limit)),
+    }
     engine = Engine(
         config,
         model,
-        device=device,
-        preprocess=preprocess or ThreadOffload(config.preprocess_limit),
+        lanes={
+            lane: LaneParts(device=offloads[lane][0], preprocess=offloads[lane][1], pace=lane_pace(lane, batch_tokens))
+            for lane in model.card.lanes
+        },
+        tokenize=tokenize,
         offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
+        fetch=fetch,
         options=options or StageOptions(),
     )
     with _single_errors():

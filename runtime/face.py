@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from staged_pool.runtime import arguments
-from staged_pool.runtime.arguments import Texts
+from staged_pool.runtime.arguments import Inputs, Texts
 from staged_pool.runtime.requests import (
     DENSE_ONLY,
     Aggregation,
     ClassifyRequest,
+    Content,
     EmbedRequest,
     Output,
     ScoreRequest,
@@ -50,7 +51,7 @@ class EngineTasks(ABC):
 
     async def embed(
         self,
-        inputs: Texts,
+        inputs: Inputs,
         *,
         outputs: Output | str | Iterable[Output | str] = DENSE_ONLY,
         dimensions: int | None = None,
@@ -63,7 +64,7 @@ class EngineTasks(ABC):
         """Vectors of each input.
 
         Args:
-            inputs: Texts, or the token ids of texts.
+            inputs: Texts, the token ids of texts, pictures, or conversations, which may show some.
             outputs: Any of `dense`, `sparse` and `multi_vector` that the model has; all come from one forward.
             dimensions: Keep the first so many values of each dense vector, normalised again; only for models that
                 were trained for it.
@@ -79,21 +80,21 @@ class EngineTasks(ABC):
         arguments.whole_number("dimensions", dimensions)
         arguments.text("prompt_name", prompt_name)
         arguments.text("prompt", prompt)
-        texts = arguments.text_inputs(inputs, max_tokens)
+        given = arguments.inputs(inputs, max_tokens)
         request = EmbedRequest(
-            inputs=texts,
+            inputs=given,
             outputs=arguments.outputs(outputs),
             dimensions=dimensions,
             normalize=normalize,
             prompt_name=prompt_name,
             prompt=prompt,
         )
-        result: EmbedResult = await self._ask(request, arguments.size(texts), timeout_s)
+        result: EmbedResult = await self._ask(request, arguments.size(given), timeout_s)
         return result
 
     async def classify(
         self,
-        inputs: Texts | Sequence[tuple[str, str]],
+        inputs: Inputs | Sequence[tuple[str, str]],
         *,
         activate: bool = True,
         max_tokens: int | None = None,
@@ -102,7 +103,7 @@ class EngineTasks(ABC):
         """How well each of the model's labels fits each input.
 
         Args:
-            inputs: Texts, the token ids of texts, or pairs of texts.
+            inputs: Texts, the token ids of texts, pictures, conversations, or pairs of texts.
             activate: False returns logits.
             max_tokens: See the class.
             timeout_s: See the class.
@@ -110,7 +111,7 @@ class EngineTasks(ABC):
         Returns:
             `scores`: float32 [inputs, labels]; `labels`.
         """
-        given = arguments.text_or_pair_inputs(inputs, max_tokens)
+        given = arguments.inputs_or_pairs(inputs, max_tokens)
         request = ClassifyRequest(inputs=given, activate=activate)
         result: ClassifyResult = await self._ask(request, arguments.size(given), timeout_s)
         return result
@@ -140,8 +141,8 @@ class EngineTasks(ABC):
 
     async def score(
         self,
-        queries: str | Sequence[str],
-        documents: str | Sequence[str],
+        queries: Content | Sequence[Content],
+        documents: Content | Sequence[Content],
         *,
         activate: bool = True,
         instruction: str | None = None,
@@ -151,7 +152,7 @@ class EngineTasks(ABC):
         """How well each document answers its query.
 
         Args:
-            queries: One for all documents, or one for each.
+            queries: One for all documents, or one for each: texts, pictures, or conversations that show some.
             documents: One or several.
             activate: False returns a cross-encoder's logits.
             instruction: What the model is to look for; for models whose template has a place for it.
@@ -165,8 +166,8 @@ class EngineTasks(ABC):
         arguments.whole_number("max_tokens", max_tokens)
         arguments.text("instruction", instruction)
         request = ScoreRequest(
-            queries=arguments.texts("queries", queries),
-            documents=arguments.texts("documents", documents),
+            queries=arguments.contents("queries", queries),
+            documents=arguments.contents("documents", documents),
             activate=activate,
             instruction=instruction,
             max_tokens=max_tokens,
@@ -177,8 +178,8 @@ class EngineTasks(ABC):
 
     async def rerank(
         self,
-        query: str,
-        documents: Sequence[str],
+        query: Content,
+        documents: Sequence[Content],
         *,
         top_n: int | None = None,
         activate: bool = True,
@@ -189,7 +190,7 @@ class EngineTasks(ABC):
         """Documents in the order of how well they answer a query, the best first.
 
         Args:
-            query: A text.
+            query: A text, a picture, or a conversation that shows some.
             documents: One or several.
             top_n: Return so many. None and 0: all of them.
             activate: See `score`.

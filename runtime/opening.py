@@ -5,20 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
 
 import anyio
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.model import Model
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS
+from staged_pool.runtime.threads import OwnThreads
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.stage import StageOptions
 
-SHARED = ("device", "forward_workers", "preprocess_limit", "torch_threads", "watchdog_s", "drain_timeout_s")
+SHARED = (
+    "device", "forward_workers", "preprocess_limit", "image_preprocess_limit", "torch_threads", "watchdog_s",
+    "drain_timeout_s",
+)  # fmt: skip
 """Settings of what engines share."""
+
+IMAGE_PREPROCESS_NICE: Final = 10
+"""Decoding pictures keeps all cores busy for as long as there are any: whatever else wants one goes first, the event
+loop above all. Not for forwards: a thread that is put aside while it holds the interpreter's lock holds up all."""
 
 
 @asynccontextmanager
@@ -43,8 +53,8 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
     """Load several models, and run an engine on each; the block gets them by their served names.
 
     Each engine has its own stages, queues and limits. They share the device's threads, which their batches take in
-    turns, and the threads of preprocess. Loading, draining and stopping are as for `open_engine`, and one that breaks
-    leaves the others as they are.
+    turns, texts and pictures each their own, and the threads of preprocess. Loading, draining and stopping are as for
+    `open_engine`, and one that breaks leaves the others as they are.
 
     Args:
         configs: At least one. Those settings that say how much is shared must be equal in all of them.
@@ -56,7 +66,11 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
     _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
     options = StageOptions(clock=time.perf_counter)
     preprocess, offload = ThreadOffload(first.preprocess_limit), ThreadOffload(POSTPROCESS_WORKERS)
-    async with DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device:
+    async with (
+        DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
+        DeviceThreads("staged-pool image device", watchdog_s=first.watchdog_s).running(0) as image_device,
+        OwnThreads("staged-pool image preprocess", nice=IMAGE_PREPROCESS_NICE).running(0) as image_preprocess,
+    ):
         models: dict[str, tuple[EngineConfig, Model]] = {}
         for config in configs:
             model = await device.run(_load, config)
@@ -64,11 +78,22 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
             _check_names([*models, name])
             models[name] = config, model
             device.grow(model.card.forward_workers)
+            if "image" in model.card.lanes:
+                image_device.grow(model.card.forward_workers)
+                image_preprocess.grow(first.image_preprocess_limit)
         async with AsyncExitStack() as stack:
             engines: dict[str, Engine] = {}
             for name, (config, model) in models.items():
                 running = run_engine(
-                    config, model, device=device, preprocess=preprocess, offload=offload, options=options
+                    config,
+                    model,
+                    device=device,
+                    image_device=image_device,
+                    preprocess=preprocess,
+                    image_preprocess=image_preprocess,
+                    offload=offload,
+                    fetch=MediaFetcher(config).fetch,
+                    options=options,
                 )
                 engines[name] = await stack.enter_async_context(running)
             yield engines

@@ -1,25 +1,29 @@
-"""The four stages, wired: who hands what to whom, with how many workers, through how large a channel."""
+"""The stages, wired: who hands what to whom, with how many workers, through how large a channel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import anyio
 import structlog
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Model, ModelInput, Payload, Row
+from staged_pool.runtime.errands import Errands, Fetch
+from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
 from staged_pool.runtime.statistics import DeviceStatistics
 from staged_pool.stages.batch import BatchStage
-from staged_pool.stages.channel import Channel
+from staged_pool.stages.channel import Channel, Outlet
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.meter import StageStatistics
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.pace import Pace
+from staged_pool.stages.pace import LanePace, Pace
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import PreprocessStage
-from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item, Plan, Request
 
@@ -32,19 +36,75 @@ POSTPROCESS_WORKERS = 4
 MIN_SHARE_TOKENS = 128
 """What a free forward worker leaves to the other free ones at least: a forward of fewer tokens costs nearly as much."""
 
+SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
+"""Of the names of a lane's stages."""
+
+IMAGE_CHUNK_ITEMS: Final = 1
+"""Every picture is a call of its own: it takes tens of milliseconds, and a thread that is done takes the next one."""
+
+IMAGE_WAITING_BATCHES: Final = 4
+"""Full batches of pictures that wait for the device, at most, before preprocess is held back: a picture that waits
+takes a few kilobytes a token, a thousand times what a text takes."""
+
 log = structlog.get_logger("staged_pool.engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneParts:
+    """What a lane has for itself: threads above all, so that it is the operating system that shares the cores, and no
+    lane waits for a call of another."""
+
+    device: Offload
+    """Runs forwards, `model.card.forward_workers` at once."""
+    preprocess: Offload
+    """Runs preprocess."""
+    pace: LanePace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneLimits:
+    """The sizes of a lane."""
+
+    preprocess_limit: int
+    chunk_items: int
+    waiting_tokens: int
+    request_waiting_tokens: int
+
+    @staticmethod
+    def of(lane: Lane, config: EngineConfig, batch_tokens: int) -> LaneLimits:
+        if lane == "text":
+            return LaneLimits(
+                preprocess_limit=config.preprocess_limit,
+                chunk_items=config.chunk_items,
+                waiting_tokens=config.waiting_tokens,
+                request_waiting_tokens=config.request_waiting_tokens,
+            )
+        waiting_tokens = min(config.waiting_tokens, IMAGE_WAITING_BATCHES * batch_tokens)
+        return LaneLimits(
+            preprocess_limit=config.image_preprocess_limit,
+            chunk_items=IMAGE_CHUNK_ITEMS,
+            waiting_tokens=waiting_tokens,
+            request_waiting_tokens=min(config.request_waiting_tokens, max(1, waiting_tokens // 2)),
+        )
+
+
+def lane_pace(lane: Lane, batch_tokens: int) -> LanePace:
+    """How fast a lane is, before anything has been measured."""
+    return LanePace(batch_tokens=batch_tokens, preprocess=Pace() if lane == "image" else None)
 
 
 class Pipeline:
     """parse -> preprocess -> batch -> postprocess. Requests go in at `door`; answers come out through their tickets.
 
+    Each lane of the model has a preprocess and a batch stage of its own, which wait for nothing of the other's. Parse
+    feeds texts. Pictures are fed by the callers (see `Errands`), so that no worker of parse waits for them.
+
     Args:
         config: Its sizes.
         model: What preprocess and the device run.
         accept: What parse asks of a decoded request.
-        pace: Told how long the device takes.
-        device: Runs forwards, `model.card.forward_workers` at once.
-        preprocess: Runs preprocess.
+        lanes: What each lane of the model has for itself.
+        fetch: Gets pictures that are given as URLs.
         offload: Runs the decoding of large requests and the making of large answers.
         options: For all stages.
         gave_up: Called at once when a stage cannot go on, where `run` first waits for the calls that still run.
@@ -56,26 +116,66 @@ class Pipeline:
         model: Model,
         *,
         accept: Callable[[Ticket, Request], Plan[ModelInput]],
-        pace: Pace,
-        device: Offload,
-        preprocess: Offload,
+        lanes: Mapping[Lane, LaneParts],
+        fetch: Fetch,
         offload: Offload,
         options: StageOptions,
         gave_up: Callable[[Exception], object],
     ) -> None:
-        self._preprocess_limit = config.preprocess_limit
         self._alarm_s = config.preprocess_alarm_s
+        batch_tokens = config.batch_tokens(model.card.device)
+        limits = {lane: LaneLimits.of(lane, config, batch_tokens) for lane in lanes}
         size = config.channel_capacity
         requests = Channel[Arrival]("parse", size)
-        inputs = Channel[Sequence[Item[ModelInput]]]("preprocess", size)
-        prepared = Channel[Sequence[Item[Payload]]]("batch", size)
+        inputs = {lane: Channel[Sequence[Item[ModelInput]]](f"preprocess{SUFFIX[lane]}", size) for lane in lanes}
+        prepared = {lane: Channel[Sequence[Item[Payload]]](f"batch{SUFFIX[lane]}", size) for lane in lanes}
         rows = Channel[Sequence[Item[Row]]]("postprocess", size)
-        self.channels = (requests, inputs, prepared, rows)
-        self.door = requests.outlet
-        """Closing it ends the pipeline: the end of the stream runs down from stage to stage."""
+        self._door = requests.outlet
+        self.batch = {
+            lane: BatchStage[Payload, Row](
+                prepared[lane].inlet,
+                rows.outlet.clone(),
+                forward=model.forward,
+                device=parts.device,
+                builder=BatchBuilder(
+                    max_items=config.max_batch_items,
+                    max_cost=batch_tokens,
+                    pads=model.pads(lane),
+                    min_share=MIN_SHARE_TOKENS,
+                    lane=lane,
+                ),
+                options=options,
+                pace=parts.pace.device,
+                slots=model.card.forward_workers,
+                waiting_tokens=limits[lane].waiting_tokens,
+                name=f"batch{SUFFIX[lane]}",
+            )
+            for lane, parts in lanes.items()
+        }
+        rows.outlet.close()  # each lane has its own, and the last one to close ends postprocess
+        self.preprocess = {
+            lane: PreprocessStage[ModelInput, Payload](
+                inputs[lane].inlet,
+                prepared[lane].outlet,
+                preprocess=model.preprocess,
+                offload=parts.preprocess,
+                ahead_s=self.batch[lane].ahead_s,
+                pace=parts.pace.preprocess,
+                options=options,
+                chunk_items=limits[lane].chunk_items,
+                workers=limits[lane].preprocess_limit,
+                lane=lane,
+                name=f"preprocess{SUFFIX[lane]}",
+            )
+            for lane, parts in lanes.items()
+        }
+        fed_by_parse: dict[Hashable, Outlet[Sequence[Item[ModelInput]]]] = {
+            lane: inputs[lane].outlet for lane in lanes if lane == "text"
+        }
         self.parse = ParseStage[ModelInput](
             requests.inlet,
-            inputs.outlet,
+            fed_by_parse,
+            lane_of=_only(lanes) if len(lanes) == 1 else _lane_of,
             accept=accept,
             offload=offload,
             options=options,
@@ -83,41 +183,43 @@ class Pipeline:
             workers=PARSE_WORKERS,
             request_waiting_tokens=config.request_waiting_tokens,
         )
-        self.batch = BatchStage[Payload, Row](
-            prepared.inlet,
-            rows.outlet,
-            forward=model.forward,
-            device=device,
-            builder=BatchBuilder(
-                max_items=config.max_batch_items,
-                max_cost=config.batch_tokens(model.card.device),
-                pads=model.pads("text"),
-                min_share=MIN_SHARE_TOKENS,
-            ),
-            options=options,
-            pace=pace,
-            slots=model.card.forward_workers,
-            waiting_tokens=config.waiting_tokens,
-        )
-        self.preprocess = PreprocessStage[ModelInput, Payload](
-            inputs.inlet,
-            prepared.outlet,
-            preprocess=model.preprocess,
-            offload=preprocess,
-            ahead_s=self.batch.ahead_s,
-            options=options,
-            chunk_items=config.chunk_items,
-            workers=config.preprocess_limit,
+        self.errands = Errands(
+            {lane: inputs[lane].outlet for lane in lanes if lane not in fed_by_parse},
+            fetch=fetch,
+            limit=config.media_limit,
+            room_tokens={lane: limits[lane].request_waiting_tokens for lane in lanes},
+            clock=options.clock,
         )
         self.postprocess = PostprocessStage[Row](
             rows.inlet, offload=offload, options=options, workers=POSTPROCESS_WORKERS
         )
-        self.stages = (self.parse, self.preprocess, self.batch, self.postprocess)
+        self.stages: tuple[Stage, ...] = (
+            self.parse,
+            *self.preprocess.values(),
+            *self.batch.values(),
+            self.postprocess,
+        )
+        self.channels: tuple[Channel[Any], ...] = (requests, *inputs.values(), *prepared.values(), rows)
+        """In front of each stage, in their order."""
         for stage in self.stages:
             stage.gave_up = gave_up
 
+    async def enter(self, arrival: Arrival) -> None:
+        """Hand a request to parse, waiting for room.
+
+        Raises:
+            anyio.BrokenResourceError: Parse is gone.
+            anyio.ClosedResourceError: The door is closed.
+        """
+        await self._door.send(arrival)
+
+    def close(self) -> None:
+        """Let nothing more in, which ends the pipeline: the end of the streams runs down from stage to stage."""
+        self._door.close()
+        self.errands.close()
+
     async def run(self) -> None:
-        """Run until the door is closed and everything has passed.
+        """Run until it is closed and everything has passed.
 
         Raises:
             ExceptionGroup: A stage gave up; the others were cancelled.
@@ -131,37 +233,57 @@ class Pipeline:
 
     async def _watch_preprocess(self) -> None:
         """Raise the alarm about calls that do not end. Nothing can end a thread; an operator can end the process."""
-        known = 0
+        known = dict.fromkeys(self.preprocess, 0)
         while True:
             await anyio.sleep(self._alarm_s)
-            if (overdue := self.overdue_calls()) > known:
-                log.error("preprocess.overdue", calls=overdue, limit=self._preprocess_limit)
-            known = overdue
+            for lane, stage in self.preprocess.items():
+                if (overdue := stage.overdue(self._alarm_s)) > known[lane]:
+                    log.error(f"{stage.meter.name}.overdue", calls=overdue, limit=stage.meter.workers)
+                known[lane] = overdue
 
     def overdue_calls(self) -> int:
         """Preprocess calls that take longer than the alarm allows."""
-        return self.preprocess.overdue(self._alarm_s)
+        return sum(stage.overdue(self._alarm_s) for stage in self.preprocess.values())
 
-    def obstruction(self) -> str | None:
-        """Why nothing gets through for now; None where something may."""
-        if self.overdue_calls() < self._preprocess_limit:
-            return None
-        return f"every preprocess thread has been busy for more than {self._alarm_s:g} s"
+    def obstruction(self, lanes: Iterable[Lane] | None = None) -> str | None:
+        """Why nothing of these lanes gets through for now; None where something may.
+
+        Args:
+            lanes: Those that a request needs, each of which must be free. None: any will do.
+        """
+        blocked = {
+            lane: f"every {stage.meter.name} thread has been busy for more than {self._alarm_s:g} s"
+            for lane, stage in self.preprocess.items()
+            if stage.overdue(self._alarm_s) >= stage.meter.workers
+        }
+        if lanes is None:
+            return next(iter(blocked.values())) if len(blocked) == len(self.preprocess) else None
+        return next((blocked[lane] for lane in lanes if lane in blocked), None)
 
     def stage_statistics(self) -> tuple[StageStatistics, ...]:
-        parse, preprocess, batch, postprocess = (channel.waiting for channel in self.channels)
-        return (
-            self.parse.meter.snapshot(parse),
-            self.preprocess.meter.snapshot(preprocess),
-            self.batch.meter.snapshot(batch + self.batch.waiting),
-            self.postprocess.meter.snapshot(postprocess),
+        held = {id(batch): batch.waiting for batch in self.batch.values()}
+        return tuple(
+            stage.meter.snapshot(channel.waiting + held.get(id(stage), 0))
+            for stage, channel in zip(self.stages, self.channels, strict=True)
         )
 
     def device_statistics(self) -> DeviceStatistics:
+        batches: Counter[str] = Counter()
+        for stage in self.batch.values():
+            batches += stage.triggers
         return DeviceStatistics(
-            batches=dict(self.batch.triggers),
-            items=self.batch.meter.done,
-            tokens=self.batch.tokens,
-            padding_tokens=self.batch.padding_tokens,
-            wasted_tokens=self.batch.wasted_tokens,
+            batches=dict(batches),
+            items=sum(stage.meter.done for stage in self.batch.values()),
+            tokens=sum(stage.tokens for stage in self.batch.values()),
+            padding_tokens=sum(stage.padding_tokens for stage in self.batch.values()),
+            wasted_tokens=sum(stage.wasted_tokens for stage in self.batch.values()),
         )
+
+
+def _lane_of(given: ModelInput) -> Lane:
+    return given.lane
+
+
+def _only(lanes: Iterable[Lane]) -> Callable[[ModelInput], Lane]:
+    (only,) = lanes
+    return lambda _: only

@@ -70,7 +70,12 @@ class Chat:
     @property
     def characters(self) -> int:
         """Of all texts: near enough to what a template makes of them, for limits on bytes."""
-        return sum(len(part) for part in self._parts() if isinstance(part, str))
+        return sum(map(len, self.texts))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What is said, in the order in which it is."""
+        return tuple(part for part in self._parts() if isinstance(part, str))
 
     @property
     def images(self) -> tuple[Image, ...]:

@@ -19,6 +19,17 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaneStatistics:
+    """What is inside one lane: texts, or inputs with pictures."""
+
+    tokens: int
+    drain_s: float
+    """How long it needs for everything inside it, as predicted."""
+    lag_s: float
+    """How much longer than predicted its requests have taken lately."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionStatistics:
     """What is inside the engine, and its limits."""
 
@@ -37,11 +48,12 @@ class AdmissionStatistics:
     """Requests refused since the start, by the limit that was reached; `delay` is the target delay, `deadline` that
     of the request itself."""
     drain_s: float
-    """How long the device needs for everything inside, as predicted."""
+    """How long everything inside needs, as predicted: that of the slowest lane."""
     lag_s: float
-    """How much longer than predicted requests have taken lately."""
+    """How much longer than predicted requests have taken lately, in the lane where it is most."""
     bytes_per_token: float
-    """Learned; estimates the tokens of a request from its bytes."""
+    """Of texts, as learned."""
+    lanes: Mapping[str, LaneStatistics]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,5 +85,6 @@ class EngineStatistics:
     overdue_preprocess_calls: int
     """Calls that have been running for longer than the alarm allows."""
     stages: tuple[StageStatistics, ...]
-    """parse, preprocess, batch, postprocess."""
+    """parse, preprocess, batch, postprocess; with preprocess_images and batch_images beside the ones for texts where
+    the model reads both, or in their place where it reads pictures only."""
     device: DeviceStatistics

@@ -59,6 +59,7 @@ class BatchStage(Stage, Generic[P, R]):
         pace: Told how long the whole device was busy with each batch.
         slots: Forwards at once.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
+        name: Of the stage, where there are several.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class BatchStage(Stage, Generic[P, R]):
         options: StageOptions,
         slots: int,
         waiting_tokens: int,
+        name: str = "batch",
     ) -> None:
-        super().__init__("batch", workers=slots, options=options)
+        super().__init__(name, workers=slots, options=options)
         self._inlet = inlet
         self._outlet = outlet
         self._forward = forward
@@ -119,7 +121,7 @@ class BatchStage(Stage, Generic[P, R]):
 
     async def _fill_waiting_room(self) -> None:
         async for items in self._inlet:
-            with custody("batch", (item.ticket for item in items)) as held:
+            with custody(self.meter.name, (item.ticket for item in items)) as held:
                 if self._seam is not None:
                     await self._at("received")
                 while self._builder.cost >= self._waiting_tokens:
@@ -127,8 +129,8 @@ class BatchStage(Stage, Generic[P, R]):
                         self._room_freed = anyio.Event()
                     await self._room_freed.wait()
                 for item in items:
-                    item.ticket.stage = "batch"
-                    item.ticket.waits(item.cost)
+                    item.ticket.stage = self.meter.name
+                    item.ticket.waits(self._builder.lane, item.cost)
                 self._builder.add(items)
                 held.handed_on()
                 self._work_waits.set()
@@ -139,7 +141,7 @@ class BatchStage(Stage, Generic[P, R]):
         while True:
             batch = self._next_batch()
             if batch is not None:
-                with self.meter.working(), custody("batch", (item.ticket for item in batch.items)) as held:
+                with self.meter.working(), custody(self.meter.name, (item.ticket for item in batch.items)) as held:
                     if self._seam is not None:
                         await self._at("formed")
                     if done := await self._compute(batch):
@@ -162,7 +164,7 @@ class BatchStage(Stage, Generic[P, R]):
         batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), among=free)
         self._room_freed.set()
         for item in batch.items if batch is not None else ():
-            item.ticket.waits(-item.cost)
+            item.ticket.waits(self._builder.lane, -item.cost)
         return batch
 
     async def _compute(self, batch: Batch[P]) -> list[Item[R]]:
@@ -177,7 +179,7 @@ class BatchStage(Stage, Generic[P, R]):
             results = await run_isolated(
                 self._call,
                 [item.payload for item in batch.items],
-                stage="batch",
+                stage=self.meter.name,
                 on_out_of_memory=self._lower_budget,
             )
         finally:
@@ -194,7 +196,7 @@ class BatchStage(Stage, Generic[P, R]):
         done: list[Item[R]] = []
         for item, result in zip(batch.items, results, strict=True):
             ticket = item.ticket
-            ticket.load.computed(item.cost)
+            ticket.load.computed(self._builder.lane, item.cost)
             timeline = ticket.timeline
             timeline.queue_s = max(timeline.queue_s, started - item.sent_at)
             timeline.device_s = max(timeline.device_s, ended - started)

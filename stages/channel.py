@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Outlet(Generic[T]):
-    """The sending end, owned by the stage before (or, for the first channel, by the engine's door)."""
+    """A sending end, owned by a stage before (or, for the first channel, by the engine's door)."""
 
     def __init__(self, stream: MemoryObjectSendStream[T]) -> None:
         self._stream = stream
@@ -27,8 +27,12 @@ class Outlet(Generic[T]):
         """
         await self._stream.send(message)
 
+    def clone(self) -> Outlet[T]:
+        """One more sending end of the same channel, for another owner, who must close it too."""
+        return Outlet(self._stream.clone())
+
     def close(self) -> None:
-        """Say that nothing more will come: the stage behind finishes what is in the channel, then ends."""
+        """Say that nothing more will come: once all ends have, the stage behind finishes what is in the channel."""
         self._stream.close()
 
 

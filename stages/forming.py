@@ -47,13 +47,15 @@ class BatchBuilder(Generic[P]):
         max_cost: Token budget of a batch.
         pads: Whether a batch costs its longest item times its items, rather than the sum of its items.
         min_share: Tokens below which a share is not worth a batch of its own.
+        lane: Which waiting room this is, where there are several: a request has a turn in each.
     """
 
-    def __init__(self, *, max_items: int, max_cost: int, pads: bool, min_share: int = 1) -> None:
+    def __init__(self, *, max_items: int, max_cost: int, pads: bool, min_share: int = 1, lane: Hashable = None) -> None:
         self.max_items = max_items
         self.max_cost = max_cost
         self._pads = pads
         self.min_share = min_share
+        self.lane = lane
         self._waiting: dict[Hashable, list[_Waiting[P]]] = {}
         """By batch key; each a heap."""
         self._requests: Counter[Ticket] = Counter()
@@ -75,13 +77,14 @@ class BatchBuilder(Generic[P]):
 
     def ahead(self, ticket: Ticket) -> float:
         """Tokens that go before the next item of a request: about what the others get until it has its turn."""
-        return min(self._cost, max(0.0, ticket.turn - self._now) * len(self._requests))
+        return min(self._cost, max(0.0, ticket.standing(self.lane).turn - self._now) * len(self._requests))
 
     def add(self, items: Iterable[Item[P]]) -> None:
         for item in items:
             ticket = item.ticket
-            turn = max(self._now, ticket.turn)
-            ticket.turn = turn + item.cost
+            standing = ticket.standing(self.lane)
+            turn = max(self._now, standing.turn)
+            standing.turn = turn + item.cost
             heappush(self._waiting.setdefault(item.batch_key, []), _Waiting(turn, next(self._arrivals), item))
             self._requests[ticket] += 1
             self._items += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 
 class Overlap:
@@ -87,3 +88,20 @@ class Pace:
         """How long so many tokens take in batches of at most `budget` tokens; 0 for none."""
         fixed, each = self._fit()
         return math.ceil(tokens / budget) * fixed + each * tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanePace:
+    """How fast one lane works: as fast as the slower of preprocess and the device, which work side by side."""
+
+    batch_tokens: int
+    """Of one batch at most."""
+    device: Pace = field(default_factory=Pace)
+    """Told the tokens of batches."""
+    preprocess: Pace | None = None
+    """Told the inputs of calls. None: preprocess is never the slower one."""
+
+    def drain_s(self, tokens: float, inputs: float) -> float:
+        """How long so many tokens for the device take, of which so many inputs are not prepared yet."""
+        device_s = self.device.drain_s(tokens, self.batch_tokens)
+        return device_s if self.preprocess is None else max(device_s, self.preprocess.drain_s(inputs, 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -39,7 +39,9 @@ class ParseStage(Stage, Generic[S]):
 
     Args:
         inlet: Requests that were admitted. Closing its outlet ends the stage.
-        outlet: Lists of items of one request each; closed when the stage ends.
+        outlets: By lane: lists of items of one request and one lane each; closed when the stage ends. Inputs of a lane
+            that has none are left to the request's caller: see `Ticket.errands`.
+        lane_of: Which lane an input belongs to.
         accept: Checks a decoded request against the model and the limits, and plans it; raises what is wrong with it.
         offload: For bodies whose decoding would hold up the event loop.
         inline_bytes: Bodies up to this size are decoded on the event loop: shorter than a thread hop takes.
@@ -52,8 +54,9 @@ class ParseStage(Stage, Generic[S]):
     def __init__(
         self,
         inlet: Inlet[Arrival],
-        outlet: Outlet[Sequence[Item[S]]],
+        outlets: Mapping[Hashable, Outlet[Sequence[Item[S]]]],
         *,
+        lane_of: Callable[[S], Hashable],
         accept: Callable[[Ticket, Request], Plan[S]],
         offload: Offload,
         options: StageOptions,
@@ -64,7 +67,8 @@ class ParseStage(Stage, Generic[S]):
     ) -> None:
         super().__init__("parse", workers=workers, options=options)
         self._inlet = inlet
-        self._outlet = outlet
+        self._outlets = outlets
+        self._lane_of = lane_of
         self._accept = accept
         self._offload = offload
         self._inline_bytes = inline_bytes
@@ -77,7 +81,8 @@ class ParseStage(Stage, Generic[S]):
 
     def _close(self) -> None:
         self._inlet.close()
-        self._outlet.close()
+        for outlet in self._outlets.values():
+            outlet.close()
 
     async def _work(self) -> None:
         async for arrival in self._inlet:
@@ -108,17 +113,24 @@ class ParseStage(Stage, Generic[S]):
         meter.service.observe(done - now)
         meter.done += 1
         ticket.timeline.parse_s = done - arrival.sent_at
-        for start in range(0, len(plan.inputs), self._chunk_items):
-            await ticket.wait_for_room(self._request_waiting_tokens)
+        lanes: dict[Hashable, list[tuple[int, S]]] = {}
+        for index, given in enumerate(plan.inputs):
+            lanes.setdefault(self._lane_of(given), []).append((index, given))
+        if errands := [pair for lane, inputs in lanes.items() if lane not in self._outlets for pair in inputs]:
+            ticket.leave_to_caller([Item(ticket, index, given, done) for index, given in errands])
+        for lane, outlet in self._outlets.items():
+            await self._feed(ticket, lane, outlet, lanes.get(lane, ()))
+
+    async def _feed(
+        self, ticket: Ticket, lane: Hashable, outlet: Outlet[Sequence[Item[S]]], inputs: Sequence[tuple[int, S]]
+    ) -> None:
+        for start in range(0, len(inputs), self._chunk_items):
+            await ticket.wait_for_room(lane, self._request_waiting_tokens)
             if ticket.settled:
                 return
             sent_at = self._clock()
-            await self._outlet.send(
-                [
-                    Item(ticket, index, given, sent_at)
-                    for index, given in enumerate(plan.inputs[start : start + self._chunk_items], start)
-                ]
-            )
+            chunk = inputs[start : start + self._chunk_items]
+            await outlet.send([Item(ticket, index, given, sent_at) for index, given in chunk])
 
     async def _decode(self, decode: Decode, body_bytes: int) -> Request:
         if body_bytes <= self._inline_bytes:

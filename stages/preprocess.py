@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from staged_pool.stages.channel import Inlet, Outlet
@@ -10,6 +10,7 @@ from staged_pool.stages.door import wanted
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.offload import Offload
+from staged_pool.stages.pace import Overlap, Pace
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Ticket
@@ -36,8 +37,11 @@ class PreprocessStage(Stage, Generic[S, P]):
         offload: Runs it; its limit is the stage's limit.
         ahead_s: How long what this stage makes of a request will wait for the device; an item that could not be in
             time is not begun.
+        pace: Told how long the whole stage was busy with the inputs of each call. None: nobody wants to know.
         chunk_items: A worker that holds this many takes no more.
         workers: Calls at once.
+        lane: Which inputs it prepares, where there are several stages of them.
+        name: Of the stage, likewise.
     """
 
     def __init__(
@@ -48,17 +52,23 @@ class PreprocessStage(Stage, Generic[S, P]):
         preprocess: Preprocess[S, P],
         offload: Offload,
         ahead_s: Callable[[Ticket], float] | None = None,
+        pace: Pace | None = None,
         options: StageOptions,
         chunk_items: int,
         workers: int,
+        lane: Hashable = None,
+        name: str = "preprocess",
     ) -> None:
-        super().__init__("preprocess", workers=workers, options=options)
+        super().__init__(name, workers=workers, options=options)
         self._inlet = inlet
         self._outlet = outlet
         self._preprocess = preprocess
         self._offload = offload
         self._ahead_s = ahead_s
+        self._pace = pace
+        self._calls = Overlap()
         self._chunk_items = chunk_items
+        self._lane = lane
         self._called_at: dict[object, float] = {}
 
     async def run(self) -> None:
@@ -71,7 +81,7 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     async def _work(self) -> None:
         async for first in self._inlet:
-            with self.meter.working(), custody("preprocess", (item.ticket for item in first)) as held:
+            with self.meter.working(), custody(self.meter.name, (item.ticket for item in first)) as held:
                 if self._seam is not None:
                     await self._at("received")
                 items = list(first)
@@ -89,7 +99,7 @@ class PreprocessStage(Stage, Generic[S, P]):
         items = wanted(items, self.meter, now=started, needs_s=self._ahead_s)
         if not items:
             return []
-        results = await run_isolated(self._call, [item.payload for item in items], stage="preprocess")
+        results = await run_isolated(self._call, [item.payload for item in items], stage=self.meter.name)
         ended = self._clock()
         ready: list[Item[P]] = []
         for item, result in zip(items, results, strict=True):
@@ -104,7 +114,7 @@ class PreprocessStage(Stage, Generic[S, P]):
                 parts = result if isinstance(result, tuple) else (result,)
                 if len(parts) > 1:
                     ticket.split(item.index, len(parts))
-                ticket.load.prepared(sum(part.cost for part in parts))
+                ticket.load.prepared(self._lane, sum(part.cost for part in parts))
                 ready += [
                     Item(ticket, item.index, part.payload, ended, part.cost, part.batch_key, place)
                     for place, part in enumerate(parts)
@@ -114,11 +124,15 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     async def _call(self, payloads: Sequence[S]) -> Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]:
         call = object()
-        self._called_at[call] = self._clock()
+        self._called_at[call] = began = self._clock()
+        mark = self._calls.begin(began)
         try:
             return await self._offload(self._preprocess, payloads)
         finally:
             del self._called_at[call]
+            stage_s = self._calls.end(self._clock(), mark)
+            if self._pace is not None:
+                self._pace.observe(len(payloads), stage_s)
 
     def overdue(self, than_s: float) -> int:
         """Calls that have been running for longer than `than_s` seconds. Each holds a worker and its thread."""

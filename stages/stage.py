@@ -45,6 +45,10 @@ class Stage:
         self.gave_up: Callable[[Exception], object] = lambda _: None
         """Called when a worker cannot be restarted: at once, where `run` first waits for the other workers' calls."""
 
+    async def run(self) -> None:
+        """Work until the inlet ends. Cancelled, it waits for the calls that run, and settles what is in hand."""
+        raise NotImplementedError
+
     async def _run(self, workers: Sequence[Callable[[], Awaitable[None]]], close: Callable[[], object]) -> None:
         """Run the workers until all have returned, then close the stage's ends of its channels.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -28,6 +28,8 @@ class Timeline:
 
     parse_s: float = 0.0
     """Decoding, checking and cutting the request into items, the wait for parse included."""
+    fetch_s: float = 0.0
+    """Fetching what an input only points to, the wait for a fetch of others included."""
     preprocess_s: float = 0.0
     """The preprocess call, the wait for it included."""
     queue_s: float = 0.0
@@ -44,11 +46,25 @@ class Timeline:
 class Load(Protocol):
     """What a request weighs at the door; told as its items move. Belongs to admission, which must know the backlog."""
 
-    def prepared(self, tokens: int) -> None:
-        """One of its items is tokenized and has so many tokens."""
+    def prepared(self, lane: Hashable, tokens: int) -> None:
+        """One of its inputs of a lane is prepared and has so many tokens."""
 
-    def computed(self, tokens: int) -> None:
+    def computed(self, lane: Hashable, tokens: int) -> None:
         """One of its items has left the device."""
+
+
+class Standing:
+    """Where a request stands in one lane: each has a waiting room, and a virtual time, of its own."""
+
+    __slots__ = ("room", "turn", "waiting_tokens")
+
+    def __init__(self) -> None:
+        self.turn = 0.0
+        """When the next of its items has its turn on the device, in the batcher's virtual time."""
+        self.waiting_tokens = 0
+        """Of its items that wait for the device."""
+        self.room: anyio.Event | None = None
+        """Set when fewer wait; None where nobody wants to know."""
 
 
 class Ticket:
@@ -69,20 +85,19 @@ class Ticket:
     __slots__ = (
         "_decode",
         "_encode",
+        "_errands",
         "_error",
         "_event",
         "_left",
         "_plan",
-        "_room",
         "_rows",
+        "_standings",
         "_value",
         "deadline",
         "load",
         "settled",
         "stage",
         "timeline",
-        "turn",
-        "waiting_tokens",
     )
 
     def __init__(
@@ -100,17 +115,15 @@ class Ticket:
         self.stage = "door"
         """Where the request was last seen: names the stage in a deadline's message and in metrics."""
         self.settled = False
-        self.turn = 0.0
-        """When the next of its items has its turn on the device, in the batcher's virtual time."""
-        self.waiting_tokens = 0
-        """Of its items that wait for the device."""
         self._decode: Decode | None = decode
         self._encode: Encode | None = encode
         self._plan: Plan[object] | None = None
         self._rows: list[object] = []
         self._left = 0
         self._event = anyio.Event()
-        self._room: anyio.Event | None = None
+        """Wakes the caller: it is settled, or there is something for the caller to do."""
+        self._errands: Sequence[Item[object]] | None = None
+        self._standings: dict[Hashable, Standing] = {}
         self._value: object = None
         self._error: StagedPoolError | None = None
 
@@ -153,17 +166,43 @@ class Ticket:
         self.timeline.tokens += item.cost
         return self._left == 0
 
-    def waits(self, tokens: int) -> None:
-        """So many tokens more of it wait for the device; fewer, where negative."""
-        self.waiting_tokens += tokens
-        if tokens < 0 and self._room is not None:
-            self._room.set()
+    def leave_to_caller(self, errands: Sequence[Item[object]]) -> None:
+        """Have the caller see to these items of its request: it waits in `errands`."""
+        if not self.settled:
+            self._errands = errands
+            self._event.set()
 
-    async def wait_for_room(self, tokens: int) -> None:
-        """Wait until fewer than so many tokens of it wait for the device, or until it is settled."""
-        while self.waiting_tokens >= tokens and not self.settled:
-            self._room = anyio.Event()
-            await self._room.wait()
+    async def errands(self) -> Sequence[Item[object]]:
+        """What parse leaves to the caller, once; empty when the ticket is settled, with or without any."""
+        if self._errands is None and not self.settled:
+            await self._event.wait()
+        errands, self._errands = self._errands, None
+        if errands is None:
+            return ()
+        self._event = anyio.Event()
+        return errands
+
+    def standing(self, lane: Hashable) -> Standing:
+        """Where the request stands in a lane."""
+        standing = self._standings.get(lane)
+        if standing is None:
+            standing = self._standings[lane] = Standing()
+        return standing
+
+    def waits(self, lane: Hashable, tokens: int) -> None:
+        """So many tokens more of it wait for the device in a lane; fewer, where negative."""
+        standing = self.standing(lane)
+        standing.waiting_tokens += tokens
+        if tokens < 0 and standing.room is not None:
+            standing.room.set()
+
+    async def wait_for_room(self, lane: Hashable, tokens: int) -> None:
+        """Wait until fewer than so many tokens of it wait for the device in a lane, or until it is settled."""
+        standing = self.standing(lane)
+        while standing.waiting_tokens >= tokens and not self.settled:
+            if standing.room is None or standing.room.is_set():  # never replaced while somebody waits: several may
+                standing.room = anyio.Event()
+            await standing.room.wait()
 
     def answer(self) -> Callable[[], object]:
         """A function that makes the answer of all rows. It may run in a thread, and holds what it needs."""
@@ -201,20 +240,25 @@ class Ticket:
 
     def _settle(self) -> None:
         # A settled request holds no memory, however long its items still wait in channels.
-        self._decode = self._encode = self._plan = None
+        self._decode = self._encode = self._plan = self._errands = None
         self._rows = []
         self.settled = True
         self._event.set()
-        if self._room is not None:
-            self._room.set()
+        for standing in self._standings.values():
+            if standing.room is not None:
+                standing.room.set()
+
+    async def wait_settled(self) -> None:
+        """Wait until it is settled, without looking at the outcome."""
+        if not self.settled:
+            await self._event.wait()
 
     async def wait(self) -> object:
         """The answer; the error that the request was settled with is raised.
 
         An outcome that is there already is returned without a checkpoint, so that a cancellation cannot take it away.
         """
-        if not self.settled:
-            await self._event.wait()
+        await self.wait_settled()
         if self._error is not None:
             raise self._error
         return self._value

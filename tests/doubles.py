@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -11,7 +11,7 @@ import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Row, Tokens, TokenSequence
+from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Plan, Prepared
@@ -61,7 +61,7 @@ class LetterModel:
     def pads(self, lane: Lane) -> bool:
         return self.padded
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[TokenSequence] | InvalidInput]:
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
         texts = [f"{given.prompt}{_text(given)}" for given in inputs]
         self.preprocessed.append(texts)
         self.on_preprocess(texts)
@@ -72,13 +72,13 @@ class LetterModel:
             for given, text in zip(inputs, texts, strict=True)
         ]
 
-    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
-        texts = ["".join(map(chr, payload.ids)) for payload in payloads]
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
+        texts = ["".join(map(chr, sequence(payload).ids)) for payload in payloads]
         self.forwarded.append(texts)
         self.at_once.append(at_once)
         self.on_forward(texts)
         return [
-            ModelFailed("NaN") if "NaN" in text else Row({Output.DENSE: vector(payload.ids)}, payload)
+            ModelFailed("NaN") if "NaN" in text else Row({Output.DENSE: vector(sequence(payload).ids)}, payload)
             for text, payload in zip(texts, payloads, strict=True)
         ]
 
@@ -88,6 +88,12 @@ class LetterModel:
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(chr, ids))
+
+
+def sequence(payload: Payload) -> TokenSequence:
+    """The payload of a text."""
+    assert isinstance(payload, TokenSequence)
+    return payload
 
 
 def rendered(chat: Chat) -> str:
@@ -112,10 +118,10 @@ def a_plan(inputs: int) -> Plan[object]:
 class NoLoad:
     """For tickets that no admission has let in."""
 
-    def prepared(self, tokens: int) -> None:
+    def prepared(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
-    def computed(self, tokens: int) -> None:
+    def computed(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
 

@@ -22,8 +22,8 @@ from staged_pool.client.progress import Progress, shown
 from staged_pool.client.retry import RetryPolicy
 from staged_pool.client.settings import BASE_URL, FAILURES, Settings, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
-from staged_pool.runtime.arguments import Texts
-from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Output
+from staged_pool.runtime.arguments import Inputs
+from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Output
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult, Usage
 from staged_pool.stages.errors import StagedPoolError
 
@@ -82,7 +82,7 @@ class AsyncClient:
 
     async def embed(
         self,
-        inputs: Texts,
+        inputs: Inputs,
         *,
         outputs: Output | str | Iterable[Output | str] = DENSE_ONLY,
         dimensions: int | None = None,
@@ -110,7 +110,7 @@ class AsyncClient:
     @asynccontextmanager
     async def embed_stream(
         self,
-        inputs: Texts,
+        inputs: Inputs,
         *,
         dimensions: int | None = None,
         normalize: bool = True,
@@ -138,7 +138,7 @@ class AsyncClient:
 
     async def classify(
         self,
-        inputs: Texts | Sequence[tuple[str, str]],
+        inputs: Inputs | Sequence[tuple[str, str]],
         *,
         activate: bool = True,
         max_tokens: int | None = None,
@@ -168,8 +168,8 @@ class AsyncClient:
 
     async def score(
         self,
-        queries: str | Sequence[str],
-        documents: str | Sequence[str],
+        queries: Content | Sequence[Content],
+        documents: Content | Sequence[Content],
         *,
         activate: bool = True,
         instruction: str | None = None,
@@ -191,8 +191,8 @@ class AsyncClient:
 
     async def rerank(
         self,
-        query: str,
-        documents: Sequence[str],
+        query: Content,
+        documents: Content | Sequence[Content],
         *,
         top_n: int | None = None,
         activate: bool = True,

@@ -24,8 +24,8 @@ from staged_pool.client.progress import Progress, shown
 from staged_pool.client.retry import RetryPolicy
 from staged_pool.client.settings import BASE_URL, FAILURES, Settings, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
-from staged_pool.runtime.arguments import Texts
-from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Output
+from staged_pool.runtime.arguments import Inputs
+from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Output
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult, Usage
 from staged_pool.stages.errors import StagedPoolError
 
@@ -103,7 +103,7 @@ class Client:
 
     def embed(
         self,
-        inputs: Texts,
+        inputs: Inputs,
         *,
         outputs: Output | str | Iterable[Output | str] = DENSE_ONLY,
         dimensions: int | None = None,
@@ -118,7 +118,7 @@ class Client:
         """Vectors of each input; see `Engine.embed` for the arguments and the result.
 
         Args:
-            inputs: Texts, or the token ids of texts.
+            inputs: Inputs, or the token ids of texts.
             outputs: Any of `dense`, `sparse` and `multi_vector`.
             dimensions: Keep the first so many values of each dense vector, normalised again.
             normalize: False returns vectors as pooled.
@@ -144,7 +144,7 @@ class Client:
     @contextmanager
     def embed_stream(
         self,
-        inputs: Texts,
+        inputs: Inputs,
         *,
         dimensions: int | None = None,
         normalize: bool = True,
@@ -174,7 +174,7 @@ class Client:
 
     def classify(
         self,
-        inputs: Texts | Sequence[tuple[str, str]],
+        inputs: Inputs | Sequence[tuple[str, str]],
         *,
         activate: bool = True,
         max_tokens: int | None = None,
@@ -182,7 +182,7 @@ class Client:
         timeout_s: float | None = None,
         progress: Progress = False,
     ) -> ClassifyResult:
-        """How well each of the model's labels fits each text or pair of texts; see `Engine.classify`."""
+        """How well each of the model's labels fits each input or pair of texts; see `Engine.classify`."""
         call = calls.classify(self._settings.options(model), inputs, activate=activate, max_tokens=max_tokens)
         return self._run(call, timeout_s, progress)
 
@@ -204,8 +204,8 @@ class Client:
 
     def score(
         self,
-        queries: str | Sequence[str],
-        documents: str | Sequence[str],
+        queries: Content | Sequence[Content],
+        documents: Content | Sequence[Content],
         *,
         activate: bool = True,
         instruction: str | None = None,
@@ -230,8 +230,8 @@ class Client:
 
     def rerank(
         self,
-        query: str,
-        documents: Sequence[str],
+        query: Content,
+        documents: Content | Sequence[Content],
         *,
         top_n: int | None = None,
         activate: bool = True,

@@ -11,13 +11,14 @@ import numpy as np
 
 from staged_pool.client import answers
 from staged_pool.client.answers import decode, floats, in_order, integers, matrix
-from staged_pool.client.batches import Input, Stretch, cut
+from staged_pool.client.batches import Stretch, cut
+from staged_pool.client.contents import Form, Given, document, form, options, written
 from staged_pool.client.errors import BadAnswer
 from staged_pool.client.exchange import Answer, Request
 from staged_pool.runtime import arguments
-from staged_pool.runtime.arguments import Texts
+from staged_pool.runtime.arguments import Inputs
 from staged_pool.runtime.model import SparseVector
-from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Output, PairInput
+from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Image, Output, PairInput, TextInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, Entity, RerankResult, ScoreResult, Usage
 from staged_pool.runtime.tasks.score import check_top_n, rank
 from staged_pool.stages.errors import InvalidInput
@@ -32,6 +33,7 @@ TASKS: Final[Mapping[Output, str]] = {
 }
 """What the route `/pooling` calls each output."""
 
+_ANY: Final = Form("queries and documents, which go together in any form")
 _BASE64: Final[Mapping[str, object]] = {"encoding_format": "base64", "embed_dtype": "float32", "endianness": "little"}
 
 
@@ -112,8 +114,8 @@ class Options:
 
 
 def embed(
-    options: Options,
-    inputs: Texts,
+    own: Options,
+    inputs: Inputs,
     *,
     outputs: Output | str | Iterable[Output | str] = DENSE_ONLY,
     dimensions: int | None,
@@ -127,7 +129,7 @@ def embed(
     if not wanted or not wanted <= TASKS.keys():
         raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(TASKS))}.", param="outputs")
     sources, common = _embed_fields(
-        options,
+        own,
         inputs,
         dimensions=dimensions,
         normalize=normalize,
@@ -143,12 +145,12 @@ def embed(
         common["task"] = [task for output, task in TASKS.items() if output in wanted]
         # In base64 an array has lost its shape, which of one vector a token is not known here.
         common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
-    return _batched(options, path, sources, lambda some: {**common, "input": some}, read=read, join=_join_vectors)
+    return _batched(own, path, sources, partial(_with_inputs, common), read=read, join=_join_vectors)
 
 
 def embed_stream(
-    options: Options,
-    inputs: Texts,
+    own: Options,
+    inputs: Inputs,
     *,
     dimensions: int | None,
     normalize: bool,
@@ -158,7 +160,7 @@ def embed_stream(
 ) -> tuple[int, Iterator[Part]]:
     """How many inputs, and requests whose answers are read in lines; see `Client.embed_stream`."""
     sources, common = _embed_fields(
-        options,
+        own,
         inputs,
         dimensions=dimensions,
         normalize=normalize,
@@ -167,45 +169,42 @@ def embed_stream(
         max_tokens=max_tokens,
     )
     common |= _BASE64
-    parts = _parts(options, "/v1/embeddings", sources, lambda some: {**common, "input": some}, streamed=True)
+    parts = _parts(own, "/v1/embeddings", sources, partial(_with_inputs, common), streamed=True)
     return len(sources), parts
 
 
 def classify(
-    options: Options, inputs: Texts | Sequence[tuple[str, str]], *, activate: bool, max_tokens: int | None
+    own: Options, inputs: Inputs | Sequence[tuple[str, str]], *, activate: bool, max_tokens: int | None
 ) -> Call[ClassifyResult, ClassifyResult]:
     """Labels; see `Client.classify`."""
-    sources: list[Input] = [
-        (given.first, given.second) if isinstance(given, PairInput) else _text_or_ids(given.source)
-        for given in arguments.text_or_pair_inputs(inputs, max_tokens)
-    ]
-    common = options.fields(use_activation=activate, truncate_prompt_tokens=max_tokens)
-    return _batched(
-        options, "/classify", sources, lambda some: {**common, "input": some}, read=_read_labels, join=_join_labels
-    )
+    sources = [_source(given) for given in arguments.inputs_or_pairs(inputs, max_tokens)]
+    common = own.fields(use_activation=activate, truncate_prompt_tokens=max_tokens)
+    return _batched(own, "/classify", sources, partial(_with_inputs, common), read=_read_labels, join=_join_labels)
 
 
 def classify_tokens(
-    options: Options, inputs: str | Sequence[str], *, aggregation: Aggregation, max_tokens: int | None
+    own: Options, inputs: str | Sequence[str], *, aggregation: Aggregation, max_tokens: int | None
 ) -> Call[EntitiesResult, EntitiesResult]:
     """Entities; see `Client.classify_tokens`."""
-    arguments.whole_number("max_tokens", max_tokens)
-    texts = arguments.texts("inputs", inputs)
-    common = options.fields(aggregation_strategy=aggregation, truncate_prompt_tokens=max_tokens)
+    texts = [_source(given) for given in arguments.text_inputs(inputs, max_tokens)]
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidInput(f"Input {index} is not a text, which is what entities are found in", index=index)
+    common = own.fields(aggregation_strategy=aggregation, truncate_prompt_tokens=max_tokens)
     return _batched(
-        options,
+        own,
         "/classify_tokens",
         texts,
-        lambda some: {**common, "input": some},
+        partial(_with_inputs, common),
         read=_read_entities,
         join=_join_entities,
     )
 
 
 def score(
-    options: Options,
-    queries: str | Sequence[str],
-    documents: str | Sequence[str],
+    own: Options,
+    queries: Content | Sequence[Content],
+    documents: Content | Sequence[Content],
     *,
     activate: bool,
     instruction: str | None,
@@ -214,35 +213,29 @@ def score(
     """Scores; see `Client.score`."""
     arguments.whole_number("max_tokens", max_tokens)
     arguments.text("instruction", instruction)
-    asked, documents = arguments.texts("queries", queries), arguments.texts("documents", documents)
-    if len(asked) not in (1, len(documents)):
-        found = f"found {len(asked)} and {len(documents)}"
-        raise InvalidInput(f"queries and documents must be 1:1, 1:N or N:N texts; {found}", param="queries")
-    common = options.fields(use_activation=activate, instruction=instruction, truncate_prompt_tokens=max_tokens)
-    if len(asked) == 1:
-        common["queries"] = asked[0]
-        return _batched(
-            options,
-            "/score",
-            documents,
-            lambda some: {**common, "documents": some},
-            read=_read_scores,
-            join=_join_scores,
-        )
-    return _batched(
-        options,
-        "/score",
-        list(zip(asked, documents, strict=True)),
-        lambda some: {**common, "queries": [pair[0] for pair in some], "documents": [pair[1] for pair in some]},
-        read=_read_scores,
-        join=_join_scores,
-    )
+    asked, given = arguments.contents("queries", queries), arguments.contents("documents", documents)
+    if len(asked) not in (1, len(given)):
+        found = f"found {len(asked)} and {len(given)}"
+        raise InvalidInput(f"queries and documents must be 1:1, 1:N or N:N; {found}", param="queries")
+    common = {
+        **own.fields(use_activation=activate, instruction=instruction, truncate_prompt_tokens=max_tokens),
+        **options((*asked, *given)),
+    }
+    pairs: list[Given] = list(zip(asked, given, strict=True)) if len(asked) > 1 else list(given)
+
+    def fields(some: Sequence[Any]) -> dict[str, object]:
+        sides = ([document(pair[0]) for pair in some], [pair[1] for pair in some]) if len(asked) > 1 else (query, some)
+        return {**common, "queries": sides[0], "documents": [document(one) for one in sides[1]]}
+
+    query = document(asked[0]) if len(asked) == 1 else None
+    parts = partial(_parts, own, "/score", pairs, fields, form_of=lambda given: _ANY)
+    return Call(len(given), parts, _read_scores, _join_scores)
 
 
 def rerank(
-    options: Options,
-    query: str,
-    documents: Sequence[str],
+    own: Options,
+    query: Content,
+    documents: Content | Sequence[Content],
     *,
     top_n: int | None,
     activate: bool,
@@ -252,17 +245,17 @@ def rerank(
     """A ranking, of scores: a list that is sent in batches cannot be ranked by the server; see `Client.rerank`."""
     arguments.whole_number("top_n", top_n)
     check_top_n(top_n)
-    if not isinstance(query, str):
-        raise InvalidInput(f"query must be a text, not of type {type(query).__name__}.", param="query")
-    scored = score(options, query, documents, activate=activate, instruction=instruction, max_tokens=max_tokens)
+    if len(asked := arguments.contents("query", query)) != 1:
+        raise InvalidInput(f"query must be one, not {len(asked)}.", param="query")
+    scored = score(own, query, documents, activate=activate, instruction=instruction, max_tokens=max_tokens)
     return Call(scored.total, scored.parts, scored.read, lambda parts: rank(scored.join(parts), top_n))
 
 
-def tokenize(options: Options, text: str, *, add_special_tokens: bool) -> Call[TokensResult, TokensResult]:
+def tokenize(own: Options, text: str, *, add_special_tokens: bool) -> Call[TokensResult, TokensResult]:
     """Token ids; see `Client.tokenize`."""
     if not isinstance(text, str):
         raise InvalidInput(f"text must be a text, not of type {type(text).__name__}.", param="text")
-    fields = options.fields(prompt=text, add_special_tokens=add_special_tokens, return_token_strs=True)
+    fields = own.fields(prompt=text, add_special_tokens=add_special_tokens, return_token_strs=True)
 
     def read(answer: Answer, count: int) -> TokensResult:
         body = decode(answers.TOKENS, answer.body)
@@ -271,9 +264,9 @@ def tokenize(options: Options, text: str, *, add_special_tokens: bool) -> Call[T
     return _single(Request(path="/tokenize", fields=fields), read)
 
 
-def detokenize(options: Options, ids: Sequence[int]) -> Call[str, str]:
+def detokenize(own: Options, ids: Sequence[int]) -> Call[str, str]:
     """The text of token ids; see `Client.detokenize`."""
-    request = Request(path="/detokenize", fields=options.fields(tokens=list(ids)))
+    request = Request(path="/detokenize", fields=own.fields(tokens=list(ids)))
     return _single(request, lambda answer, count: decode(answers.TEXT, answer.body).prompt)
 
 
@@ -298,21 +291,21 @@ def ready() -> Call[Readiness, Readiness]:
 
 
 def _embed_fields(
-    options: Options,
-    inputs: Texts,
+    own: Options,
+    inputs: Inputs,
     *,
     dimensions: int | None,
     normalize: bool,
     prompt_name: str | None,
     prompt: str | None,
     max_tokens: int | None,
-) -> tuple[list[Input], dict[str, object]]:
+) -> tuple[list[Given], dict[str, object]]:
     """The inputs, and the fields that go with each batch of them."""
     arguments.whole_number("dimensions", dimensions)
     arguments.text("prompt_name", prompt_name)
     arguments.text("prompt", prompt)
-    sources = [_text_or_ids(given.source) for given in arguments.text_inputs(inputs, max_tokens)]
-    return sources, options.fields(
+    sources = [_source(given) for given in arguments.inputs(inputs, max_tokens)]
+    return sources, own.fields(
         dimensions=dimensions,
         use_activation=normalize,
         prompt_name=prompt_name,
@@ -321,36 +314,41 @@ def _embed_fields(
     )
 
 
-def _text_or_ids(source: object) -> Input:
-    if isinstance(source, str):
-        return source
-    assert isinstance(source, tuple)  # all that is left of what `arguments` lets through
-    return source
+def _source(given: TextInput | PairInput | Image) -> Given:
+    if isinstance(given, PairInput):
+        return given.first, given.second
+    return given if isinstance(given, Image) else given.source
 
 
 def _parts(
-    options: Options,
+    own: Options,
     path: str,
-    inputs: Sequence[Input],
+    inputs: Sequence[Given],
     fields: Callable[[Sequence[Any]], dict[str, object]],
     *,
+    form_of: Callable[[Given], Form] = form,
     streamed: bool = False,
 ) -> Iterator[Part]:
-    for number, stretch in enumerate(cut(inputs, max_items=options.batch_items)):
+    for number, stretch in enumerate(cut(inputs, max_items=own.batch_items, form_of=form_of)):
         some = inputs[stretch.first : stretch.last]
         yield Part(number, stretch, Request(path=path, fields=fields(some), streamed=streamed))
 
 
+def _with_inputs(common: Mapping[str, object], some: Sequence[Given]) -> dict[str, object]:
+    shared = form(some[0]).fields if some else {}
+    return {**common, **shared, "input": [written(given) for given in some]}
+
+
 def _batched(
-    options: Options,
+    own: Options,
     path: str,
-    inputs: Sequence[Input],
+    inputs: Sequence[Given],
     fields: Callable[[Sequence[Any]], dict[str, object]],
     *,
     read: Callable[[Answer, int], P],
     join: Callable[[Sequence[P]], R],
 ) -> Call[P, R]:
-    return Call(len(inputs), lambda: _parts(options, path, inputs, fields), read, join)
+    return Call(len(inputs), lambda: _parts(own, path, inputs, fields), read, join)
 
 
 def _single(request: Request, read: Callable[[Answer, int], P]) -> Call[P, P]:

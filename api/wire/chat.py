@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,8 +9,10 @@ import msgspec
 
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.fields import RequestFields
-from staged_pool.runtime.requests import Chat
-from staged_pool.stages.errors import InvalidInput, shortened
+from staged_pool.api.wire.pictures import Part, joined, with_options
+from staged_pool.api.wire.refusals import wrong
+from staged_pool.runtime.requests import Chat, Image
+from staged_pool.stages.errors import InvalidInput
 
 _MESSAGES: Final = msgspec.json.Decoder(list[dict[str, Any]])
 _MESSAGE_LISTS: Final = msgspec.json.Decoder(list[list[dict[str, Any]]])
@@ -66,12 +67,13 @@ def conversations(raw: msgspec.Raw, fields: ChatFields, root: str) -> list[Chat]
 def _chat(messages: list[dict[str, Any]], fields: ChatFields, where: str, index: int | None) -> Chat:
     if not messages:
         raise _none_of(where, index)
-    return Chat(
+    chat = Chat(
         messages=tuple(_message(message, f"{where}[{place}]", index) for place, message in enumerate(messages)),
         add_generation_prompt=bool(fields.add_generation_prompt),
         continue_final_message=bool(fields.continue_final_message),
         template_arguments=fields.chat_template_kwargs or {},
     )
+    return with_options(chat, fields.image_options())
 
 
 def _none_of(where: str, index: int | None) -> InvalidInput:
@@ -79,7 +81,7 @@ def _none_of(where: str, index: int | None) -> InvalidInput:
 
 
 def _message(message: dict[str, Any], where: str, index: int | None) -> Mapping[str, object]:
-    """A message with its content as one text, for there are templates that know no parts; the rest as it was sent."""
+    """A message with its content as `joined` has it; the rest as it was sent."""
     if "role" not in message:
         raise wrong(f"{where}.role", "this field is required", index)
     if not isinstance(message["role"], str):
@@ -93,41 +95,13 @@ def _message(message: dict[str, Any], where: str, index: int | None) -> Mapping[
         raise wrong(f"{where}.content", "this field is required", index)
     if not isinstance(content, list):
         raise wrong(f"{where}.content", "expected a text or a list of parts", index)
-    texts = [_part(part, f"{where}.content[{place}]", index) for place, part in enumerate(content)]
-    return message | {"content": "\n".join(texts)}
+    parts = [_part(part, f"{where}.content[{place}]", index) for place, part in enumerate(content)]
+    return message | {"content": joined(parts)}
 
 
-def _part(part: object, where: str, index: int | None) -> str:
+def _part(part: object, where: str, index: int | None) -> str | Image:
     if not isinstance(part, dict):
-        raise wrong(where, "expected an object with `type` and `text`", index)
-    if "type" not in part:
-        raise wrong(f"{where}.type", "this field is required", index)
-    return text_of_part(part["type"], part.get("text"), where, index)
-
-
-def text_of_part(kind: object, text: object, where: str, index: int | None) -> str:
-    """The text of a part of a message or of a document.
-
-    Args:
-        kind: What the part says that it is.
-        text: What it has.
-        where: The path to it, from the field on.
-        index: Which input of the request it is in.
-
-    Raises:
-        InvalidInput: It is of another type, or has no text.
-    """
-    if not isinstance(kind, str):
+        raise wrong(where, "expected an object with a `type`", index)
+    if not isinstance(part.get("type"), str | None):
         raise wrong(f"{where}.type", "expected a text", index)
-    if kind != "text":
-        raise wrong(f"{where}.type", f"`{shortened(kind)}` is not supported; only `text` is", index)
-    if text is None:
-        raise wrong(f"{where}.text", "this field is required", index)
-    if not isinstance(text, str):
-        raise wrong(f"{where}.text", "expected a text", index)
-    return text
-
-
-def wrong(where: str, what: str, index: int | None = None) -> InvalidInput:
-    """The refusal of what stands at a path such as `messages[0].role`."""
-    return InvalidInput(f"{where}: {what}", param=re.split(r"[.\[]", where, maxsplit=1)[0], index=index)
+    return Part(**{name: part.get(name) for name in Part.__struct_fields__}).read(where, index)

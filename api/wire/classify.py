@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import infinity, jsons
-from staged_pool.api.wire.chat import wrong
 from staged_pool.api.wire.exchange import Body, Write, listing, named
 from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
 from staged_pool.api.wire.pieces import Content
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Aggregation, ClassifyRequest, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, TokenClassifyResult

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.chat import text_of_part, wrong
 from staged_pool.api.wire.encodings import check_bits
 from staged_pool.api.wire.exchange import Body, Write, named
 from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
-from staged_pool.api.wire.jina import EmbeddingType, encoding_of, image_source
+from staged_pool.api.wire.jina import EmbeddingType, encoding_of
+from staged_pool.api.wire.pictures import Part, document, read_image, with_options
 from staged_pool.api.wire.pieces import Content, dump, dump_list, joined
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Image, TextInput
+from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput, NoInputs, shortened
 
@@ -33,18 +34,10 @@ INPUT_TYPES: Final[Mapping[str, str | None]] = {
 that has no prompt for it needs none."""
 
 
-class InputPart(msgspec.Struct):
-    """A part of an input; pictures are in a URL."""
-
-    type: str
-    text: str | None = None
-    image_url: Any = None
-
-
 class Input(msgspec.Struct):
     """Texts and pictures that have one vector together."""
 
-    content: str | list[InputPart]
+    content: str | list[Part]
 
 
 class EmbedBody(RequestFields, kw_only=True):
@@ -83,7 +76,7 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
         encode_embed,
         types=None if version == "1" and fields.embedding_types is None else types,
         texts=fields.texts,
-        pictures=any(isinstance(given, Image) for given in inputs),
+        pictures=any(map(_shows, inputs)),
         version=version,
     )
     return request, named(write, fields.request_id)
@@ -95,7 +88,8 @@ def _inputs(fields: EmbedBody) -> tuple[TextInput | Image, ...]:
         message = "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
         raise (InvalidInput if given else NoInputs)(message, param="texts")
     if fields.images:
-        return tuple(image_source(url, f"images[{index}]", index) for index, url in enumerate(fields.images))
+        images = (read_image(url, f"images[{index}]", index, bare=False) for index, url in enumerate(fields.images))
+        return tuple(with_options(image, fields.image_options()) for image in images)
     if fields.inputs:
         return tuple(_input(each, index, fields) for index, each in enumerate(fields.inputs))
     return tuple(_text(text, fields) for text in fields.texts or ())
@@ -107,17 +101,22 @@ def _input(given: Input, index: int, fields: EmbedBody) -> TextInput | Image:
         return _text(given.content, fields)
     if not given.content:
         raise wrong(where, "at least one part is needed", index)
-    parts = enumerate(given.content)
-    texts = [text_of_part(part.type, part.text, f"{where}[{place}]", index) for place, part in parts]
-    return _text("\n".join(texts), fields)
+    parts = [part.read(f"{where}[{place}]", index) for place, part in enumerate(given.content)]
+    content = with_options(document(parts), fields.image_options())
+    return content if isinstance(content, Image) else _text(content, fields)
 
 
-def _text(text: str, fields: EmbedBody) -> TextInput:
+def _shows(given: TextInput | Image) -> bool:
+    return isinstance(given, Image) or (isinstance(given.source, Chat) and bool(given.source.images))
+
+
+def _text(text: str | Chat, fields: EmbedBody) -> TextInput:
     limit = fields.max_tokens or None
+    added = isinstance(text, str)  # a template writes all that the model is to see
     if fields.truncate == "NONE":
-        return TextInput(text, max_tokens=limit, must_fit=True)
+        return TextInput(text, max_tokens=limit, must_fit=True, add_special_tokens=added)
     side: Final = "left" if fields.truncate == "START" else "right"
-    return TextInput(text, max_tokens=limit or MODEL_MAX, truncate_side=side)
+    return TextInput(text, max_tokens=limit or MODEL_MAX, truncate_side=side, add_special_tokens=added)
 
 
 def _prompt_name(input_type: str | None, card: ModelCard) -> str | None:

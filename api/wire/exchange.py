@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
+from staged_pool.api.wire import aside, forms
 from staged_pool.api.wire.pieces import Content, dump_around
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
@@ -53,13 +54,17 @@ class Exchange:
         body: As received.
         card: Of the served model.
         request_id: Becomes part of the answer's `id`.
+        boundary: Of a form. None: the body is JSON.
     """
 
-    __slots__ = ("_body", "_card", "_read", "_request_id", "_write")
+    __slots__ = ("_body", "_boundary", "_card", "_read", "_request_id", "_write")
 
-    def __init__(self, read: Read, body: Body, card: ModelCard, request_id: str) -> None:
+    def __init__(
+        self, read: Read, body: Body, card: ModelCard, request_id: str, *, boundary: bytes | None = None
+    ) -> None:
         self._read = read
         self._body = body
+        self._boundary = boundary
         self._card = card
         self._request_id = request_id
         self._write: Write | None = None
@@ -67,8 +72,14 @@ class Exchange:
     def decode(self) -> Request:
         """The request, once. Runs in the parse stage."""
         body, self._body = self._body, b""
-        request, self._write = self._read(body, self._card)
+        if self._boundary is None:
+            request, self._write = aside.read(self._read_json, body)
+        else:
+            request, self._write = aside.read_marked(self._read_json, forms.read_form(body, self._boundary))
         return request
+
+    def _read_json(self, body: Body) -> tuple[Request, Write]:
+        return self._read(body, self._card)
 
     def encode(self, result: object) -> Written:
         """The answer. Runs in the postprocess stage."""

@@ -6,13 +6,15 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from staged_pool.api.wire.pictures import ImageFields
+
 ModelName: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
 MaxTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
 Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Dimensions: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class RequestFields(msgspec.Struct, kw_only=True):
+class RequestFields(ImageFields, kw_only=True):
     """Fields of a body; those that are not named here or in a subclass are ignored.
 
     What is of the wrong type is refused in those, too, that have no meaning here.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations, wrong
+from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
 from staged_pool.api.wire.fields import MaxTokens, ModelName
-from staged_pool.api.wire.jina import image_source, object_inputs
+from staged_pool.api.wire.jina import object_inputs
+from staged_pool.api.wire.pictures import read_image, with_options
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput, NoInputs
 
@@ -22,6 +25,7 @@ _TEXTS: Final = msgspec.json.Decoder(list[str])
 _TEXT_LISTS: Final = msgspec.json.Decoder(list[list[str]])
 _IDS: Final = msgspec.json.Decoder(list[int])
 _ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
+_OBJECT: Final = re.compile(rb"[{]")
 
 
 class _Model(msgspec.Struct):
@@ -67,7 +71,11 @@ def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[TextInp
     sources = conversations(raw, fields, field) if field == "messages" else _sources(raw, fields)
     if modality == "image":
         sources = [_named_image(source, index) for index, source in enumerate(sources)]
-    return tuple(source if isinstance(source, Image) else _text_input(source, fields) for source in sources)
+    options = fields.image_options()
+    return tuple(
+        with_options(source, options) if isinstance(source, Image) else _text_input(source, fields)
+        for source in sources
+    )
 
 
 def text_inputs(fields: InputFields) -> tuple[TextInput, ...]:
@@ -141,7 +149,7 @@ def _texts(raw: msgspec.Raw) -> Sequence[Source]:
     try:
         return jsons.decode(_TEXTS, raw, root="input")
     except InvalidInput:
-        if b"{" not in memoryview(raw).tobytes():
+        if not _OBJECT.search(memoryview(raw)):
             raise
         return object_inputs(raw, "input") or ()  # texts and objects
 
@@ -150,8 +158,8 @@ def _named_image(source: Source, index: int) -> Image:
     if isinstance(source, Image):
         return source
     if isinstance(source, str):
-        return image_source(source, f"input[{index}]", index)
-    raise wrong(f"input[{index}]", "expected where a picture is: a URL, or a data URL", index)
+        return read_image(source, f"input[{index}]", index, bare=True)
+    raise wrong(f"input[{index}]", "expected a picture: a URL, a data URL or base64", index)
 
 
 def _checked(ids: list[int], index: int) -> tuple[int, ...]:

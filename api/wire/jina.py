@@ -7,8 +7,9 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.chat import wrong
 from staged_pool.api.wire.encodings import DType, Encoding
+from staged_pool.api.wire.pictures import read_image
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Image
 
@@ -57,13 +58,8 @@ def _source(given: str | ObjectInput, where: str, index: int | None) -> str | Im
     if (given.text is None) == (given.image is None):
         raise wrong(where, "expected an object with either `text` or `image`, or a message with a `role`", index)
     if given.image is not None:
-        return image_source(given.image, f"{where}.image", index)
+        return read_image(given.image, f"{where}.image", index, bare=True)
     return given.text or ""
-
-
-def image_source(given: str, where: str, index: int | None) -> Image:
-    """A picture that is named or sent as a text."""
-    raise wrong(where, "pictures are not read here", index)
 
 
 def prompt_name(task: str | None, card: ModelCard) -> str | None:

@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 
 from staged_pool.api.wire import jina, jsons
-from staged_pool.api.wire.chat import wrong
 from staged_pool.api.wire.encodings import DType, Encoding, Endianness, Form, check_bits
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions
@@ -17,6 +16,7 @@ from staged_pool.api.wire.inputs import InputFields, Modality, inputs_of
 from staged_pool.api.wire.jina import EmbeddingType
 from staged_pool.api.wire.pieces import Content, dump
 from staged_pool.api.wire.raw import write_raw
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.runtime.results import EmbedResult

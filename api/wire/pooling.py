@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.chat import wrong
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions
@@ -17,6 +16,7 @@ from staged_pool.api.wire.inputs import inputs_of, text_inputs
 from staged_pool.api.wire.openai import EncodingFields
 from staged_pool.api.wire.pieces import Content
 from staged_pool.api.wire.raw import write_raw
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult

@@ -10,14 +10,15 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import jsons, tei
-from staged_pool.api.wire.chat import text_of_part, wrong
+from staged_pool.api.wire import jsons, pieces, tei
 from staged_pool.api.wire.exchange import Body, Write, listing, named, usage_fields
 from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
 from staged_pool.api.wire.inputs import check_max_tokens
-from staged_pool.api.wire.pieces import Content, dump
+from staged_pool.api.wire.pictures import Part, document, echo, with_options
+from staged_pool.api.wire.pieces import dump
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, ScoreRequest
+from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import NoInputs
@@ -29,15 +30,8 @@ DOCUMENTS_A_SEARCH_UNIT: Final = 100
 """Cohere's measure of a ranking, for clients that add it up."""
 
 
-class Part(msgspec.Struct):
-    """A text as a part of a message has it."""
-
-    type: str = "text"
-    text: str | None = None
-
-
 class Document(Part):
-    """A part, or the parts of one text."""
+    """A part, or the parts of one document."""
 
     content: list[Part] | None = None
 
@@ -96,7 +90,7 @@ def read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
     fields = jsons.decode(_SCORE, body)
     names = _names(fields)
-    queries, documents = (_texts(getattr(fields, name), name) for name in names)
+    queries, documents = (_contents(getattr(fields, name), name, fields) for name in names)
     if len(queries) not in (1, len(documents)):
         found = f"found {len(queries)} and {len(documents)}"
         raise wrong(names[0], f"{names[0]} and {names[1]} must be 1:1, 1:N or N:N texts; {found}")
@@ -117,17 +111,17 @@ def read_rerank(
         auto_truncate: Whether TEI's requests are cut where they do not say.
     """
     fields = jsons.decode(_RERANK, body)
-    query = _texts(fields.query, "query")
+    query = _contents(fields.query, "query", fields)
     if fields.documents is None and fields.texts is not None:
-        texts = _texts(fields.texts, "texts")
+        texts = _contents(fields.texts, "texts", fields)
         cut = auto_truncate if fields.truncate is None else fields.truncate
         if fields.truncation_direction == "Left":
             raise wrong("truncation_direction", "of a query and a text, the longer one is cut on the right")
         request = _request(fields, query, texts, card, activate=not fields.raw_scores, cut=cut)
-        return request, partial(tei.encode_rerank, texts=texts if fields.return_text else None)
+        return request, partial(tei.encode_rerank, texts=fields.texts if fields.return_text else None)
     if fields.documents is None:
         raise wrong("documents", "this field is required")
-    documents = _texts(fields.documents, "documents")
+    documents = _contents(fields.documents, "documents", fields)
     activate = fields.use_activation is not False and not fields.raw_scores
     kept = None if fields.return_documents is False else documents
     write = partial(encode_rerank, documents=kept, top_n=fields.top_n, version=version, kind=kind)
@@ -147,27 +141,36 @@ def _names(fields: ScoreBody) -> tuple[str, str]:
     raise wrong("queries", f"give one of the pairs {', '.join(f'{first} and {second}' for first, second in PAIRS)}")
 
 
-def _texts(given: Texts | Sequence[Text], field: str) -> tuple[str, ...]:
+def _contents(given: Texts | Sequence[Text], field: str, fields: CommonFields) -> tuple[Content, ...]:
+    options = fields.image_options()
     if isinstance(given, str | Document):
-        return (_text(given, field, None),)
+        return (with_options(_content(given, field, None), options),)
     if not given:
         raise NoInputs(f"{field}: at least one text is needed", param=field)
-    return tuple(_text(text, f"{field}[{index}]", index) for index, text in enumerate(given))
+    return tuple(with_options(_content(each, f"{field}[{index}]", index), options) for index, each in enumerate(given))
 
 
-def _text(given: Text, where: str, index: int | None) -> str:
+def _content(given: Text, where: str, index: int | None) -> Content:
     if isinstance(given, str):
         return given
     if given.content is None:
-        return text_of_part(given.type, given.text, where, index)
+        return document([_part(given, where, index)])
     parts = enumerate(given.content)
-    return "\n".join(text_of_part(part.type, part.text, f"{where}.content[{place}]", index) for place, part in parts)
+    return document([_part(part, f"{where}.content[{place}]", index) for place, part in parts])
+
+
+def _part(given: Part, where: str, index: int | None) -> str | Image:
+    """A part that need not say what it is where only one of the fields can be meant."""
+    has = [name for name in ("text", "image", "image_url") if getattr(given, name) is not None]
+    if given.type is None and len(has) > 1:
+        raise wrong(where, f"expected either `{has[0]}` or `{has[1]}`, or a `type`", index)
+    return given.read(where, index, default=has[0] if has else "text")
 
 
 def _request(
     fields: CommonFields,
-    queries: tuple[str, ...],
-    documents: tuple[str, ...],
+    queries: tuple[Content, ...],
+    documents: tuple[Content, ...],
     card: ModelCard,
     *,
     activate: bool,
@@ -197,7 +200,7 @@ def _limit(field: str, value: int | None, card: ModelCard) -> int | None:
     return value or None
 
 
-def encode_score(result: ScoreResult, /, *, request_id: str, created: int) -> Content:
+def encode_score(result: ScoreResult, /, *, request_id: str, created: int) -> pieces.Content:
     """Write the scores, in the order of the documents; see `Write`."""
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(result.scores)]
     return listing("score", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
@@ -206,7 +209,7 @@ def encode_score(result: ScoreResult, /, *, request_id: str, created: int) -> Co
 def encode_rerank(
     result: ScoreResult,
     /,
-    documents: tuple[str, ...] | None,
+    documents: tuple[Content, ...] | None,
     top_n: int | None,
     version: Literal["1", "2"],
     kind: str,
@@ -218,7 +221,7 @@ def encode_rerank(
 
     Args:
         result: Scores of the documents.
-        documents: Their texts; None leaves them out.
+        documents: As they are echoed, see `echo`; None leaves them out.
         top_n: How many to write. 0 and None: all of them.
         version: See `read_rerank`.
         kind: See `read_rerank`.
@@ -227,7 +230,7 @@ def encode_rerank(
     """
     results: list[dict[str, object]] = []
     for ranked in rank(result, top_n).ranking:
-        document = {} if documents is None else {"document": {"text": documents[ranked.index], "multi_modal": None}}
+        document = {} if documents is None else {"document": echo(documents[ranked.index])}
         score = np.float32(ranked.score)  # printed as `/score` prints it
         results.append({"index": ranked.index, **document, "relevance_score": score})
     usage = usage_fields(result.usage)

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.chat import wrong
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.pieces import Content, dump, dump_list
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult

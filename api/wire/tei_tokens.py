@@ -12,9 +12,9 @@ import orjson
 from staged_pool import __version__
 from staged_pool.api.status import Problem
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.chat import wrong
 from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.pieces import Content, dump, dump_list
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, Tokens
 from staged_pool.runtime.requests import Output

@@ -7,10 +7,11 @@ from typing import Annotated, Final
 import msgspec
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations, wrong
+from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
 from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.fields import ModelName
 from staged_pool.api.wire.pieces import dump
+from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import Tokens
 from staged_pool.runtime.requests import Chat
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import ModelCard, ModelInput, Row, Span, SparseVector, TokenSequence, Values
-from staged_pool.runtime.requests import Chat, Output, PairInput
+from staged_pool.runtime.model import ModelCard, ModelInput, Payload, Row, Span, SparseVector, TokenSequence, Values
+from staged_pool.runtime.requests import Chat, Image, Output, PairInput
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
-from tests.doubles import CARD, LetterModel, rendered, vector
+from tests.doubles import CARD, LetterModel, rendered, sequence, vector
 
 EMBEDDER = replace(
     CARD,
@@ -68,6 +68,7 @@ class TaskModel(LetterModel):
 
     def _prepare(self, given: ModelInput) -> Prepared[TokenSequence] | InvalidInput:
         source, first_tokens = given.source, None
+        assert not isinstance(source, Image)
         if isinstance(source, PairInput):
             text, first_tokens = source.first + source.second, len(source.first)
         elif isinstance(source.source, Chat):
@@ -84,9 +85,10 @@ class TaskModel(LetterModel):
         sequence = TokenSequence([ord(c) for c in text], given.outputs, first_tokens=first_tokens, spans=spans)
         return Prepared(sequence, len(text), batch_key=given.outputs)
 
-    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
         return [
-            Row({output: self._values(output, payload) for output in payload.outputs}, payload) for payload in payloads
+            Row({output: self._values(output, sequence(payload)) for output in payload.outputs}, payload)
+            for payload in payloads
         ]
 
     def _values(self, output: Output, payload: TokenSequence) -> Values:

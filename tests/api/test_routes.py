@@ -240,7 +240,9 @@ async def test_a_long_document_is_cut_by_default_and_refused_never() -> None:
         response = await client.post("/score", json={"queries": "a", "documents": "a" * 10_000})
     assert response.status_code == 200
     assert response.json()["usage"]["prompt_tokens"] == CARD.max_tokens
-    assert [given.source.max_tokens for given in model.given] == [MODEL_MAX]
+    (given,) = model.given
+    assert isinstance(given.source, PairInput)
+    assert given.source.max_tokens == MODEL_MAX
 
 
 async def test_limits_and_the_instruction_reach_the_model() -> None:

@@ -25,7 +25,7 @@ from staged_pool.api import logs, server, traffic
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.model import Row, TokenSequence
+from staged_pool.runtime.model import Payload, Row
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import DeviceLost, ModelFailed, StagedPoolError
 from staged_pool.stages.stage import StageOptions
@@ -70,7 +70,7 @@ class Deeds:
 class WideModel(LetterModel):
     """Its vectors are far too long."""
 
-    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
         return [Row({Output.DENSE: np.zeros(WIDE, dtype=np.float32)}, payload) for payload in payloads]
 
 

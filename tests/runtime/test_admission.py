@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from staged_pool.runtime.admission import FIRST_BYTES_PER_TOKEN, Admission
+from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
+from staged_pool.runtime.model import Lane
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
-from staged_pool.stages.pace import Pace
+from staged_pool.stages.pace import LanePace, Pace
 
 FOREVER = float("inf")
 
@@ -22,7 +26,8 @@ class Clock:
 
 
 def door(pace: Pace | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
-    return Admission(EngineConfig(**limits), pace or Pace(), clock or Clock(), batch_tokens=2048)
+    paces: dict[Lane, LanePace] = {"text": LanePace(batch_tokens=2048, device=pace or Pace())}
+    return Admission(EngineConfig(**limits), paces, clock or Clock())
 
 
 def a_pace(tokens_per_s: float) -> Pace:
@@ -32,15 +37,37 @@ def a_pace(tokens_per_s: float) -> Pace:
     return pace
 
 
+PICTURE_BYTES = 500_000
+"""A JPEG of 1920 x 1080 in base64."""
+
+
+def door_of_both(text: Pace, image: Pace, decode: Pace | None = None, **limits: Any) -> Admission:
+    paces: dict[Lane, LanePace] = {
+        "text": LanePace(batch_tokens=512, device=text),
+        "image": LanePace(batch_tokens=512, device=image, preprocess=decode or Pace()),
+    }
+    return Admission(EngineConfig(**limits), paces, Clock())
+
+
+def answer(admission: Admission, inputs: dict[Lane, int], *, body_bytes: int) -> None:
+    """Take a request through that has one input of so many tokens in each lane."""
+    room = admission.enter(body_bytes=body_bytes, timeout_s=FOREVER)
+    admission.count_items(room, dict.fromkeys(inputs, 1))
+    for lane, tokens in inputs.items():
+        room.prepared(lane, tokens)
+        room.computed(lane, tokens)
+    admission.leave(room, answered=True)
+
+
 def test_what_enters_leaves_again_whole() -> None:
     admission = door()
     rooms = [admission.enter(body_bytes=n * 100, timeout_s=FOREVER) for n in range(5)]
     for room in rooms:
-        admission.count_items(room, 3)
-        room.prepared(7)
-        room.computed(7)
+        admission.count_items(room, {"text": 3})
+        room.prepared("text", 7)
+        room.computed("text", 7)
     for room in rooms:
-        admission.leave(room, answered_tokens=21)
+        admission.leave(room, answered=True)
     s = admission.statistics()
     assert (s.requests, s.items, s.tokens, s.body_bytes, s.admitted) == (0, 0, 0, 0, 5)
 
@@ -49,19 +76,19 @@ def test_the_estimate_becomes_the_true_cost_as_items_are_tokenized() -> None:
     admission = door()
     room = admission.enter(body_bytes=400, timeout_s=FOREVER)
     assert admission.statistics().tokens == 400 / FIRST_BYTES_PER_TOKEN
-    admission.count_items(room, 2)
-    room.prepared(10)
+    admission.count_items(room, {"text": 2})
+    room.prepared("text", 10)
     assert admission.statistics().tokens == 10 + 50
-    room.prepared(20)
+    room.prepared("text", 20)
     assert admission.statistics().tokens == 30
-    room.computed(20)
+    room.computed("text", 20)
     assert admission.statistics().tokens == 10
 
 
 def test_bytes_per_token_are_learned() -> None:
     admission = door()
     for _ in range(200):
-        admission.leave(admission.enter(body_bytes=200, timeout_s=FOREVER), answered_tokens=20)
+        answer(admission, {"text": 20}, body_bytes=200)
     assert admission.statistics().bytes_per_token == pytest.approx(10, rel=0.01)
 
 
@@ -122,8 +149,10 @@ def test_delay_that_the_pace_does_not_explain_counts_and_is_forgotten() -> None:
     for took_s, allowed in ((1.0, False), (0.001, True)):
         for _ in range(200):
             room = admission.enter(body_bytes=4, timeout_s=FOREVER)
+            admission.count_items(room, {"text": 1})
+            room.prepared("text", 1)
             clock.now += took_s
-            admission.leave(room, answered_tokens=1)
+            admission.leave(room, answered=True)
         first = admission.enter(body_bytes=4, timeout_s=FOREVER)
         if allowed:
             admission.leave(admission.enter(body_bytes=4, timeout_s=FOREVER))
@@ -139,4 +168,114 @@ def test_a_request_too_large_for_any_load_is_told_so() -> None:
         admission.enter(body_bytes=101, timeout_s=FOREVER)
     room = admission.enter(body_bytes=1, timeout_s=FOREVER)
     with pytest.raises(TooLarge, match="4 inputs"):
-        admission.count_items(room, 4)
+        admission.count_items(room, {"text": 4})
+
+
+@pytest.mark.parametrize("seen", [0, 100])
+def test_three_hundred_pictures_at_once_are_let_in(seen: int) -> None:
+    """Whether the server has seen any before or not."""
+    admission = door_of_both(a_pace(10_000), a_pace(10_000))
+    for _ in range(seen):
+        answer(admission, {"image": 50}, body_bytes=PICTURE_BYTES)
+    rooms = [admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER) for _ in range(300)]
+    for room in rooms:
+        admission.count_items(room, {"image": 1})
+    assert admission.statistics().body_bytes == 300 * PICTURE_BYTES
+    assert admission.statistics().tokens <= 300 * 256
+
+
+def test_a_text_is_let_in_whatever_pictures_wait() -> None:
+    admission = door_of_both(a_pace(10_000), a_pace(100), target_delay_s=10)
+    admission.count_items(admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER), {"image": 100})
+    admission.count_items(admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER), {"image": 100})
+    with pytest.raises(Overloaded, match="would take about") as caught:
+        admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER)
+    assert caught.value.retry_after_s > 100
+    admission.enter(body_bytes=400, timeout_s=0.1)
+    lanes = admission.statistics().lanes
+    assert lanes["text"].drain_s < 0.1
+    assert lanes["image"].drain_s > 100
+
+
+def test_a_url_of_a_picture_is_judged_when_it_has_been_read() -> None:
+    """Its body looks like that of a text."""
+    admission = door_of_both(a_pace(10_000), a_pace(100), target_delay_s=10)
+    admission.count_items(admission.enter(body_bytes=200, timeout_s=FOREVER), {"image": 100})
+    room = admission.enter(body_bytes=200, timeout_s=FOREVER)
+    with pytest.raises(Overloaded, match="would take about"):
+        admission.count_items(room, {"image": 100})
+    admission.leave(room)
+    admission.count_items(admission.enter(body_bytes=200, timeout_s=FOREVER), {"text": 1})
+    assert admission.statistics().refused == {"delay": 1}
+
+
+def test_texts_that_looked_like_pictures_count_as_what_they_are() -> None:
+    admission = door_of_both(Pace(), Pace(), max_tokens=150_000)
+    admission.count_items(admission.enter(body_bytes=400_000, timeout_s=FOREVER), {"text": 500})
+    room = admission.enter(body_bytes=400_000, timeout_s=FOREVER)
+    with pytest.raises(Overloaded, match="150000 tokens"):
+        admission.count_items(room, {"text": 500})
+    admission.leave(room)
+    assert admission.statistics().tokens == 100_000
+
+
+def test_pictures_that_are_slow_to_decode_drain_as_slowly() -> None:
+    decode = Pace()
+    for _ in range(50):
+        decode.observe(1, 0.02)
+    admission = door_of_both(a_pace(10_000), a_pace(10_000), decode)
+    room = admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER)
+    admission.count_items(room, {"image": 100})
+    assert admission.statistics().lanes["image"].drain_s == pytest.approx(2.56, rel=0.01)  # 25 600 tokens on the device
+    for _ in range(100):
+        room.prepared("image", 10)
+    assert admission.statistics().lanes["image"].drain_s == pytest.approx(0.1, rel=0.01)
+    room = admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER)
+    admission.count_items(room, {"image": 100})
+    assert admission.statistics().lanes["image"].drain_s == pytest.approx(2.0, rel=0.01)
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(("enter", "count", "prepare", "compute", "leave")),
+        st.integers(0, 9),
+        st.integers(0, 2_000_000),
+        st.dictionaries(st.sampled_from(("text", "image")), st.integers(1, 5), min_size=1),
+    ),
+    max_size=60,
+)
+
+
+@given(MOVES)
+def test_whatever_happens_what_is_counted_is_what_is_inside(
+    moves: list[tuple[str, int, int, dict[Lane, int]]],
+) -> None:
+    admission = door_of_both(a_pace(1000), a_pace(100), max_tokens=100_000, target_delay_s=20, max_items=40)
+    rooms: list[Room] = []
+    for move, which, number, inputs in moves:
+        room = rooms[which % len(rooms)] if rooms else None
+        lane = next(iter(inputs))
+        try:
+            if move == "enter":
+                rooms.append(admission.enter(body_bytes=number, timeout_s=FOREVER))
+            elif room is None:
+                continue
+            elif move == "count":
+                admission.count_items(room, inputs)
+            elif move == "prepare":
+                room.prepared(lane, number % 1000)
+            elif move == "compute":
+                room.computed(lane, number % 10)
+            else:
+                rooms.remove(room)
+                admission.leave(room, answered=bool(number % 2))
+        except Overloaded:
+            assert rooms, "an empty engine refuses nothing"
+        s = admission.statistics()
+        assert (s.requests, s.items) == (len(rooms), sum(room.items for room in rooms))
+        assert admission.tokens == pytest.approx(sum(room.tokens for room in rooms), abs=1e-6)
+    for room in rooms:
+        admission.leave(room)
+    s = admission.statistics()
+    assert (s.requests, s.items, s.tokens, s.body_bytes) == (0, 0, 0, 0)
+    assert all(lane.tokens == 0 for lane in s.lanes.values())

@@ -110,7 +110,7 @@ async def test_a_batch_is_formed_of_all_that_waits_when_the_device_is_free() -> 
         await gate.arrived()
         for i in range(5):
             tasks.start_soon(engine.embed, f"later {i}")
-        await until(lambda: engine._pipeline.batch.waiting == 5)
+        await until(lambda: engine._pipeline.batch["text"].waiting == 5)
         gate.open()
     assert model.forwarded[0] == ["first"]
     assert sorted(model.forwarded[1]) == [f"later {i}" for i in range(5)]
@@ -192,7 +192,7 @@ async def test_callers_who_leave_are_counted_by_stage() -> None:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as callers:
                 callers.start_soon(engine.embed, "left")
-                await until(lambda: engine._pipeline.batch.waiting == 1)
+                await until(lambda: engine._pipeline.batch["text"].waiting == 1)
                 scope.cancel()
         assert engine.statistics().cancelled == {"batch": 1}
         gate.open()

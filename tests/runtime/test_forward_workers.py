@@ -37,7 +37,7 @@ async def engine_on(model: LetterModel, workers: int = 2, **settings: Any) -> As
         async with run_engine(config, model, device=device) as engine:
             yield engine
             assert engine.statistics().admission.requests == 0
-            assert engine._pipeline.batch.running == 0
+            assert engine._pipeline.batch["text"].running == 0
 
 
 def busy(engine: Engine) -> tuple[int, int]:
@@ -54,8 +54,8 @@ async def test_a_second_batch_begins_while_the_first_runs_and_a_third_waits() ->
         tasks.start_soon(engine.embed, "second")
         await until(lambda: len(model.forwarded) == 2)
         tasks.start_soon(engine.embed, "third")
-        await until(lambda: len(model.forwarded) == 2 and engine._pipeline.batch.waiting == 1)
-        assert engine._pipeline.batch.running == 2
+        await until(lambda: len(model.forwarded) == 2 and engine._pipeline.batch["text"].waiting == 1)
+        assert engine._pipeline.batch["text"].running == 2
         assert busy(engine) == (2, 2)
         gate.open()
     assert sorted(model.forwarded) == [["first"], ["second"], ["third"]]
@@ -224,7 +224,7 @@ async def test_a_device_that_is_lost_in_one_forward_breaks_the_engine_for_both()
             await engine.embed("lose")
         assert "lost" in await engine.wait_broken()
         gate.open()
-        await until(lambda: engine._pipeline.batch.running == 0)
+        await until(lambda: engine._pipeline.batch["text"].running == 0)
 
 
 def test_the_number_of_forward_workers_has_a_range() -> None:
@@ -241,7 +241,7 @@ async def test_small_batches_run_one_after_the_other_and_gather_meanwhile(monkey
         await until(lambda: len(model.forwarded) == 1)
         for text in ("a", "bc"):
             tasks.start_soon(engine.embed, text)
-        await until(lambda: engine._pipeline.batch.waiting == 2)
+        await until(lambda: engine._pipeline.batch["text"].waiting == 2)
         assert busy(engine) == (1, 2)
         gate.open()
     assert model.forwarded == [["first"], ["a", "bc"]]

@@ -11,12 +11,29 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Row, Tokens, TokenSequence
-from staged_pool.runtime.requests import Chat, Output
-from staged_pool.stages.errors import DeviceLost, InvalidInput, ModelFailed, OutOfMemory
+from staged_pool.runtime.model import (
+    Lane,
+    ModelCard,
+    ModelInput,
+    Payload,
+    Picture,
+    Pixels,
+    Row,
+    Tokens,
+    TokenSequence,
+)  # fmt: skip
+from staged_pool.runtime.requests import Chat, Image, Output, TextInput
+from staged_pool.stages.errors import (
+    DeviceLost,
+    InvalidInput,
+    MediaUnavailable,
+    ModelFailed,
+    OutOfMemory,
+    UnusableMedia,
+)  # fmt: skip
 from staged_pool.stages.work import Prepared
 from tests.doubles import CARD
-from tests.sim.invariants import Watch, vector
+from tests.sim.invariants import Name, Watch, payload_name, vector
 from tests.sim.world import TICK_S, ItemPlan
 
 A = TypeVar("A")
@@ -46,7 +63,11 @@ class SimOffload:
 
 
 class SimPreprocess(SimOffload):
-    """The threads of preprocess; some calls take very long."""
+    """The threads of preprocess of one lane; some calls take very long."""
+
+    def __init__(self, watch: Watch, lane: Lane, limit: int, ticks: int, rng: random.Random) -> None:
+        super().__init__(watch, limit, ticks, rng)
+        self._lane = lane
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         watch = self.watch
@@ -54,9 +75,10 @@ class SimPreprocess(SimOffload):
         watch.preprocess_calls += 1
         if isinstance(argument, str):  # from `tokenize`
             return await super().__call__(function, argument)
-        names = _names(argument)
+        given: Any = argument
+        names = [name_of(one) for one in given]
         watch.note(f"preprocess call {call}: {names}")
-        watch.preprocess_starts(names)
+        watch.preprocess_starts(names, {one.lane for one in given} == {self._lane}, self._lane)
         await anyio.lowlevel.checkpoint()
         async with self.limiter:
             seconds = watch.world.slow_preprocess.get(call)
@@ -71,10 +93,12 @@ class SimPreprocess(SimOffload):
 
 
 class SimDevice:
-    """The device's threads, as `DeviceThreads`: calls are never interrupted, and given up after the watchdog."""
+    """The device's threads for one lane, as `DeviceThreads`: calls are never interrupted, and given up after the
+    watchdog."""
 
-    def __init__(self, watch: Watch, rng: random.Random) -> None:
+    def __init__(self, watch: Watch, lane: Lane, rng: random.Random) -> None:
         self._watch = watch
+        self._lane = lane
         self._rng = rng
         self._lost = False
 
@@ -85,13 +109,13 @@ class SimDevice:
         call = watch.device_calls
         watch.device_calls += 1
         watch.note(f"device call {call}: {argument}")
-        watch.device_starts()
+        watch.device_starts(self._lane)
         seconds = world.slow_device.get(call)
         if seconds is None:
             seconds = self._rng.randint(0, world.device_ticks) * TICK_S
         patience_s = world.config.watchdog_s
         watch.active(min(seconds, patience_s))
-        watch.on_device += 1
+        watch.on_device[self._lane] += 1
         with anyio.CancelScope(shield=True):
             await anyio.sleep(min(seconds, patience_s))
         watch.note(f"device call {call} has ended")
@@ -101,10 +125,38 @@ class SimDevice:
             if stuck:
                 self._lost = True
             watch.device_lost_at = min(watch.device_lost_at, watch.now())
-            watch.on_device -= not stuck
+            watch.on_device[self._lane] -= not stuck
             raise DeviceLost(f"the device did not answer within {patience_s:g} s")
-        watch.on_device -= 1
+        watch.on_device[self._lane] -= 1
         return function(argument)
+
+
+class SimFetch:
+    """Gets pictures from nowhere: quickly, slowly, or not at all. A cancellation ends it, as it ends a real one."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    async def __call__(self, image: Image, /) -> Image:
+        watch = self._watch
+        assert isinstance(image.source, str)
+        client, index, place = map(int, image.source.split(":"))
+        plan = watch.world.clients[client].items[index].fetches[place]
+        watch.fetch_starts((client, index))
+        watch.fetching[client] += 1
+        try:
+            await anyio.sleep(plan.takes_s)
+        finally:
+            watch.fetching[client] -= 1
+        watch.active()
+        match plan.fault:
+            case "unusable":
+                raise UnusableMedia("There is nothing at this URL.")
+            case "unavailable":
+                raise MediaUnavailable("The host failed.")
+            case "raises":
+                raise ValueError("a bug of the fetcher")
+        return Image(image.source.encode())
 
 
 class SimModel:
@@ -116,44 +168,48 @@ class SimModel:
 
     @property
     def card(self) -> ModelCard:
-        return replace(CARD, forward_workers=self._world.slots)
+        return replace(CARD, forward_workers=self._world.slots, lanes=self._world.lanes)
 
     def pads(self, lane: Lane) -> bool:
         return self._world.pads
 
-    def _item(self, name: Sequence[int]) -> ItemPlan:
+    def _item(self, name: Name) -> ItemPlan:
         return self._world.clients[name[0]].items[name[1]]
 
-    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[TokenSequence] | InvalidInput]:
-        names = _names(inputs)
+    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[Payload] | InvalidInput]:
+        names = [name_of(given) for given in inputs]
+        for name, given in zip(names, inputs, strict=True):
+            self._check_pictures(name, given)
         if any(self._item(name).fault == "preprocess raises" for name in names):
             raise ValueError("poison")
         return [
             InvalidInput("The input is invalid.")
             if (item := self._item(name)).fault == "invalid"
-            else Prepared(TokenSequence(list(name), given.outputs), item.cost, item.key)
+            else Prepared(_payload(name, given), item.cost, (item.key, isinstance(given.source, Image)))
             for name, given in zip(names, inputs, strict=True)
         ]
 
-    def forward(self, payloads: Sequence[TokenSequence], at_once: int = 1, /) -> list[Row | ModelFailed]:
-        items = [self._item(payload.ids) for payload in payloads]
+    def _check_pictures(self, name: Name, given: ModelInput) -> None:
+        wanted = [":".join(map(str, (*name, place))).encode() for place in range(self._item(name).pictures)]
+        if (shown := [image.source for image in given.images]) != wanted:
+            self._watch.fail(f"preprocess was given the pictures {shown} instead of {wanted}")
+
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
+        names = [payload_name(payload) for payload in payloads]
+        items = [self._item(name) for name in names]
         faults = {item.fault for item in items}
         most = self._world.out_of_memory_above
-        if most is not None and len(payloads) > most:
-            self._watch.most_items = min(self._watch.most_items, max(1, len(payloads) // 2))
-            raise OutOfMemory("no room")
-        if "out of memory" in faults:
-            self._watch.most_items = min(self._watch.most_items, max(1, len(payloads) // 2))
+        if "out of memory" in faults or (most is not None and len(payloads) > most):
+            lane = items[0].lane
+            self._watch.most_items[lane] = min(self._watch.most_items[lane], max(1, len(payloads) // 2))
             raise OutOfMemory("no room")
         if "forward raises" in faults:
             raise ValueError("poison")
         return [
             ModelFailed("NaN")
             if item.fault == "nan"
-            else Row(
-                {Output.DENSE: np.array(vector((payload.ids[0], payload.ids[1]), item.cost), dtype=np.float32)}, payload
-            )
-            for payload, item in zip(payloads, items, strict=True)
+            else Row({Output.DENSE: np.array(vector(name, item.cost), dtype=np.float32)}, payload)
+            for payload, name, item in zip(payloads, names, items, strict=True)
         ]
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
@@ -164,5 +220,29 @@ class SimModel:
         return "".join(map(chr, ids))
 
 
-def _names(inputs: Any) -> list[tuple[int, int]]:
-    return [given.source.source for given in inputs]
+def source_of(name: Name, item: ItemPlan) -> TextInput | Image:
+    """What a client sends for an item: its name, in whatever form."""
+    if not item.pictures:
+        return TextInput(name)
+    images = []
+    for place in range(item.pictures):
+        text = ":".join(map(str, (*name, place)))
+        images.append(Image(text if place in item.fetches else text.encode()))
+    return images[0] if len(images) == 1 else TextInput(Chat(({"role": "user", "content": tuple(images)},)))
+
+
+def name_of(given: ModelInput) -> Name:
+    """The name that is in what a client has sent."""
+    if not given.images:
+        ids: Any = given.source
+        return ids.source[0], ids.source[1]
+    source = given.images[0].source
+    client, index, _ = (source if isinstance(source, str) else source.decode()).split(":")
+    return int(client), int(index)
+
+
+def _payload(name: Name, given: ModelInput) -> Payload:
+    if isinstance(given.source, Image):
+        return Picture(Pixels(np.array(name, dtype=np.float32)), given.outputs, 1)
+    images = tuple(Pixels(np.zeros(1, dtype=np.uint8)) for _ in given.images)
+    return TokenSequence(list(name), given.outputs, images=images)

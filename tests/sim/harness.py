@@ -7,7 +7,7 @@ import contextlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import anyio
 import anyio.lowlevel
@@ -15,14 +15,15 @@ from anyio.abc import TaskGroup
 
 from staged_pool.runtime.admission import Room
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.requests import EmbedRequest, TextInput
+from staged_pool.runtime.model import Lane, Payload
+from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
+from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Batch, Item
-from tests.sim.doubles import SimDevice, SimModel, SimOffload, SimPreprocess
+from tests.sim.doubles import SimDevice, SimFetch, SimModel, SimOffload, SimPreprocess, source_of
 from tests.sim.invariants import HANG_S, IDLE_S, LEFT, Outcome, Watch
 from tests.sim.world import TICK_S, ClientPlan, World
 
@@ -42,8 +43,14 @@ class Simulation:
         self.world = world
         self.watch = Watch(world, verbose)
         rng = random.Random(world.seed)
-        self.device = SimDevice(self.watch, rng)
-        self.preprocess = SimPreprocess(self.watch, world.config.preprocess_limit, world.preprocess_ticks, rng)
+        limits: dict[Lane, int] = {
+            "text": world.config.preprocess_limit,
+            "image": world.config.image_preprocess_limit,
+        }
+        self.device = {lane: SimDevice(self.watch, lane, rng) for lane in limits}
+        self.preprocess = {
+            lane: SimPreprocess(self.watch, lane, limit, world.preprocess_ticks, rng) for lane, limit in limits.items()
+        }
         self.offload = SimOffload(self.watch, 2, world.codec_ticks, rng)
         self._rng = rng
         self._seams: Counter[str] = Counter()
@@ -65,7 +72,8 @@ class Simulation:
             where = "the engine's block is left" if self.watch.ended else "the engine's block is not left"
             self.watch.fail(f"it hangs: clients {waiting} wait, {where}")
             return
-        self.watch.check_world_ended(self.preprocess.limiter.borrowed_tokens + self.offload.limiter.borrowed_tokens)
+        offloads = (*self.preprocess.values(), self.offload)
+        self.watch.check_world_ended(sum(offload.limiter.borrowed_tokens for offload in offloads))
 
     def _is_native(self) -> bool:
         return self.world.end == "native cancel" and _on_asyncio()
@@ -87,9 +95,12 @@ class Simulation:
                 async with run_engine(
                     world.config,
                     SimModel(watch),
-                    device=self.device,
-                    preprocess=self.preprocess,
+                    device=self.device["text"],
+                    image_device=self.device["image"],
+                    preprocess=self.preprocess["text"],
+                    image_preprocess=self.preprocess["image"],
                     offload=self.offload,
+                    fetch=SimFetch(watch),
                     options=StageOptions(restarts=world.restarts, seam=self._seam),
                 ) as engine:
                     self._observe(engine)
@@ -100,6 +111,7 @@ class Simulation:
                         await self._leave_block.wait()
                     watch.note(f"the engine's block ends: {world.end}")
                     watch.stopping_at = min(watch.stopping_at, watch.now())
+                    watch.drains_until = min(watch.drains_until, watch.now() + world.config.drain_timeout_s)
                     if world.end == "raise":
                         watch.cancelled_at = watch.now()
                         raise HostError
@@ -113,8 +125,8 @@ class Simulation:
         """Look over the engine's shoulder: at the door of admission, and where batches are cut."""
         watch = self.watch
         watch.engine = engine
-        admission, builder = engine._admission, engine._pipeline.batch._builder
-        enter, count_items, leave, take = admission.enter, admission.count_items, admission.leave, builder.take
+        admission = engine._admission
+        enter, count_items, leave = admission.enter, admission.count_items, admission.leave
 
         def watched_enter(*, body_bytes: int, timeout_s: float) -> Room:
             try:
@@ -125,33 +137,37 @@ class Simulation:
             watch.rooms[id(room)] = room
             return room
 
-        def watched_count_items(room: Room, items: int) -> None:
+        def watched_count_items(room: Room, inputs: Mapping[Lane, int]) -> None:
             try:
-                count_items(room, items)
+                count_items(room, inputs)
             except StagedPoolError as error:
                 watch.refused(error, others=len(watch.rooms) - 1)
                 raise
 
-        def watched_leave(room: Room, *, answered_tokens: int = 0) -> None:
-            leave(room, answered_tokens=answered_tokens)
+        def watched_leave(room: Room, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
+            leave(room, answered=answered, elsewhere_s=elsewhere_s)
             del watch.rooms[id(room)]
-
-        def watched_take(
-            still_wanted: Callable[[Item[TokenSequence]], bool], *, among: int
-        ) -> Batch[TokenSequence] | None:
-            waiting_cost = builder.cost
-            batch = take(still_wanted, among=among)
-            if batch is not None:
-                watch.batch_formed(batch, waiting_cost)
-            return batch
 
         for target, name, watched in (
             (admission, "enter", watched_enter),
             (admission, "count_items", watched_count_items),
             (admission, "leave", watched_leave),
-            (builder, "take", watched_take),
         ):
             setattr(target, name, watched)
+        for lane, stage in engine._pipeline.batch.items():
+            self._observe_batches(lane, stage._builder)
+
+    def _observe_batches(self, lane: Lane, builder: BatchBuilder[Payload]) -> None:
+        take = builder.take
+
+        def watched_take(still_wanted: Callable[[Item[Payload]], bool], *, among: int) -> Batch[Payload] | None:
+            waiting_cost = builder.cost
+            batch = take(still_wanted, among=among)
+            if batch is not None:
+                self.watch.batch_formed(lane, batch, waiting_cost)
+            return batch
+
+        setattr(builder, "take", watched_take)  # noqa: B010  # a method, which mypy would not let go
 
     async def _until_quiet(self) -> None:
         """Until every client has its outcome, or nothing has happened for so long that none will get any more."""
@@ -229,6 +245,7 @@ class Simulation:
         def start() -> None:
             self.watch.note(f"drain for {timeout_s:g} s")
             self.watch.stopping_at = min(self.watch.stopping_at, self.watch.now())
+            self.watch.drains_until = min(self.watch.drains_until, self.watch.now() + timeout_s)
             tasks.start_soon(drain)
 
         return start
@@ -298,7 +315,9 @@ class Simulation:
             raise ValueError("a bug of the dialect")
         if client.decode == "refuses":
             raise InvalidInput("The body is wrong.")
-        return EmbedRequest(inputs=tuple(TextInput((client.number, index)) for index in range(len(client.items))))
+        return EmbedRequest(
+            inputs=tuple(source_of((client.number, index), item) for index, item in enumerate(client.items))
+        )
 
     def _encode(self, client: ClientPlan, result: EmbedResult) -> EmbedResult:
         if client.encode == "raises":

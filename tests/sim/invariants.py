@@ -12,7 +12,8 @@ import anyio
 
 from staged_pool.runtime.admission import Room
 from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.model import Lane, Payload, Picture
+from staged_pool.runtime.pipeline import IMAGE_CHUNK_ITEMS
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import (
@@ -21,11 +22,13 @@ from staged_pool.stages.errors import (
     DeviceLost,
     EngineStopped,
     InvalidInput,
+    MediaUnavailable,
     ModelFailed,
     OutOfMemory,
     Overloaded,
     StageFailed,
     TooLarge,
+    UnusableMedia,
 )
 from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import Batch
@@ -54,6 +57,12 @@ Outcome: TypeAlias = object | Exception | Left
 def vector(name: Name, cost: int) -> list[float]:
     """What the model answers for an item; no two items of a world have the same."""
     return [name[0], name[1], cost, name[0] * 1000 + name[1]]
+
+
+def payload_name(payload: Payload) -> Name:
+    """Which item a payload is of."""
+    ids = payload.pixels.values.tolist() if isinstance(payload, Picture) else payload.ids
+    return int(ids[0]), int(ids[1])
 
 
 class WatchedTicket(Ticket):
@@ -97,16 +106,20 @@ class Watch:
     """The last moment at which anything is known to happen."""
     all_done: anyio.Event = field(default_factory=anyio.Event)
     device_calls: int = 0
-    on_device: int = 0
+    on_device: Counter[Lane] = field(default_factory=Counter)
+    fetching: Counter[int] = field(default_factory=Counter)
+    """Fetches that run, by client."""
     device_lost_at: float = math.inf
-    most_items: int = 10**9
-    """Of a batch, as the device's memory has taught."""
+    most_items: dict[Lane, int] = field(default_factory=lambda: {"text": 10**9, "image": 10**9})
+    """Of a batch of a lane, as the device's memory has taught."""
     preprocess_calls: int = 0
     preprocessing: int = 0
     started: set[Name] = field(default_factory=set)
     """Items that preprocess has begun."""
     stopping_at: float = math.inf
     """When the host first asked the engine to drain, to end or to stop."""
+    drains_until: float = math.inf
+    """Until when the host gives those inside time to be done."""
     cancelled_at: float = math.inf
     """When the host's block was left by an error or a cancellation."""
     ended: bool = False
@@ -148,7 +161,20 @@ class Watch:
         if isinstance(error, Overloaded) and not others:
             self.fail(f"an empty engine refuses: {error}")
 
-    def preprocess_starts(self, names: Sequence[Name]) -> None:
+    def fetch_starts(self, name: Name) -> None:
+        if self._unwanted(name[0]):
+            self.fail(f"a fetch began for item {name}, which nobody waits for")
+        if self.ended:
+            self.fail("a fetch began after the engine had ended")
+        most = self.world.config.media_limit * 3  # pictures of an input
+        if sum(self.fetching.values()) >= most:
+            self.fail(f"more than {most} fetches at once")
+
+    def preprocess_starts(self, names: Sequence[Name], is_of_one_lane: bool, lane: Lane) -> None:
+        if not is_of_one_lane:
+            self.fail(f"{names} are not all for the {lane} lane")
+        if lane == "image" and len(names) > IMAGE_CHUNK_ITEMS:
+            self.fail(f"{len(names)} pictures in one call")
         for name in names:
             if name in self.started:
                 continue  # a repetition, because another item of the call has failed
@@ -158,16 +184,17 @@ class Watch:
         if self.ended:
             self.fail("preprocess began after the engine had ended")
 
-    def batch_formed(self, batch: Batch[TokenSequence], waiting_cost: int) -> None:
+    def batch_formed(self, lane: Lane, batch: Batch[Payload], waiting_cost: int) -> None:
         items, config = batch.items, self.world.config
         for item in items:
-            if self._unwanted(item.payload.ids[0]):
-                self.fail(f"item {item.payload.ids} entered a batch, and nobody waits for it")
+            name = payload_name(item.payload)
+            if self._unwanted(name[0]):
+                self.fail(f"item {name} entered a batch, and nobody waits for it")
         costs = [item.cost for item in items]
         cost = max(costs) * len(costs) if self.world.pads else sum(costs)
         if cost != batch.cost or (cost > config.batch_tokens("cpu") and len(items) > 1):
             self.fail(f"a batch of {cost} tokens; it says {batch.cost}, and {config.batch_tokens('cpu')} are allowed")
-        if len(items) > min(config.max_batch_items, self.most_items):
+        if len(items) > min(config.max_batch_items, self.most_items[lane]):
             self.fail(f"a batch of {len(items)} items")
         if len({item.batch_key for item in items}) > 1:
             self.fail("a batch of several keys")
@@ -179,9 +206,9 @@ class Watch:
         ticket = self.ticket_of(number)
         return ticket is None or ticket.settled or ticket.deadline < self.now() - EPSILON
 
-    def device_starts(self) -> None:
-        if self.on_device >= self.world.slots:
-            self.fail(f"{self.on_device + 1} batches on the device")
+    def device_starts(self, lane: Lane) -> None:
+        if self.on_device[lane] >= self.world.slots:
+            self.fail(f"{self.on_device[lane] + 1} batches on the device")
         if self.now() > self.cancelled_at + EPSILON:
             self.fail("a forward began after the engine had been stopped")
         if self.ended:
@@ -195,6 +222,8 @@ class Watch:
         if number in self.outcomes:
             self.fail(f"client {number} has two outcomes")
         self.outcomes[number] = outcome
+        if self.fetching[number]:
+            self.fail(f"client {number} has its outcome, and {self.fetching[number]} fetches of it run on")
         self.settled_at[number] = self.now()
         if not client.tokenizes:
             self._in_time(client)
@@ -233,7 +262,7 @@ class Watch:
                 return None if large else "it is small"
             case InvalidInput(index=None):
                 return None if "refuses" in (client.decode, client.encode) else "it is valid"
-            case InvalidInput(index=index) | ModelFailed(index=index):
+            case InvalidInput(index=index) | ModelFailed(index=index) | MediaUnavailable(index=index):
                 return self._wrong_culprit(client, index, outcome)
             case OutOfMemory():
                 faults = [item.fault for item in client.items]
@@ -245,7 +274,7 @@ class Watch:
             case DeviceLost():
                 return None if self._past(self.device_lost_at) else "the device is well"
             case EngineStopped():
-                return self._wrong_stop()
+                return self._wrong_stop(client, outcome)
             case Abandoned():
                 return "it is for nobody's eyes"
             case str() if client.tokenizes:
@@ -257,7 +286,8 @@ class Watch:
         return self.now() >= moment - EPSILON
 
     def _wrong_answer(self, client: ClientPlan, result: EmbedResult) -> str | None:
-        if any(item.fault for item in client.items) or client.decode or client.encode:
+        faults = [fetch.fault for item in client.items for fetch in item.fetches.values()]
+        if any(faults) or any(item.fault for item in client.items) or client.decode or client.encode:
             return "it must fail"
         if client.arrives_at > self.stopping_at + EPSILON:
             return "it came too late to be taken"
@@ -274,17 +304,30 @@ class Watch:
             return None  # a caller that is cancelled already has no time left
         if deadline == math.inf:
             return "it has none"
-        if not self._past(deadline) and error.stage not in ("door", "preprocess"):
+        if not self._past(deadline) and error.stage not in ("door", "preprocess", "preprocess_images"):
             return f"{error.stage} was not asked to predict"
         return None
 
     def _wrong_culprit(self, client: ClientPlan, index: int | None, error: Exception) -> str | None:
         if index is None:
             return "names no item"
-        kinds = ("invalid",) if isinstance(error, InvalidInput) else ("preprocess raises", "forward raises", "nan")
-        return None if client.items[index].fault in kinds else f"item {index} is healthy"
+        item = client.items[index]
+        fetch_faults = [fetch.fault for fetch in item.fetches.values()]
+        match error:
+            case UnusableMedia():
+                explained = "unusable" in fetch_faults
+            case MediaUnavailable():
+                explained = "unavailable" in fetch_faults
+            case InvalidInput():
+                explained = item.fault == "invalid"
+            case _:
+                explained = item.fault in ("preprocess raises", "forward raises", "nan")
+        return None if explained else f"item {index} is healthy"
 
     def _wrong_crash(self, client: ClientPlan, stage: str) -> str | None:
+        if stage == "fetch":
+            faults = [fetch.fault for item in client.items for fetch in item.fetches.values()]
+            return None if "raises" in faults else "every fetch was well"
         if (client.decode if stage == "parse" else client.encode if stage == "postprocess" else None) == "raises":
             return None
         ticket = self.ticket_of(client.number)
@@ -292,8 +335,13 @@ class Watch:
             return f"{stage} has not crashed"
         return None
 
-    def _wrong_stop(self) -> str | None:
+    def _wrong_stop(self, client: ClientPlan, error: EngineStopped) -> str | None:
         engine = self.engine
+        if "of this kind" in str(error) and len(self.world.lanes) > 1 and self.world.slow_preprocess:
+            return None  # one lane is held up
+        patient = not self.ended and not self._past(min(self.drains_until, self.cancelled_at))
+        if patient and self.ticket_of(client.number) is not None and engine is not None and engine.fault is None:
+            return "it was inside, and there was time"
         if engine is None or self.ended or self._past(self.stopping_at) or engine.fault is not None:
             return None
         return None if self.may_be_broken() else "the engine runs"
@@ -325,7 +373,15 @@ class Watch:
             ("requests", counted._requests, len(rooms)),
             ("items", counted._items, sum(room.items for room in rooms)),
             ("bytes", counted._body_bytes, sum(room.body_bytes for room in rooms)),
-            ("tokens", counted._tokens, sum(room.tokens for room in rooms)),
+            ("tokens", counted.tokens, sum(room.tokens for room in rooms)),
+            *(
+                (
+                    f"unprepared inputs of the {lane} lane",
+                    inside.inputs,
+                    sum(room.parts[lane].unprepared for room in rooms if lane in room.parts),
+                )
+                for lane, inside in counted._lanes.items()
+            ),
         ):
             if abs(total - parts) > EPSILON:
                 self.fail(f"admission counts {total:g} {what}, and {parts:g} are inside")
@@ -364,7 +420,7 @@ class Watch:
             self.fail(f"the engine has ended and is {engine.phase}")
         if any(not ticket.settled for ticket in self.tickets.values()):
             self.fail("the engine has ended, and a ticket is open")
-        if self.on_device and self.device_lost_at == math.inf:
+        if self.on_device.total() and self.device_lost_at == math.inf:
             self.fail("the engine has ended with a batch on the device")
         if self.preprocessing:
             self.fail("the engine has ended with preprocess at work")
@@ -374,8 +430,8 @@ class Watch:
                 self.fail(f"something is left in front of {channel.name}")
             if statistics.open_send_streams or statistics.open_receive_streams:
                 self.fail(f"the channel in front of {channel.name} is open")
-        if engine._pipeline.batch.running:
-            self.fail(f"{engine._pipeline.batch.running} batches are thought to be on the device")
+        if running := sum(stage.running for stage in engine._pipeline.batch.values()):
+            self.fail(f"{running} batches are thought to be on the device")
         for stage in engine._pipeline.stages:
             injected = len(self.crashed_at.get(stage.meter.name, ()))
             if stage.meter.crashes != injected:
@@ -395,8 +451,11 @@ class Watch:
         if self.engine._tickets:
             self.fail("tickets are left")
         inside = self.engine._admission
-        if inside._requests or inside._items or inside._body_bytes or abs(inside._tokens) > EPSILON or self.rooms:
+        counted = inside._requests, inside._items, inside._body_bytes, *(i.inputs for i in inside._lanes.values())
+        if any(counted) or abs(inside.tokens) > EPSILON or self.rooms:
             self.fail("the engine is empty, and admission counts something")
+        if self.fetching.total() or self.engine._pipeline.errands.fetching:
+            self.fail("all clients have their outcomes, and fetches run on")
 
     def tally(self) -> Counter[str]:
         """How often each kind of outcome came about."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 from unittest import mock
@@ -16,14 +16,19 @@ from unittest import mock
 import anyio
 import anyio.lowlevel
 
+from staged_pool.runtime import pipeline as pipeline_module
 from staged_pool.runtime.admission import Admission, Room
+from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.errands import Errands
+from staged_pool.runtime.model import Lane, ModelInput
+from staged_pool.runtime.pipeline import LaneLimits
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
 from staged_pool.stages import door, forming, isolate, preprocess, supervise
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Inlet, Outlet
-from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError
+from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError, StageFailed
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.pace import Overlap
@@ -504,8 +509,8 @@ def batch_keys_ignored() -> Plan:
 def room_of_a_request_never_freed() -> Plan:
     original = Ticket.waits
 
-    def waits(self: Ticket, tokens: int) -> None:
-        original(self, max(0, tokens))
+    def waits(self: Ticket, lane: Lane, tokens: int) -> None:
+        original(self, lane, max(0, tokens))
 
     return [(Ticket, "waits", waits)]
 
@@ -537,7 +542,7 @@ def waiting_cost_not_given_back_for_unwanted_items() -> Plan:
 
 @mutation
 def end_of_the_stream_not_passed_on_by_parse() -> Plan:
-    return [(ParseStage, "_close", lambda self: self._inlet.close())]
+    return [(ParseStage, "_close", lambda self: self._inlet.close()), (Errands, "close", _nothing)]
 
 
 @mutation
@@ -566,9 +571,9 @@ def limiter_token_leaked_when_a_call_fails() -> Plan:
 def admission_room_leaked_when_a_request_fails() -> Plan:
     original = Admission.leave
 
-    def leave(self: Admission, room: Room, *, answered_tokens: int = 0) -> None:
-        if answered_tokens:
-            original(self, room, answered_tokens=answered_tokens)
+    def leave(self: Admission, room: Room, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
+        if answered:
+            original(self, room, answered=answered, elsewhere_s=elsewhere_s)
 
     return [(Admission, "leave", leave)]
 
@@ -585,8 +590,8 @@ def computed_tokens_still_count_as_inside() -> Plan:
 
 @mutation
 def callers_who_left_change_the_count() -> Plan:
-    def computed(self: Room, tokens: int) -> None:
-        self._admission.correct(self, -tokens)
+    def computed(self: Room, lane: Lane, tokens: int) -> None:
+        self._admission._lanes[lane].tokens -= tokens
 
     return [(Room, "computed", computed)]
 
@@ -595,8 +600,160 @@ def callers_who_left_change_the_count() -> Plan:
 def items_counted_twice() -> Plan:
     original = Admission.count_items
 
-    def count_items(self: Admission, room: Room, items: int) -> None:
-        original(self, room, items)
+    def count_items(self: Admission, room: Room, inputs: Mapping[Lane, int]) -> None:
+        original(self, room, inputs)
         self._items += 1
 
     return [(Admission, "count_items", count_items)]
+
+
+# ---- lanes and errands ----
+
+
+@mutation
+def lists_of_both_lanes() -> Plan:
+    return [(pipeline_module, "_lane_of", lambda given: "text")]
+
+
+@mutation
+def several_pictures_in_one_call() -> Plan:
+    original = LaneLimits.of
+
+    def of(lane: Lane, config: EngineConfig, batch_tokens: int) -> LaneLimits:
+        return replace(original(lane, config, batch_tokens), chunk_items=8)
+
+    return [(LaneLimits, "of", staticmethod(of))]
+
+
+@mutation
+def tokens_of_pictures_counted_as_those_of_texts() -> Plan:
+    original = Room.computed
+
+    def computed(self: Room, lane: Lane, tokens: int) -> None:
+        original(self, "text", tokens)
+
+    return [(Room, "computed", computed)]
+
+
+@mutation
+def errand_lost() -> Plan:
+    original = Errands.run
+
+    async def run(self: Errands, ticket: Ticket, items: Sequence[Item[Any]]) -> None:
+        await original(self, ticket, items[: max(1, len(items) - 1)])
+
+    return [(Errands, "run", run)]
+
+
+@mutation
+def errands_given_to_the_caller_twice() -> Plan:
+    original = Errands.run
+
+    async def run(self: Errands, ticket: Ticket, items: Sequence[Item[Any]]) -> None:
+        await original(self, ticket, [*items, items[0]])
+
+    return [(Errands, "run", run)]
+
+
+@mutation
+def fetch_runs_on_after_the_caller_has_left() -> Plan:
+    original = Errands._fetch_one
+
+    async def fetch_one(self: Errands, *args: Any) -> None:
+        with anyio.CancelScope(shield=True):
+            await original(self, *args)
+
+    return [(Errands, "_fetch_one", fetch_one)]
+
+
+@mutation
+def fetches_not_ended_by_the_failure_of_another() -> Plan:
+    async def run(self: Errands, ticket: Ticket, items: Sequence[Item[Any]]) -> None:
+        left = iter(items)
+        async with anyio.create_task_group() as workers:
+            for _ in range(min(len(items), self._limit)):
+                workers.start_soon(self._work, ticket, left)
+
+    return [(Errands, "run", run)]
+
+
+@mutation
+def failure_of_a_fetch_not_told() -> Plan:
+    async def fetch_one(self: Errands, item: Item[Any], images: list[Any], place: int) -> None:
+        try:
+            images[place] = await self._fetch(images[place])
+        except Exception:  # noqa: BLE001  # the planted bug
+            await anyio.sleep_forever()
+
+    return [(Errands, "_fetch_one", fetch_one)]
+
+
+@mutation
+def fetch_begun_for_a_request_that_has_failed() -> Plan:
+    async def fetched(self: Errands, item: Item[Any]) -> Any:
+        images = list(item.payload.images)
+        for place, image in enumerate(images):
+            try:
+                images[place] = await self._fetch(image) if isinstance(image.source, str) else image
+            except StagedPoolError as error:
+                item.ticket.fail_input(item.index, error)
+            except Exception:  # noqa: BLE001  # the planted bug
+                item.ticket.fail(StageFailed("a bug", stage="fetch"))
+        return None if item.ticket.settled else item.payload.with_images(images)
+
+    return [(Errands, "_fetched", fetched)]
+
+
+@mutation
+def fetched_pictures_put_in_each_others_places() -> Plan:
+    original = ModelInput.with_images
+
+    def with_images(self: ModelInput, images: Sequence[Any]) -> ModelInput:
+        return original(self, list(images)[::-1])
+
+    return [(ModelInput, "with_images", with_images)]
+
+
+@mutation
+def fetches_without_a_limit() -> Plan:
+    original = Errands.__init__
+
+    def init(self: Errands, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs | {"limit": 1000})
+
+    return [(Errands, "__init__", init)]
+
+
+@mutation
+def settled_ticket_does_not_wake_its_caller_from_errands() -> Plan:
+    async def wait_settled(self: Ticket) -> None:
+        await self._event.wait()
+        await anyio.sleep(0.05)
+
+    return [(Ticket, "wait_settled", wait_settled)]
+
+
+@mutation
+def callers_ends_closed_when_the_drain_begins() -> Plan:
+    original = Engine.drain
+
+    async def drain(self: Engine, timeout_s: float) -> None:
+        self._pipeline.errands.close()
+        await original(self, timeout_s)
+
+    return [(Engine, "drain", drain)]
+
+
+@mutation
+def callers_ends_never_closed() -> Plan:
+    return [(Errands, "close", _nothing)]
+
+
+@mutation
+def first_lane_to_end_closes_postprocess() -> Plan:
+    return [(Outlet, "clone", lambda self: self)]
+
+
+@mutation
+def ends_for_the_lanes_not_closed() -> Plan:
+    return [(BatchStage, "_close", lambda self: self._inlet.close())]

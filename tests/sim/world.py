@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import Lane
 from staged_pool.stages.supervise import RestartPolicy
 
 ItemFault = Literal["invalid", "preprocess raises", "forward raises", "nan", "out of memory"]
 CodecFault = Literal["raises", "refuses"]
+FetchFault = Literal["unusable", "unavailable", "raises"]
 End = Literal["quiet", "leave", "raise", "cancel", "native cancel"]
 """How the engine's block ends: after everything is done; or at some moment by leaving it, by an error of the host, by a
 scope of the host, or by asyncio's own cancellation of the host's task."""
@@ -31,7 +33,23 @@ SEAMS = (
     "postprocess.encoded",
 )
 
+IMAGE_SEAMS = (
+    "preprocess_images.received",
+    "preprocess_images.prepared",
+    "batch_images.received",
+    "batch_images.formed",
+    "batch_images.computed",
+)
+
 TICK_S = 0.001
+
+
+@dataclass(slots=True)
+class FetchPlan:
+    """What becomes of the fetch of one picture."""
+
+    takes_s: float
+    fault: FetchFault | None
 
 
 @dataclass(slots=True)
@@ -39,6 +57,14 @@ class ItemPlan:
     cost: int
     key: str | None
     fault: ItemFault | None
+    pictures: int = 0
+    """None: a text. One: a picture by itself. Several: those of a conversation."""
+    fetches: dict[int, FetchPlan] = field(default_factory=dict)
+    """By picture: those that are given as URLs."""
+
+    @property
+    def lane(self) -> Lane:
+        return "image" if self.pictures else "text"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,8 +95,9 @@ class World:
     parse_workers: int
     postprocess_workers: int
     pads: bool
+    lanes: tuple[Lane, ...] = ("text",)
     slots: int = 1
-    """Batches on the device at once."""
+    """Batches on the device at once, of each lane."""
     min_share_tokens: int = 1
     clients: list[ClientPlan]
     crashes: set[tuple[str, int]] = field(default_factory=set)
@@ -149,7 +176,44 @@ def draw(seed: int) -> World:
             world.drains.append((ticks(span * 3), rng.choice((0.0, 0.002, 0.01, 0.5, 30.0))))
     world.slots = rng.choice((1, 1, 2, 2, 3))
     world.min_share_tokens = rng.choice((1, 4, 12))
+    _draw_pictures(random.Random(seed * 7919 + 2), world)
     return world
+
+
+def _draw_pictures(rng: random.Random, world: World) -> None:
+    """Turn some texts into pictures. From numbers of its own: a world without any is as if there were none anywhere."""
+    chance = rng.random
+    if chance() < 0.5:
+        return
+    world.lanes = ("text", "image") if chance() < 0.9 else ("image",)
+    share = rng.choice((0.1, 0.5, 0.9)) if "text" in world.lanes else 1.0
+    urls = rng.choice((0.0, 0.3, 0.3, 1.0))
+    faulty = rng.choice((0.0, 0.0, 0.05, 0.2))
+    slowest = rng.choice((0, 3, 20))
+    hangs = rng.choice((0.0, 0.0, 0.1))
+    mixed = chance() < 0.5
+    for client in world.clients:
+        shows = chance() < share
+        for item in client.items:
+            if not (chance() < share if mixed and "text" in world.lanes else shows):
+                continue
+            item.pictures = rng.choice((1, 1, 1, 2, 3))
+            for place in range(item.pictures):
+                if chance() < urls:
+                    takes_s = 20.0 if chance() < hangs else rng.randint(0, slowest) * TICK_S
+                    fault: FetchFault | None = None
+                    if takes_s == 20.0:
+                        fault = "unavailable"  # as every fetch that hangs, when its time is up
+                    elif chance() < faulty:
+                        fault = rng.choice(("unusable", "unavailable", "raises"))
+                    item.fetches[place] = FetchPlan(takes_s, fault)
+    world.config = replace(world.config, image_preprocess_limit=rng.randint(1, 3), media_limit=rng.choice((1, 2, 16)))
+    if world.crashes:
+        for _ in range(rng.choice((1, 2, 4))):
+            world.crashes.add((rng.choice(IMAGE_SEAMS), rng.choice((0, 0, 1, 1, 2, 3, 5, 8))))
+    if world.delays:
+        for _ in range(rng.choice((1, 3))):
+            world.delays[rng.choice(IMAGE_SEAMS), rng.randint(0, 9)] = rng.choice((1, 3, 10, 50)) * TICK_S
 
 
 def _draw_clients(rng: random.Random, world: World, span: int) -> None:

@@ -20,6 +20,9 @@ from staged_pool.stages.errors import (
 )
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import BUCKETS_S, Histogram, StageMeter
+from staged_pool.stages.offload import ThreadOffload
+from staged_pool.stages.parse import Arrival, ParseStage
+from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy, StageBroken, Supervisor, custody
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item, Parts, Plan, Request
@@ -88,6 +91,102 @@ async def test_an_outcome_that_is_there_survives_a_cancellation() -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
         assert await ticket.wait() == "value"
+
+
+async def test_a_request_stands_in_each_lane_by_itself() -> None:
+    ticket = a_ticket()
+    ticket.waits("text", 5)
+    ticket.standing("text").turn = 7.0
+    await ticket.wait_for_room("image", 1)
+    assert ticket.standing("image").turn == 0.0
+    with anyio.move_on_after(0) as scope:
+        await ticket.wait_for_room("text", 5)
+    assert scope.cancelled_caught
+
+
+async def test_all_who_wait_for_room_are_woken() -> None:
+    """By items that leave, and by the end of their request."""
+    for settles in (False, True):
+        ticket = a_ticket()
+        ticket.waits("image", 5)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(ticket.wait_for_room, "image", 5)
+            await anyio.wait_all_tasks_blocked()
+            if settles:
+                ticket.fail(Abandoned("left"))
+            else:
+                ticket.waits("image", -1)
+
+
+async def test_the_caller_is_told_once_what_is_left_to_it() -> None:
+    ticket = a_ticket()
+    errands = [Item(ticket, 0, "picture", 0.0)]
+    async with anyio.create_task_group() as tasks:
+        outcomes: list[object] = []
+
+        async def caller() -> None:
+            outcomes.append(await ticket.errands())
+            outcomes.append(await ticket.wait())
+
+        tasks.start_soon(caller)
+        await anyio.wait_all_tasks_blocked()
+        ticket.leave_to_caller(errands)
+        await anyio.wait_all_tasks_blocked()
+        assert outcomes == [errands]
+        ticket.resolve("answer")
+    assert outcomes == [errands, "answer"]
+
+
+async def test_a_settled_request_leaves_nothing_to_its_caller() -> None:
+    before, after = a_ticket(), a_ticket()
+    before.leave_to_caller([Item(before, 0, "picture", 0.0)])
+    before.fail(Abandoned("left"))
+    after.fail(Abandoned("left"))
+    after.leave_to_caller([Item(after, 0, "picture", 0.0)])
+    assert await before.errands() == await after.errands() == ()
+
+
+async def test_parse_feeds_the_lanes_that_it_has_an_outlet_for_and_leaves_the_others_to_the_caller() -> None:
+    requests = Channel[Arrival]("parse", 1)
+    lists = {lane: Channel[Sequence[Item[str]]](lane, 10) for lane in "ab"}
+    inputs = ("a1", "b1", "a2", "c1", "a3", "b2", "c2")
+    stage = ParseStage[str](
+        requests.inlet,
+        {lane: channel.outlet for lane, channel in lists.items()},
+        lane_of=lambda given: given[0],
+        accept=lambda ticket, request: Plan(inputs, lambda rows, tokens: rows),
+        offload=ThreadOffload(1),
+        options=StageOptions(),
+        chunk_items=2,
+        workers=1,
+        request_waiting_tokens=100,
+    )
+    ticket = a_ticket()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.run)
+        await requests.outlet.send(Arrival(ticket, 0, 0.0))
+        left = [(item.index, item.payload) for item in await ticket.errands()]
+        requests.outlet.close()
+        fed = {
+            lane: [[(item.index, item.payload) for item in items] async for items in channel.inlet]
+            for lane, channel in lists.items()
+        }
+    assert fed == {"a": [[(0, "a1"), (2, "a2")], [(4, "a3")]], "b": [[(1, "b1"), (5, "b2")]]}
+    assert left == [(3, "c1"), (6, "c2")]
+    for channel in lists.values():
+        channel.inlet.close()
+
+
+async def test_a_channel_ends_with_the_last_of_its_outlets() -> None:
+    channel = Channel[int]("behind", 3)
+    second = channel.outlet.clone()
+    await channel.outlet.send(1)
+    channel.outlet.close()
+    await second.send(2)
+    second.close()
+    assert [number async for number in channel.inlet] == [1, 2]
+    channel.inlet.close()
 
 
 async def test_closing_an_inlet_returns_what_nobody_took() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.client.batches import Input, Stretch, cut
+from staged_pool.client.batches import Stretch, cut
+from staged_pool.client.contents import Given
 
 IDS = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(tuple)
 INPUTS = st.lists(st.one_of(st.text(max_size=8), st.tuples(st.text(max_size=4), st.text(max_size=4)), IDS))
@@ -13,7 +14,7 @@ INPUTS = st.lists(st.one_of(st.text(max_size=8), st.tuples(st.text(max_size=4), 
 
 @given(INPUTS, st.integers(1, 5), st.integers(1, 40))
 def test_every_input_is_in_exactly_one_stretch_in_order(
-    inputs: list[Input], max_items: int, max_characters: int
+    inputs: list[Given], max_items: int, max_characters: int
 ) -> None:
     found = list(cut(inputs, max_items=max_items, max_characters=max_characters))
     assert [place for one in found for place in range(one.first, one.last)] == list(range(len(inputs)))

@@ -265,14 +265,15 @@ async def test_a_failed_batch_is_named_and_ends_the_call(blocking: bool) -> None
 async def test_what_is_wrong_with_an_argument_is_said_before_anything_is_sent(blocking: bool) -> None:
     async with asking(blocking, "http://127.0.0.1:1") as ask:
         wrong: list[tuple[str, tuple[Any, ...], Mapping[str, Any], str]] = [
-            ("embed", (["a", 5],), {}, "Input 1, of type int, is not a text or a list of token ids"),
+            ("embed", (["a", 5],), {}, "Input 1, of type int, is not a text, a list of token ids"),
             ("embed", ("a",), {"outputs": "labels"}, "outputs must be"),
             ("embed", ("a",), {"dimensions": "3"}, "dimensions must be an int"),
             ("embed", ("a",), {"timeout_s": 0}, "timeout_s must be above 0"),
-            ("classify", (5,), {}, "must be texts"),
+            ("classify", (5,), {}, "must be texts or images"),
             ("score", (["a", "b"], ["c", "d", "e"]), {}, "found 2 and 3"),
             ("rerank", ("a", ["b"]), {"top_n": -1}, "top_n must be at least 0"),
-            ("rerank", (["a"], ["b"]), {}, "query must be a text"),
+            ("rerank", (["a", "c"], ["b"]), {}, "query must be one, not 2"),
+            ("rerank", (5, ["b"]), {}, "query must be a text"),
             ("tokenize", (5,), {}, "text must be a text"),
         ]
         for method, args, options, message in wrong:

@@ -106,7 +106,7 @@ def test_a_null_field_is_one_that_was_not_sent() -> None:
         ),
         (
             {"messages": [{"role": "user", "content": ["a"]}]},
-            "messages[0].content[0]: expected an object with `type` and `text`",
+            "messages[0].content[0]: expected an object with a `type`",
             "messages",
         ),
         (
@@ -131,7 +131,7 @@ def test_a_null_field_is_one_that_was_not_sent() -> None:
         ),
         (
             {"messages": [[HELLO], [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]]},
-            "messages[1][0].content[0].type: `image_url` is not supported; only `text` is",
+            "messages[1][0].content[0].image_url.url: this field is required",
             "messages",
         ),
         (
@@ -160,7 +160,7 @@ def test_what_is_wrong_is_named_in_one_line(fields: dict[str, Any], message: str
 def test_the_type_of_a_part_is_not_repeated_at_length() -> None:
     with pytest.raises(InvalidInput) as caught:
         texts(messages=[{"role": "user", "content": [{"type": "x" * 10_000}]}])
-    assert len(str(caught.value)) < 120
+    assert len(str(caught.value)) < 200
 
 
 @given(st.lists(st.tuples(TEXT, TEXT), min_size=1))

@@ -88,7 +88,7 @@ def test_nulls_and_unknown_fields_mean_the_defaults() -> None:
 
 
 def test_minus_one_cuts_at_what_the_model_takes() -> None:
-    assert request(input="a", truncate_prompt_tokens=-1).inputs[0].max_tokens == MODEL_MAX
+    assert request(input="a", truncate_prompt_tokens=-1).inputs == (TextInput("a", max_tokens=MODEL_MAX),)
 
 
 @pytest.mark.parametrize(

@@ -155,13 +155,13 @@ def test_nulls_zeros_and_unknown_fields_mean_the_defaults() -> None:
         ({"queries": "a", "items": ["a", 1]}, "items[1]: Expected `str | object`, got `int`", "items"),
         (
             {"queries": "a", "documents": ["a", {"type": "image_url", "image_url": {}}]},
-            "documents[1].type: `image_url` is not supported; only `text` is",
+            "documents[1].image_url.url: this field is required",
             "documents",
         ),
         ({"queries": {}, "documents": "a"}, "queries.text: this field is required", "queries"),
         (
             {"queries": "a", "documents": {"content": [{"type": "video"}]}},
-            "documents.content[0].type: `video` is not supported; only `text` is",
+            "documents.content[0].type: `video` is not supported; `text`, `image_url`, `input_image` and `image` are",
             "documents",
         ),
         ({"max_tokens_per_query": -1}, "max_tokens_per_query: Expected `int` >= 0", "max_tokens_per_query"),
@@ -204,7 +204,7 @@ def test_what_is_wrong_with_a_request_for_scores_is_named(fields: dict[str, Any]
         ({"query": "a", "documents": ["b", {}]}, "documents[1].text: this field is required", "documents"),
         (
             {"query": "a", "documents": [{"text": 1}]},
-            "documents[0].text: Expected `str | null`, got `int`",
+            "documents[0].text: expected a text",
             "documents",
         ),
         ({"query": "a", "documents": ["b"], "top_n": -1}, "top_n: Expected `int` >= 0", "top_n"),

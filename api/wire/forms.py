@@ -1,0 +1,167 @@
+"""Forms (multipart/form-data, RFC 7578) as the JSON that they stand for, with files as pictures.
+
+A field is the field of the JSON that has its name; its value is JSON where it can be read as such, else a text. The
+parts called `input`, `image`, `images`, `images[]` and `file` become the inputs, in their order. A file is never
+written anywhere, and its name is not looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import msgspec
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from staged_pool.api.wire.aside import Aside
+from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
+
+MAX_PARTS: Final = 1000
+MAX_BOUNDARY: Final = 70
+"""Characters, as RFC 2046 has it, 5.1.1."""
+SLICE: Final = 2**16
+"""Bytes that are searched for the boundary at once."""
+
+_PICTURES: Final = frozenset({"image", "images", "images[]", "file"})
+_INPUTS: Final = _PICTURES | {"input"}
+_OPENS_JSON: Final = ("[", "{", '"')
+
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # it warns of what clients send
+
+
+def boundary_of(content_type: bytes) -> bytes:
+    """What separates the parts of a form.
+
+    Raises:
+        InvalidInput: The header does not say it, or not in so many characters.
+    """
+    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    if not 1 <= len(boundary) <= MAX_BOUNDARY:
+        message = f"Content-Type: a form needs a boundary of 1 to {MAX_BOUNDARY} characters"
+        raise InvalidInput(message, param="Content-Type")
+    return boundary
+
+
+def read_form(body: bytes | bytearray, boundary: bytes) -> Aside:
+    """The JSON that a form stands for, with its files set aside.
+
+    Raises:
+        InvalidInput: It is no form, or says which field is wrong.
+        TooLarge: It has more than `MAX_PARTS`.
+    """
+    parts = _Parts()
+    parser = MultipartParser(boundary, parts.callbacks())
+    view = memoryview(body)
+    try:
+        for first in range(0, len(view), SLICE):
+            parser.write(bytes(view[first : first + SLICE]))
+    except FormParserError:
+        raise _not_a_form("a part or its headers are not written as they should be, or are too long") from None
+    if not parts.ended:
+        raise _not_a_form("it ends before its last boundary")
+    return _as_json(parts.found)
+
+
+class _Part:
+    __slots__ = ("data", "header", "headers", "value")
+
+    def __init__(self) -> None:
+        self.header = b""
+        self.value = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.data: list[bytes] = []
+
+
+class _Parts:
+    """What the parser finds."""
+
+    def __init__(self) -> None:
+        self.found: list[_Part] = []
+        self.ended = False
+
+    def callbacks(self) -> Any:
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header,
+            "on_header_value": self._value,
+            "on_header_end": self._header_end,
+            "on_part_data": self._data,
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        if len(self.found) == MAX_PARTS:
+            raise TooLarge(f"The form has more than {MAX_PARTS} parts")
+        self.found.append(_Part())
+
+    def _header(self, data: bytes, start: int, end: int) -> None:
+        self.found[-1].header += data[start:end]
+
+    def _value(self, data: bytes, start: int, end: int) -> None:
+        self.found[-1].value += data[start:end]
+
+    def _header_end(self) -> None:
+        part = self.found[-1]
+        part.headers[part.header.strip().lower()] = part.value
+        part.header = part.value = b""
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self.found[-1].data.append(data[start:end])
+
+    def _end(self) -> None:
+        self.ended = True
+
+
+def _as_json(parts: list[_Part]) -> Aside:
+    aside = Aside()
+    fields: dict[str, object] = {}
+    inputs: list[object] = []
+    for part in parts:
+        kind, options = parse_options_header(part.headers.get(b"content-disposition", b""))
+        if kind.lower() != b"form-data" or b"name" not in options:
+            raise _not_a_form("a part has no name")
+        name = _text(options[b"name"], "the name of a part")
+        data = b"".join(part.data)  # without the interpreter's lock, where it is large
+        is_file = b"filename" in options
+        if is_file and name in _INPUTS:
+            inputs.append({"image": aside.put(data)})
+        elif is_file:
+            known = ", ".join(sorted(_INPUTS))
+            raise InvalidInput(f"{shortened(name)}: files are read in the fields {known}", param=shortened(name))
+        elif name in _PICTURES:
+            inputs.append({"image": _text(data, name)})
+        elif name == "input":
+            value = _input(_text(data, name))
+            inputs += value if isinstance(value, list) else [value]
+        elif name in fields:
+            raise InvalidInput(f"{shortened(name)}: this field is in the form twice", param=shortened(name))
+        else:
+            fields[name] = _value(_text(data, name))
+    if inputs:
+        fields["input"] = inputs
+    aside.json = msgspec.json.encode(fields)
+    return aside
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{shortened(where)}: expected UTF-8", param=shortened(where)) from None
+
+
+def _input(text: str) -> object:
+    """A text that begins as JSON does may still be one."""
+    return _value(text) if text.lstrip().startswith(_OPENS_JSON) else text
+
+
+def _value(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+
+
+def _not_a_form(why: str) -> InvalidInput:
+    return InvalidInput(f"The body is not valid multipart/form-data: {why}")

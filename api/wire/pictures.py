@@ -1,0 +1,223 @@
+"""Pictures as clients name or send them: by URLs, in data URLs, in base64, and as parts of messages and documents."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pybase64
+
+from staged_pool.api.wire import aside
+from staged_pool.api.wire.refusals import wrong
+from staged_pool.runtime.requests import Chat, Content, Image, TextInput
+from staged_pool.stages.errors import shortened
+
+T = TypeVar("T")
+
+SLICE: Final = 2**18
+_SCHEME: Final = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*):")
+_DATA: Final = re.compile(rb"data:(?P<type>[^;,]{0,127})(?P<parameters>(?:;[^;,]{0,127}){0,8}),", re.IGNORECASE)
+"""The head of a data URL (RFC 2397)."""
+_HEAD_BYTES: Final = 2048
+_SPACE: Final = b" \t\r\n\f\v"
+_URLS: Final = frozenset({b"http", b"https", b"file"})
+
+
+class ImageFields(msgspec.Struct, kw_only=True):
+    """Fields that say how the pictures of a request are prepared."""
+
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Settings of the model's image processor."""
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    """By kind of media; of those for `image`, `rgba_background_color` is what lies behind transparent pixels."""
+
+    def image_options(self) -> Mapping[str, object]:
+        """See `Image.options`."""
+        reading = (self.media_io_kwargs or {}).get("image", {})
+        known = {name: value for name, value in reading.items() if name == "rgba_background_color"}
+        return {**(self.mm_processor_kwargs or {}), **known}
+
+
+class Part(msgspec.Struct):
+    """A part of a message or of a document, with the fields of all its kinds."""
+
+    type: str | None = None
+    text: Any = None
+    image_url: Any = None
+    """`{"url": ...}`, or the URL."""
+    image: Any = None
+    """A URL, a data URL, or the picture in base64."""
+    uuid: Any = None
+    """What the client calls the picture."""
+
+    def read(self, where: str, index: int | None, *, default: str | None = None) -> str | Image:
+        """The text or the picture.
+
+        Args:
+            where: The path to it, from the field on.
+            index: Which input of the request it is in.
+            default: Its type where it names none. None: it must.
+
+        Raises:
+            InvalidInput: It is of another type, or lacks what its type has.
+        """
+        kind = default if self.type is None else self.type
+        match kind:
+            case None:
+                raise wrong(f"{where}.type", "this field is required", index)
+            case "text" | "input_text":
+                return self._text(where, index)
+            case "image_url" | "input_image":
+                given, path = self.image_url, f"{where}.image_url"
+                if isinstance(given, Mapping):
+                    given, path = given.get("url"), f"{path}.url"
+                return self._image(given, path, index, bare=False)
+            case "image":
+                return self._image(self.image, f"{where}.image", index, bare=True)
+            case _:
+                what = f"`{shortened(kind)}` is not supported; `text`, `image_url`, `input_image` and `image` are"
+                raise wrong(f"{where}.type", what, index)
+
+    def _text(self, where: str, index: int | None) -> str:
+        if self.text is None:
+            raise wrong(f"{where}.text", "this field is required", index)
+        if not isinstance(self.text, str):
+            raise wrong(f"{where}.text", "expected a text", index)
+        return self.text
+
+    def _image(self, given: object, where: str, index: int | None, *, bare: bool) -> Image:
+        if given is None:
+            raise wrong(where, "this field is required", index)
+        if not isinstance(given, str):
+            raise wrong(where, "expected a text", index)
+        if self.uuid is not None and not isinstance(self.uuid, str):
+            raise wrong(f"{where.rpartition('.image')[0]}.uuid", "expected a text", index)
+        return replace(read_image(given, where, index, bare=bare), key=self.uuid)
+
+
+def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Image:
+    """A picture that is named by a URL, or sent in a text.
+
+    Args:
+        given: A URL (http, https, file), which is fetched later, or a data URL in base64.
+        where: The path to it, from the field on.
+        index: Which input of the request it is.
+        bare: Base64 without the head of a data URL is a picture, too.
+
+    Raises:
+        InvalidInput: It is none of them, or is no right base64.
+    """
+    held = aside.take(given)
+    if isinstance(held, bytes):
+        return Image(_not_empty(held, where, index))
+    characters = memoryview(given.encode(errors="replace")) if held is None else held
+    scheme = _SCHEME.match(characters)
+    name = scheme[1].lower() if scheme else b""
+    if name in _URLS:
+        return Image(given if held is None else str(held, "ascii"))
+    if name != b"data" and (scheme or not bare):
+        kinds = "a URL (http, https, file or data)"
+        raise _bad(where, f"expected {kinds}, or base64" if bare else f"expected {kinds}", index)
+    if scheme:
+        characters = _content_of_data_url(characters, where, index)
+    return Image(_decoded(characters, where, index))
+
+
+def _content_of_data_url(characters: memoryview, where: str, index: int | None) -> memoryview:
+    head = _DATA.match(characters[:_HEAD_BYTES])
+    if head is None or head["parameters"].rpartition(b";")[2].lower() != b"base64":
+        raise _bad(where, "expected a data URL in base64, as in data:image/png;base64,...", index)
+    if not head["type"].lower().startswith(b"image/"):
+        raise _bad(where, "expected a data URL of a type such as image/png", index)
+    return characters[head.end() :]
+
+
+def _decoded(characters: memoryview, where: str, index: int | None) -> bytes:
+    decoded = _base64(characters)
+    if decoded is None:
+        decoded = _base64_in_lines(characters)
+    if decoded is None:
+        what = "expected base64 in its standard alphabet, with its padding (RFC 4648, section 4)"
+        raise _bad(where, what, index)
+    return _not_empty(decoded, where, index)
+
+
+def _not_empty(data: bytes, where: str, index: int | None) -> bytes:
+    if not data:
+        raise _bad(where, "the image is empty", index)
+    return data
+
+
+def _base64(characters: memoryview | bytes) -> bytes | None:
+    """Decode without the interpreter's lock; None where it is no right base64."""
+    try:
+        return pybase64.b64decode(characters, validate=True)
+    except binascii.Error:
+        return None
+
+
+def _base64_in_lines(characters: memoryview) -> bytes | None:
+    """As `_base64`, of what has spaces or ends of lines in it; None where it has none."""
+    slices = (bytes(characters[first : first + SLICE]) for first in range(0, len(characters), SLICE))
+    pieces = [piece.translate(None, _SPACE) for piece in slices]
+    return None if sum(map(len, pieces)) == len(characters) else _base64(b"".join(pieces))
+
+
+def _bad(where: str, what: str, index: int | None) -> Exception:
+    aside.blame()
+    return wrong(where, what, index)
+
+
+def joined(parts: list[str | Image]) -> str | tuple[str | Image, ...]:
+    """The content of a message: its lines, where it is texts only, for there are templates that know no parts."""
+    if any(isinstance(part, Image) for part in parts):
+        return tuple(parts)
+    return "\n".join(part for part in parts if isinstance(part, str))
+
+
+def document(parts: list[str | Image]) -> Content:
+    """A query or a document of these parts: a picture that is alone stays one, and is no conversation about it."""
+    content = joined(parts)
+    if isinstance(content, str):
+        return content
+    alone = content[0]
+    if len(content) == 1 and isinstance(alone, Image):
+        return alone
+    return Chat(({"role": "user", "content": content},))
+
+
+def echo(content: Content) -> dict[str, object]:
+    """A query or a document in an answer: as vLLM has it, but without the pictures themselves.
+
+    Returns:
+        `text`: what it says, None where it is pictures only. `multi_modal`: the URLs of its pictures as parts of a
+        message, None where it has none; of a picture that was sent, an empty data URL.
+    """
+    if isinstance(content, str):
+        return {"text": content, "multi_modal": None}
+    images = (content,) if isinstance(content, Image) else content.images
+    texts = () if isinstance(content, Image) else content.texts
+    return {"text": "\n".join(texts) if texts else None, "multi_modal": [_echoed(image) for image in images]}
+
+
+def _echoed(image: Image) -> dict[str, object]:
+    url = image.source if isinstance(image.source, str) else "data:,"
+    part: dict[str, object] = {"type": "image_url", "image_url": {"url": url}}
+    return part if image.key is None else {**part, "uuid": image.key}
+
+
+def with_options(given: T, options: Mapping[str, object]) -> T:
+    """The same input, query or document, with these options for each picture in it."""
+    changed: Any = given
+    match given:
+        case Image():
+            changed = replace(given, options=options)
+        case Chat():
+            changed = given.with_images([replace(image, options=options) for image in given.images])
+        case TextInput(source=Chat() as chat) if chat.images:
+            changed = replace(given, source=with_options(chat, options))
+    return changed if options else given

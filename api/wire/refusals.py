@@ -1,0 +1,12 @@
+"""How readers say what is wrong with a field."""
+
+from __future__ import annotations
+
+import re
+
+from staged_pool.stages.errors import InvalidInput
+
+
+def wrong(where: str, what: str, index: int | None = None) -> InvalidInput:
+    """The refusal of what stands at a path such as `messages[0].role`."""
+    return InvalidInput(f"{where}: {what}", param=re.split(r"[.\[]", where, maxsplit=1)[0], index=index)

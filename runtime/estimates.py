@@ -1,0 +1,149 @@
+"""How many tokens a request will have, before it has been read: learned from what bodies of its size turned out to be.
+
+A base64 picture has a thousand times the bytes of a text for each token, so one rate for all bodies would be wrong for
+either. Sizes are told apart by powers of four: within one, rates differ little, and there are few enough to be learned
+soon. Pure: no clock, no await.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from staged_pool.runtime.model import Lane
+
+FIRST_BYTES_PER_TOKEN: Final = 4.0
+"""Until texts have been seen: English through a WordPiece tokenizer."""
+
+FIRST_PICTURE_TOKENS: Final = 256.0
+"""Until pictures have been seen: one of 224 pixels a side, in patches of 14."""
+
+FIRST_TEXT_TOKENS: Final = 64.0
+"""Of a text beside pictures, until one has been seen."""
+
+PICTURE_BYTES: Final = 4096
+"""Smaller bodies hold no picture worth the name, but may hold the URL of one: they count as texts for as long as
+nothing else is known, and may be texts whatever is known."""
+
+_LEARN: Final = 0.05
+"""Weight of the newest observation in a running mean, once there have been twenty."""
+
+_RARE: Final = 0.1
+"""A lane that fewer of the bodies of a size use is not what the next one is expected to use."""
+
+
+class Mean:
+    """A running mean that the first observations make quickly and later ones move slowly."""
+
+    __slots__ = ("_seen", "value")
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self._seen = 0
+
+    def observe(self, value: float) -> None:
+        self._seen += 1
+        self.value += max(_LEARN, 1.0 / self._seen) * (value - self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a body is taken to hold for one lane."""
+
+    tokens: float
+    """On average over all bodies of its size, those that hold nothing for the lane included."""
+    if_any: float
+    """Where it holds something for the lane."""
+    likely: bool
+    """Whether it may well."""
+
+
+@dataclass(slots=True)
+class _Habits:
+    """What bodies of one size turned out to be."""
+
+    used: dict[Lane, Mean] = field(default_factory=dict)
+    """How many of them have inputs of a lane."""
+    tokens_per_byte: dict[Lane, Mean] = field(default_factory=dict)
+    text_alone: Mean | None = None
+    """Tokens for each byte of those that hold nothing but texts."""
+
+
+class Estimates:
+    """Learns from answered requests what the next ones are.
+
+    Args:
+        lanes: Of the model.
+    """
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._lanes = tuple(lanes)
+        self._habits: dict[int, _Habits] = {}
+        self._tokens_per_byte = Mean(1.0 / FIRST_BYTES_PER_TOKEN)
+        """Of all requests that hold nothing but texts."""
+        self._input_tokens = {"text": Mean(FIRST_TEXT_TOKENS), "image": Mean(FIRST_PICTURE_TOKENS)}
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of texts of late."""
+        return 1.0 / self._tokens_per_byte.value if self._tokens_per_byte.value else FIRST_BYTES_PER_TOKEN
+
+    def guess(self, body_bytes: int) -> dict[Lane, Guess]:
+        """What a body of so many bytes holds, by lane; at least one of them is likely."""
+        if len(self._lanes) == 1:
+            tokens = self._alone(self._lanes[0], body_bytes)
+            return {self._lanes[0]: Guess(tokens, tokens, likely=True)}
+        small = body_bytes < PICTURE_BYTES
+        habits = self._habits.get(_magnitude(body_bytes))
+        if habits is None:
+            expected: Lane = "text" if small else "image"
+            tokens = self._alone(expected, body_bytes)
+            return {expected: Guess(tokens, tokens, likely=True)}
+        guesses: dict[Lane, Guess] = {}
+        for lane, used in habits.used.items():
+            tokens = habits.tokens_per_byte[lane].value * body_bytes
+            guesses[lane] = Guess(tokens, tokens / used.value if used.value > 0.0 else 0.0, used.value >= _RARE)
+        if small and not guesses["text"].likely:
+            guesses["text"] = Guess(guesses["text"].tokens, self._alone("text", body_bytes), likely=True)
+        return guesses
+
+    def known(self, body_bytes: int, inputs: Mapping[Lane, int]) -> dict[Lane, float]:
+        """The tokens of a request of which it is known how many inputs of each lane it has."""
+        if len(inputs) == 1 and "text" in inputs:
+            return {"text": self._alone("text", body_bytes)}
+        return {lane: count * self._input_tokens[lane].value for lane, count in inputs.items()}
+
+    def prepared(self, lane: Lane, tokens: int) -> None:
+        """An input of a lane turned out to have so many tokens."""
+        self._input_tokens[lane].observe(tokens)
+
+    def learn(self, body_bytes: int, tokens: Mapping[Lane, int]) -> None:
+        """A request turned out to have so many tokens: those of the lanes that it used, and of no others."""
+        if not body_bytes:
+            return
+        habits = self._habits.setdefault(_magnitude(body_bytes), _Habits())
+        for lane in self._lanes:
+            habits.used.setdefault(lane, Mean(0.0)).observe(lane in tokens)
+            habits.tokens_per_byte.setdefault(lane, Mean(0.0)).observe(tokens.get(lane, 0) / body_bytes)
+        if len(tokens) == 1 and "text" in tokens:
+            rate = tokens["text"] / body_bytes
+            self._tokens_per_byte.observe(rate)
+            if habits.text_alone is None:
+                habits.text_alone = Mean(rate)
+            habits.text_alone.observe(rate)
+
+    def _alone(self, lane: Lane, body_bytes: int) -> float:
+        """The tokens of a body that holds inputs of this lane only."""
+        habits = self._habits.get(_magnitude(body_bytes))
+        if lane == "text":
+            rate = habits.text_alone if habits is not None else None
+            return body_bytes * (rate if rate is not None else self._tokens_per_byte).value
+        if habits is None:
+            return self._input_tokens[lane].value if body_bytes else 0.0
+        return body_bytes * habits.tokens_per_byte[lane].value
+
+
+def _magnitude(body_bytes: int) -> int:
+    """The power of four that a size lies below."""
+    return (body_bytes.bit_length() + 1) // 2

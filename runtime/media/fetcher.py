@@ -1,0 +1,191 @@
+"""Fetching the pictures that requests name by URLs, within the limits that the settings give.
+
+What a stranger names, this server asks, from its place in the network: for a server in a private network that is a way
+in (server-side request forgery). So nothing is fetched unless the settings say from where, every address is checked
+before it is dialled, a redirect is checked as if it were the first URL, and nothing of this server goes with a request:
+no cookie, no credential, no proxy.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+from urllib.parse import urljoin
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import h11
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.media.addresses import literal
+from staged_pool.runtime.media.asking import Asked
+from staged_pool.runtime.media.dialing import Resolve, connected, resolve
+from staged_pool.runtime.media.files import read_file, too_large
+from staged_pool.runtime.media.hosts import AllowedHosts
+from staged_pool.runtime.media.urls import PARAM, FileUrl, WebUrl, read_url, refused
+from staged_pool.runtime.requests import Image
+from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, UnsupportedMedia, UnusableMedia
+
+MAX_REDIRECTS: Final = 5
+
+FREE_PIECES: Final = 1024
+PIECE_BYTES: Final = 256
+"""A picture may come in 1024 pieces and one more for each 256 bytes: each costs the event loop as much as kilobytes."""
+
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+_BINARY: Final = frozenset({"", "application/octet-stream", "binary/octet-stream"})
+"""What hosts say of files that they know nothing of."""
+_HEADERS: Final = (
+    ("User-Agent", "staged-pool"),
+    ("Accept", "image/*"),
+    ("Accept-Encoding", "identity"),
+    ("Connection", "close"),
+)
+
+
+class MediaFetcher:
+    """Fetches pictures, `config.media_limit` at once; each in the task of its caller.
+
+    It keeps no connection, so there is nothing to close.
+
+    Args:
+        config: Says what may be fetched, how large it may be and how long it may take.
+        find: Looks hosts up.
+        trust: Makes the settings of TLS, once and in a thread: it reads the certificates of those that are trusted.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        find: Resolve = resolve,
+        trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    ) -> None:
+        self._hosts = AllowedHosts.of(config.allow_media_domains)
+        self._folder = None if config.allow_media_path is None else Path(config.allow_media_path)
+        self._max_bytes = config.max_image_bytes
+        self._timeout_s = config.media_timeout_s
+        self._limiter = anyio.CapacityLimiter(config.media_limit)
+        self._find = find
+        self._trust = trust
+        self._tls: ssl.SSLContext | None = None
+
+    async def fetch(self, image: Image) -> Image:
+        """The same picture with its bytes. One that has them is returned as it is.
+
+        Cancellation closes the connection.
+
+        Raises:
+            InvalidInput: Its URL is wrong, or leads where the settings do not allow it.
+            TooLarge: It has more than `config.max_image_bytes`.
+            UnusableMedia: The host says that there is no such picture, or sends the way round in circles.
+            UnsupportedMedia: The host says that it is something else than a picture.
+            MediaUnavailable: The host cannot be found or reached, or fails.
+            MediaTimedOut: It is not here after `config.media_timeout_s`.
+        """
+        if not isinstance(image.source, str):
+            return image
+        url = read_url(image.source)
+        if isinstance(url, FileUrl):
+            return replace(image, source=await self._read(url))
+        self._check_host(url)  # before it takes the place of another one
+        async with self._limiter:
+            with anyio.move_on_after(self._timeout_s):
+                try:
+                    return replace(image, source=await self._download(url))
+                except (h11.RemoteProtocolError, anyio.BrokenResourceError, OSError):
+                    raise MediaUnavailable("The host of the image could not be reached, or broke off.") from None
+        raise MediaTimedOut(f"The host of the image did not send it within {self._timeout_s:g} s.")
+
+    async def _read(self, url: FileUrl) -> bytes:
+        folder = self._folder
+        if folder is None:
+            raise refused("names a file, and this server opens none")
+        return await anyio.to_thread.run_sync(read_file, folder, url.path, self._max_bytes, limiter=self._limiter)
+
+    def _check_host(self, url: WebUrl) -> None:
+        if not self._hosts:
+            raise refused("is not followed: this server fetches nothing; send the image itself")
+        if not self._hosts.allow(url.host):
+            raise refused("leads to a host that this server does not fetch from")
+
+    async def _download(self, url: WebUrl) -> bytes:
+        for _ in range(MAX_REDIRECTS + 1):
+            found = await self._ask(url, await self._addresses(url))
+            if isinstance(found, bytes):
+                return found
+            url = self._redirected(url, found)
+        message = f"The host of the image redirects more than {MAX_REDIRECTS} times."
+        raise UnusableMedia(message, param=PARAM)
+
+    async def _addresses(self, url: WebUrl) -> Sequence[str]:
+        """Where the host is, every place checked: one that is not allowed among them is an attempt."""
+        if literal(url.host) is not None:
+            return (url.host,)  # `_check_host` has seen it
+        try:
+            found = await self._find(url.host, url.port)
+        except OSError:
+            found = ()
+        if not found:
+            raise MediaUnavailable("The host of the image could not be found.")
+        if not all(map(self._hosts.may_dial, found)):
+            raise refused("leads to an address that is not public")
+        return found
+
+    def _redirected(self, url: WebUrl, target: str) -> WebUrl:
+        there = read_url(urljoin(f"{url.scheme}://{url.authority}{url.target}", target))
+        if isinstance(there, FileUrl):
+            raise refused("redirects to a file")
+        if url.scheme == "https" and there.scheme == "http":
+            raise refused("redirects from https to http")
+        self._check_host(there)
+        return there
+
+    async def _ask(self, url: WebUrl, addresses: Sequence[str]) -> bytes | str:
+        """The picture, or where else it is said to be."""
+        tls = await self._tls_settings() if url.scheme == "https" else None
+        async with connected(addresses, url.port, name=url.host, tls=tls) as stream:
+            asked = Asked(stream)
+            await asked.send(url.target, [("Host", url.authority), *_HEADERS])
+            if asked.status in _REDIRECTS and (location := asked.header("location")):
+                return location
+            self._check(asked)
+            return await self._body(asked)
+
+    def _check(self, asked: Asked) -> None:
+        """Refuse what the head of an answer shows to be wrong."""
+        status = asked.status
+        if status >= 500 or status in _TRY_AGAIN:
+            raise MediaUnavailable(f"The host of the image answered with status {status}.")
+        if status != 200:
+            raise UnusableMedia(f"The host of the image answered with status {status}.", param=PARAM)
+        kind = asked.header("content-type").split(";", 1)[0].strip().lower()
+        if kind not in _BINARY and not kind.startswith("image/"):
+            raise UnsupportedMedia("What the URL of the image leads to is said to be no image.", param=PARAM)
+        if asked.header("content-encoding").strip().lower() not in ("", "identity"):
+            raise MediaUnavailable("The host of the image sent it compressed, which was not asked for.")
+        length = asked.header("content-length")
+        if length.isdigit() and int(length) > self._max_bytes:
+            raise too_large(self._max_bytes)
+
+    async def _body(self, asked: Asked) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while (piece := await asked.piece()) is not None:
+            size += len(piece)
+            if size > self._max_bytes:
+                raise too_large(self._max_bytes)
+            if len(pieces) > FREE_PIECES + size // PIECE_BYTES:
+                raise MediaUnavailable("The host of the image sent it in too many pieces.")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def _tls_settings(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = await anyio.to_thread.run_sync(self._trust)
+        return self._tls

@@ -1,0 +1,175 @@
+"""Pictures that are set aside before JSON is read: nobody may notice."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staged_pool.api.wire import aside, jsons, openai
+from staged_pool.api.wire.exchange import Exchange
+from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
+from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.work import Request
+from tests.doubles import CARD
+
+DATA = bytes(range(256)) * 256
+LONG = base64.b64encode(DATA).decode()
+
+
+def read(body: bytes | bytearray) -> Request:
+    return Exchange(openai.read_embeddings, body, CARD, "r").decode()
+
+
+def decoded(body: bytes) -> list[int]:
+    """How long what the parser saw was, each time, while the request was read."""
+    seen: list[int] = []
+
+    def reader(json_: bytes | bytearray) -> object:
+        seen.append(len(json_))
+        return openai.read_embeddings(json_, CARD)
+
+    aside.read(reader, body)
+    return seen
+
+
+def as_json(value: object, **settings: Any) -> bytes:
+    return json.dumps(value, **settings).encode()
+
+
+PICTURES = {
+    "data url": as_json({"messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}, {"type": "text", "text": "hi"},
+    ]}]}),
+    "base64": as_json({"input": [{"image": LONG}, {"text": "a"}, {"image": LONG}]}),
+    "compact": as_json({"input": [{"image": LONG}]}, separators=(",", ":")),
+    "indented": as_json({"input": [{"image": LONG}]}, indent=8),
+    "slashes": as_json({"input": [{"image": LONG}]}).replace(b"/", b"\\/"),
+    "lines": as_json({"input": [{"image": base64.encodebytes(DATA).decode()}]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_parser_sees_no_picture(name: str) -> None:
+    body = PICTURES[name]
+    [length] = decoded(body)
+    assert length < 400
+    request = read(bytearray(body))
+    assert request == openai.read_embeddings(body, CARD)[0]
+    assert isinstance(request, EmbedRequest)
+    assert DATA in [image.source for given_ in request.inputs for image in images_of(given_)]
+
+
+def images_of(given_: object) -> tuple[Image, ...]:
+    if isinstance(given_, Image):
+        return (given_,)
+    assert isinstance(given_, TextInput)
+    return given_.source.images if isinstance(given_.source, Chat) else ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        as_json({"input": "a" * 100_000}),
+        as_json({"input": ["a" * 100_000, "b"]}),
+        as_json({"input": "a", "other": LONG}),
+        as_json({"input": [{"text": LONG}, {"image": LONG}]}),
+        as_json({"messages": [{"role": "user", "content": LONG}]}),
+        as_json({"messages": [{"role": LONG, LONG: LONG, "content": "a"}]}),
+        as_json({"input": [1] * 100_000}),
+        as_json({"input": [[7] * 50_000, [8] * 50_000]}),
+        as_json({"input": "a" + " " * 100_000}),
+        b'{"input":' + b" " * 100_000 + b'"a"}',
+        as_json({"input": f'he said "{LONG}" and left'}),
+        as_json({"input": f'he said \\"{LONG}\\" and left'}),
+        as_json({"input": f"{LONG}\\"}),
+        as_json({"input": f"{LONG}\n{LONG}/"}),
+        as_json({"input": LONG + "é"}, ensure_ascii=True),
+        as_json({"input": LONG + "é"}, ensure_ascii=False),
+    ],
+)
+def test_a_long_text_that_is_no_picture_stays_a_text(body: bytes) -> None:
+    request = read(body)
+    assert request == openai.read_embeddings(body, CARD)[0]
+    assert b"aside-" not in repr(request).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"input":["a"' + LONG.encode() + b'"b"]}',
+        b'{"input":"a' + LONG.encode(),
+        b'{"input":' + LONG.encode() + b'"',
+        b'"' + LONG.encode() + b'"',
+        LONG.encode() * 2,
+        as_json({"input": 1, "model": LONG}),
+        as_json({LONG: 1}),
+    ],
+)
+def test_what_is_wrong_is_told_as_if_nothing_had_been_set_aside(body: bytes) -> None:
+    with pytest.raises(InvalidInput) as expected:
+        openai.read_embeddings(body, CARD)
+    with pytest.raises(InvalidInput) as found:
+        read(body)
+    assert (str(found.value), found.value.param) == (str(expected.value), expected.value.param)
+    assert "aside-" not in str(found.value)
+
+
+def test_a_picture_that_is_wrong_is_not_looked_at_twice() -> None:
+    body = as_json({"input": [{"image": LONG + "_"}]})
+    with mock.patch.object(jsons, "decode", wraps=jsons.decode) as parser:
+        with pytest.raises(InvalidInput, match=r"input\[0\].image: expected base64"):
+            read(body)
+    assert max(len(call.args[1]) for call in parser.mock_calls if isinstance(call.args[1], bytes)) < 400
+
+
+TEXT = st.text(st.sampled_from('aA0+/=\\" \n,:[]{}é')) | st.just("") | st.text()
+LONGER = st.tuples(TEXT, st.integers(0, 200), TEXT).map(lambda parts: parts[0] + "Q" * parts[1] + parts[2])
+VALUE = st.recursive(
+    LONGER | st.integers() | st.none() | st.booleans(),
+    lambda values: st.lists(values, max_size=4) | st.dictionaries(LONGER, values, max_size=4),
+    max_leaves=8,
+)
+
+
+def put_back(value: object) -> object:
+    """JSON with its marks undone."""
+    if isinstance(value, str):
+        held = aside.take(value)
+        return value if held is None else bytes(held).decode()
+    if isinstance(value, list):
+        return [put_back(one) for one in value]
+    if isinstance(value, dict):
+        return {key if (held := aside.take(key)) is None else bytes(held).decode(): put_back(one)
+                for key, one in value.items()}  # fmt: skip
+    return value
+
+
+@given(VALUE, st.booleans(), st.sampled_from([None, 1]))
+def test_marks_stand_for_what_was_there(value: object, ascii_: bool, indent: int | None) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_, indent=indent).encode()
+    with mock.patch.object(aside, "BLOCK", 16), mock.patch.object(aside, "SLICE", 8):
+        cut = aside.set_aside(body)
+        found = aside.read_marked(lambda json_: put_back(json.loads(json_)), cut)
+    unescaped = json.loads(json.dumps(value))
+    assert without_breaks(found) == without_breaks(unescaped)
+    assert not cut.holds()
+
+
+def without_breaks(value: object) -> object:
+    """Ends of lines in what looks like base64 are of no meaning, and are left out where it is set aside."""
+    return json.loads(json.dumps(value).replace("\\n", "").replace("\\r", ""))
+
+
+@given(st.binary(max_size=200).map(lambda some: b'"' * (len(some) % 3) + some) | st.text().map(str.encode))
+def test_whatever_is_sent_is_left_as_it_is_or_cut_at_quotation_marks(body: bytes) -> None:
+    with mock.patch.object(aside, "BLOCK", 4), mock.patch.object(aside, "SLICE", 3):
+        cut = aside.set_aside(body)
+    if not cut.holds():
+        assert cut.json == body
+    assert bytes(cut.json).count(b'"') == body.count(b'"')

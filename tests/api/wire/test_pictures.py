@@ -1,0 +1,276 @@
+"""Pictures in every place where clients put them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staged_pool.api.wire import classify, cohere, openai, pooling, score
+from staged_pool.api.wire.exchange import Exchange, Read
+from staged_pool.api.wire.pictures import read_image
+from staged_pool.runtime.requests import (
+    Chat,
+    ClassifyRequest,
+    Content,
+    EmbedRequest,
+    Image,
+    ScoreRequest,
+    TextInput,
+)
+from staged_pool.runtime.results import ScoreResult, Usage
+from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.work import Request
+from tests.api.task_doubles import CLASSIFIER, EMBEDDER
+
+DATA = b"\x89PNG\x00\xff not quite a picture"
+BASE64 = base64.b64encode(DATA).decode()
+DATA_URL = f"data:image/png;base64,{BASE64}"
+URL = "https://pictures.example/cat.png"
+RERANK: Read = partial(score.read_rerank, version="1", kind="list", auto_truncate=True)
+
+READ_EMBED: dict[str, Read] = {
+    "/v1/embeddings": openai.read_embeddings,
+    "/pooling": pooling.read_pooling,
+    "/classify": classify.read_classify,
+}
+
+
+def read(reader: Read, **fields: Any) -> Request:
+    card = CLASSIFIER if reader is classify.read_classify else EMBEDDER
+    return Exchange(reader, json.dumps(fields).encode(), card, "r").decode()
+
+
+def inputs(reader: Read = openai.read_embeddings, **fields: Any) -> tuple[object, ...]:
+    request = read(reader, **fields)
+    assert isinstance(request, EmbedRequest | ClassifyRequest)
+    return request.inputs
+
+
+def content(**part: Any) -> object:
+    """What a message of one part holds."""
+    [given_] = inputs(messages=[{"role": "user", "content": [part]}])
+    assert isinstance(given_, TextInput)
+    assert isinstance(given_.source, Chat)
+    return given_.source.messages[0]["content"]
+
+
+def refusal(reader: Read = openai.read_embeddings, **fields: Any) -> tuple[str, str | None, int | None]:
+    with pytest.raises(InvalidInput) as caught:
+        read(reader, **fields)
+    return str(caught.value), caught.value.param, caught.value.index
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": DATA_URL}},
+        {"type": "image_url", "image_url": {"url": DATA_URL, "detail": "high"}},
+        {"type": "image_url", "image_url": DATA_URL},
+        {"type": "input_image", "image_url": DATA_URL, "detail": "auto"},
+        {"type": "image", "image": DATA_URL},
+        {"type": "image", "image": BASE64},
+    ],
+)
+def test_a_part_of_a_message_shows_a_picture_in_any_of_its_spellings(part: dict[str, Any]) -> None:
+    assert content(**part) == (Image(DATA),)
+    assert content(**part, uuid="k") == (Image(DATA, key="k"),)
+
+
+def test_parts_of_a_message_keep_their_order() -> None:
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": URL}},
+        {"type": "input_text", "text": "b"},
+        {"type": "image_url", "image_url": {"url": DATA_URL}},
+    ]
+    for route in READ_EMBED.values():
+        for fields in (
+            {"messages": [{"role": "user", "content": parts}]},
+            {"input": [{"role": "u", "content": parts}]},
+        ):
+            [given_] = inputs(route, **fields)
+            assert isinstance(given_, TextInput)
+            assert isinstance(given_.source, Chat)
+            assert given_.source.messages[0]["content"] == ("a", Image(URL), "b", Image(DATA))
+
+
+def test_a_batch_of_conversations_may_show_pictures() -> None:
+    shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}]}]
+    found = inputs(messages=[shown, [{"role": "user", "content": "a"}]])
+    assert [given_.source.images for given_ in found] == [(Image(URL),), ()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("route", READ_EMBED)
+def test_objects_among_the_inputs_are_texts_and_pictures(route: str) -> None:
+    found = inputs(READ_EMBED[route], input=[{"image": BASE64}, {"text": "a"}, {"image": URL}, {"image": DATA_URL}])
+    assert found == (Image(DATA), TextInput("a"), Image(URL), Image(DATA))
+    assert inputs(READ_EMBED[route], input={"image": URL}) == (Image(URL),)
+
+
+def test_with_the_modality_of_images_a_text_says_where_a_picture_is() -> None:
+    assert inputs(input=[URL, BASE64, DATA_URL], modality="image") == (Image(URL), Image(DATA), Image(DATA))
+    assert inputs(input=URL, modality="image") == (Image(URL),)
+    assert inputs(input=[URL]) == (TextInput(URL),)
+    assert refusal(input=["http//a"], modality="image")[1:] == ("input", 0)
+
+
+def test_coheres_images_and_inputs_are_pictures() -> None:
+    reader: Read = partial(cohere.read_embed, version="2")
+    assert inputs(reader, images=[DATA_URL, DATA_URL]) == (Image(DATA), Image(DATA))
+    shown = {"type": "image_url", "image_url": {"url": DATA_URL}}
+    one, two, three = inputs(
+        reader,
+        inputs=[{"content": [shown]}, {"content": [{"type": "text", "text": "a"}, shown]}, {"content": "b"}],
+    )
+    assert one == Image(DATA)
+    assert isinstance(two, TextInput)
+    assert two.source == Chat(({"role": "user", "content": ("a", Image(DATA))},))
+    assert isinstance(three, TextInput)
+    assert three.source == "b"
+
+
+@pytest.mark.parametrize(
+    ("given_", "wanted"),
+    [
+        ({"image": DATA_URL}, Image(DATA)),
+        ({"image": BASE64}, Image(DATA)),
+        ({"image_url": URL}, Image(URL)),
+        ({"type": "image_url", "image_url": {"url": URL}}, Image(URL)),
+        ({"content": [{"type": "image_url", "image_url": {"url": URL}}]}, Image(URL)),
+        (
+            {"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": URL}}]},
+            Chat(({"role": "user", "content": ("a", Image(URL))},)),
+        ),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
+        ({"text": "a"}, "a"),
+        ("a", "a"),
+    ],
+)
+def test_queries_and_documents_are_texts_pictures_or_both(given_: object, wanted: Content) -> None:
+    for request in (
+        read(score.read_score, queries=given_, documents=[given_, "b"]),
+        read(RERANK, query=given_, documents=[given_, "b"]),
+    ):
+        assert isinstance(request, ScoreRequest)
+        assert (request.queries, request.documents) == ((wanted,), (wanted, "b"))
+
+
+def test_a_document_that_is_two_things_must_say_which() -> None:
+    message = "documents[0]: expected either `text` or `image`, or a `type`"
+    assert refusal(RERANK, query="a", documents=[{"text": "a", "image": URL}])[0] == message
+
+
+def test_a_ranking_repeats_urls_and_no_pictures() -> None:
+    documents = [
+        {"image": DATA_URL},
+        {"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": URL}, "uuid": "k"}]},
+        "b",
+    ]
+    exchange = Exchange(RERANK, json.dumps({"query": "q", "documents": documents}).encode(), EMBEDDER, "r")
+    exchange.decode()
+    written = exchange.encode(ScoreResult(scores=np.array([3, 2, 1], np.float32), usage=Usage(1), model="m"))
+    body = written.content if isinstance(written.content, bytes) else b"".join(written.content)
+    assert [result["document"] for result in json.loads(body)["results"]] == [
+        {"text": None, "multi_modal": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
+        {"text": "a", "multi_modal": [{"type": "image_url", "image_url": {"url": URL}, "uuid": "k"}]},
+        {"text": "b", "multi_modal": None},
+    ]
+
+
+def test_settings_of_the_image_processor_go_with_each_picture() -> None:
+    settings: dict[str, Any] = {
+        "mm_processor_kwargs": {"max_pixels": 4},
+        "media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}, "video": {"num_frames": 2}},
+    }
+    wanted = {"max_pixels": 4, "rgba_background_color": [0, 0, 0]}
+    shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}]}]
+    [one] = inputs(messages=shown, **settings)
+    [two] = inputs(input=[{"image": URL}], **settings)
+    [three] = inputs(partial(cohere.read_embed, version="2"), images=[DATA_URL], **settings)
+    request = read(RERANK, query="a", documents=[{"image": URL}], **settings)
+    assert isinstance(request, ScoreRequest)
+    assert isinstance(one, TextInput)
+    assert isinstance(one.source, Chat)
+    assert [image.options for image in one.source.images] == [wanted]
+    assert two == Image(URL, wanted)
+    assert three == Image(DATA, wanted)
+    assert request.documents == (Image(URL, wanted),)
+
+
+@pytest.mark.parametrize("field", ["mm_processor_kwargs", "media_io_kwargs"])
+def test_settings_of_the_image_processor_are_objects(field: str) -> None:
+    assert refusal(openai.read_embeddings, **{"input": "a", field: 1})[1] == field
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("data:image/png;base64,QQ=", "expected base64 in its standard alphabet"),
+        ("data:image/png;base64,QQ", "expected base64 in its standard alphabet"),
+        ("data:image/png;base64,Q===", "expected base64 in its standard alphabet"),
+        ("data:image/png;base64,QQ==QQ==", "expected base64 in its standard alphabet"),
+        ("data:image/png;base64,_-__", "expected base64 in its standard alphabet"),
+        ("data:image/png;base64,QUJ\0", "expected base64 in its standard alphabet"),
+        ("data:image/png;base64,QUJé", "expected base64 in its standard alphabet"),
+        ("data:image/png;base64,", "the image is empty"),
+        ("data:image/png,QUJD", "expected a data URL in base64"),
+        ("data:image/png;charset=utf-8,QUJD", "expected a data URL in base64"),
+        ("data:image/png;base64", "expected a data URL in base64"),
+        ("data:,a", "expected a data URL in base64"),
+        ("data:text/html;base64,QUJD", "expected a data URL of a type such as image/png"),
+        ("data:;base64,QUJD", "expected a data URL of a type such as image/png"),
+        ("ftp://pictures.example/a", "expected a URL (http, https, file or data)"),
+        ("cat.png", "expected a URL (http, https, file or data)"),
+        ("", "expected a URL (http, https, file or data)"),
+        (BASE64, "expected a URL (http, https, file or data)"),
+        (None, "this field is required"),
+        (1, "expected a text"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_its_place_and_not_repeated(url: object, what: str) -> None:
+    shown = {"type": "image_url", "image_url": {"url": url}}
+    message, param, index = refusal(input=[[{"role": "u", "content": "a"}], [{"role": "u", "content": [shown]}]])
+    assert message.startswith(f"input[1][0].content[0].image_url.url: {what}")
+    assert (param, index) == ("input", 1)
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize("lines", [f"{BASE64[:8]}\n{BASE64[8:]}\n", f" {BASE64[:5]}\r\n\t{BASE64[5:]}"])
+def test_base64_may_come_in_lines(lines: str) -> None:
+    assert inputs(input=[{"image": lines}]) == (Image(DATA),)
+    assert content(type="image_url", image_url=f"DATA:image/PNG;x=y;BASE64,{lines}") == (Image(DATA),)
+
+
+def test_what_calls_a_picture_is_a_text() -> None:
+    part = {"type": "image_url", "image_url": {"url": URL}, "uuid": 1}
+    message, _, _ = refusal(messages=[{"role": "user", "content": [part]}])
+    assert message == "messages[0].content[0].uuid: expected a text"
+
+
+@given(st.binary(min_size=1), st.sampled_from(["", " ", "\n", "\r\n"]), st.integers(1, 80))
+def test_every_picture_is_read_as_it_was_written(data: bytes, space: str, width: int) -> None:
+    text = base64.b64encode(data).decode()
+    lines = space.join(text[first : first + width] for first in range(0, len(text), width))
+    assert read_image(f"data:image/x;base64,{lines}", "a", None, bare=False) == Image(data)
+    assert read_image(lines, "a", None, bare=True) == Image(data)
+
+
+@given(st.text() | st.text().map("data:image/png;base64,".__add__) | st.text(st.sampled_from("AQ=:/+-;, dat")))
+def test_whatever_is_written_is_a_picture_or_refused(text: str) -> None:
+    for bare in (True, False):
+        try:
+            image = read_image(text, "a[0].b", 0, bare=bare)
+        except InvalidInput as error:
+            refused = error
+            assert refused.param == "a"
+            continue
+        if isinstance(image.source, bytes):
+            again = base64.b64encode(image.source).decode()
+            assert "".join(text.rpartition(",")[2].split()) == again

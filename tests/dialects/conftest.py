@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio.from_thread
+import httpx
+import pytest
+
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.listener import bind
+from staged_pool.api.server import Server
+from staged_pool.runtime.config import EngineConfig
+from tests.doubles import until
+from tests.models.conftest import TinyFolder, tiny_folder
+
+__all__ = ["Serve", "tiny_folder"]
+
+
+class Serve(Protocol):
+    """Gives a client of a real server of these kinds of tiny models, or of folders, each under its folder's name."""
+
+    def __call__(self, *kinds: str | Path, auto_truncate: bool = True, **settings: Any) -> httpx.Client: ...
+
+
+@pytest.fixture(scope="session")
+def serve(tiny_folder: TinyFolder) -> Iterator[Serve]:
+    with contextlib.ExitStack() as stack:
+        portal = stack.enter_context(anyio.from_thread.start_blocking_portal())
+        clients: dict[object, httpx.Client] = {}
+
+        def start(*kinds: str | Path, auto_truncate: bool = True, **settings: Any) -> httpx.Client:
+            key = (kinds, auto_truncate, *settings.items())
+            if key not in clients:
+                folders = [tiny_folder(kind) if isinstance(kind, str) else kind for kind in kinds]
+                every: dict[str, Any] = {"torch_threads": 1, "dtype": "float32", **settings}
+                models = [EngineConfig(model=str(folder), **every) for folder in folders]
+                running = _running(ServerConfig(auto_truncate=auto_truncate), models)
+                port = stack.enter_context(portal.wrap_async_context_manager(running))
+                client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+                clients[key] = stack.enter_context(client)
+            return clients[key]
+
+        yield start
+
+
+@asynccontextmanager
+async def _running(config: ServerConfig, models: list[EngineConfig]) -> Any:
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = Server(config, models)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.run, listener)
+        await until(lambda: not server.lobby.not_ready)
+        yield port
+        await server.close()

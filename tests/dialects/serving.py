@@ -1,0 +1,22 @@
+"""Asking a real server, and what is expected of any answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+
+def answer(client: httpx.Client, path: str, **body: Any) -> Any:
+    """What is answered to a request that must succeed."""
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refusal(client: httpx.Client, path: str, status: int, **body: Any) -> Any:
+    """What is answered to a request that must fail; nothing of the machine may stand in it."""
+    response = client.post(path, json=body)
+    assert response.status_code == status, response.text
+    assert not any(leak in response.text for leak in ("Traceback", "/tmp", ".py", "0x"))
+    return response.json()

@@ -1,0 +1,285 @@
+"""What the clients of Cohere, Jina, text-embeddings-inference and Infinity send and expect, on real models."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from transformers import AutoTokenizer
+
+import staged_pool
+from tests.dialects.conftest import Serve
+from tests.dialects.serving import answer, refusal
+from tests.models import oracle
+from tests.models.conftest import TinyFolder
+from tests.models.tiny import WIDTH
+
+EMBEDDER = "jina-matryoshka"
+PROMPTED = "nomic-matryoshka"
+TEXTS = ["The statement is executed.", "A module", "What does the operator yield?"]
+LONG = "the statement yields a module " * 60
+END = "what is the name of an operator, or of a number? " * 8
+
+
+def openai(client: Any, texts: Any, **fields: Any) -> Any:
+    got = answer(client, "/v1/embeddings", input=texts, **fields)
+    return np.array([row["embedding"] for row in got["data"]], np.float32)
+
+
+@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
+def test_cohere_gets_vectors_by_their_types(path: str, serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    plain = openai(client, TEXTS)
+    types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    got = answer(client, path, texts=TEXTS, model=EMBEDDER, embedding_types=types, input_type="search_document")
+    assert set(got) == {"id", "embeddings", "texts", "meta", "response_type"}
+    assert (got["texts"], got["response_type"]) == (TEXTS, "embeddings_by_type")
+    assert got["meta"]["api_version"] == {"version": path[2]}
+    assert got["meta"]["billed_units"] == {
+        "input_tokens": answer(client, "/v1/embeddings", input=TEXTS)["usage"]["prompt_tokens"]
+    }
+    vectors = {name: got["embeddings"][name] for name in types}
+    assert_allclose(vectors["float"], plain, atol=1e-5)
+    assert_allclose([np.frombuffer(base64.b64decode(row), "<f4") for row in vectors["base64"]], plain, atol=1e-5)
+    for name, zero in (("int8", 0), ("uint8", 128)):
+        whole = np.array(vectors[name], np.float32) - zero
+        assert_allclose(whole * np.abs(plain).max(axis=1, keepdims=True) / 127, plain, atol=1e-2)
+    bits = plain >= 0
+    assert_array_equal(np.unpackbits(np.array(vectors["ubinary"], np.uint8), axis=1), bits)
+    assert_array_equal(np.array(vectors["binary"]) + 128, vectors["ubinary"])
+    assert np.array(vectors["binary"]).shape == (3, WIDTH // 8)
+
+
+def test_coheres_two_versions_have_the_same_vectors(serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    first = answer(client, "/v1/embed", texts=TEXTS)
+    second = answer(client, "/v2/embed", texts=TEXTS)
+    inputs = answer(client, "/v2/embed", inputs=[{"content": [{"type": "text", "text": text}]} for text in TEXTS])
+    cut = answer(client, "/v2/embed", texts=TEXTS, output_dimension=8)
+    assert first["response_type"] == "embeddings_floats"
+    assert_allclose(first["embeddings"], second["embeddings"]["float"], atol=1e-5)
+    assert_allclose(inputs["embeddings"]["float"], second["embeddings"]["float"], atol=1e-5)
+    assert "texts" not in inputs
+    assert_allclose(np.linalg.norm(first["embeddings"], axis=1), 1, atol=0.01)
+    assert_allclose(np.linalg.norm(cut["embeddings"]["float"], axis=1), 1, atol=0.01)
+    assert np.array(cut["embeddings"]["float"]).shape == (3, 8)
+
+
+def test_coheres_input_types_are_prompts(serve: Serve) -> None:
+    client = serve(PROMPTED)
+    for given, own in (("search_query", "query"), ("search_document", "document"), ("clustering", "clustering")):
+        found = answer(client, "/v2/embed", texts=TEXTS, input_type=given)["embeddings"]["float"]
+        assert_allclose(found, openai(client, TEXTS, prompt_name=own), atol=1e-5)
+    error = refusal(client, "/v2/embed", 400, texts=TEXTS, input_type="no-such")["error"]
+    assert error["message"].startswith(
+        "Unsupported input_type 'no-such'. Supported values: query, document, clustering"
+    )
+
+
+def test_cohere_cuts_either_end_or_refuses(serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    limit = answer(client, "/tokenize", prompt="a")["max_model_len"]
+    end, start, usual = [
+        answer(client, "/v2/embed", texts=[LONG + END], **asked)
+        for asked in ({"truncate": "END"}, {"truncate": "START"}, {})
+    ]
+    assert end["meta"]["billed_units"]["input_tokens"] == limit
+    [one], [other] = end["embeddings"]["float"], start["embeddings"]["float"]
+    assert float(np.dot(one, other)) < 0.99
+    assert usual["embeddings"] == end["embeddings"]
+    refusal(client, "/v2/embed", 400, texts=["a", LONG], truncate="NONE")
+    few = answer(client, "/v2/embed", texts=[LONG], max_tokens=7)
+    assert few["meta"]["billed_units"]["input_tokens"] == 7
+    error = refusal(client, "/v2/embed", 400, texts=["a", LONG], truncate="NONE", max_tokens=7)["error"]
+    assert error["index"] == 1
+    assert "more than 7 tokens" in error["message"]
+
+
+@pytest.mark.parametrize("body", [{}, {"texts": []}, {"texts": ["a"], "images": ["data:,"]}])
+def test_cohere_is_told_that_one_kind_of_input_is_needed(body: dict[str, Any], serve: Serve) -> None:
+    error = refusal(serve(EMBEDDER), "/v2/embed", 400, **body)["error"]
+    assert error["message"] == "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "version"), [("/rerank", "rerank", "1"), ("/v1/rerank", "list", "1"), ("/v2/rerank", "list", "2")]
+)
+def test_one_ranking_has_the_fields_of_all(path: str, kind: str, version: str, serve: Serve) -> None:
+    client = serve("ce-bert-1label")
+    documents = [TEXTS[0], {"text": TEXTS[1]}]
+    got = answer(client, path, query=TEXTS[2], documents=documents, model="ce-bert-1label")
+    assert (got["object"], got["meta"]["api_version"]["version"]) == (kind, version)
+    assert got["meta"]["billed_units"] == {"search_units": 1}
+    assert got["usage"]["total_tokens"] > 0
+    assert {entry["index"]: entry["document"]["text"] for entry in got["results"]} == dict(enumerate(TEXTS[:2]))
+    bare = answer(client, path, query=TEXTS[2], documents=documents, return_documents=False)
+    assert not any("document" in entry for entry in bare["results"])
+    raw = answer(client, path, query=TEXTS[2], documents=documents, raw_scores=True)
+    for one, other in zip(raw["results"], got["results"], strict=True):
+        assert_allclose(1 / (1 + np.exp(-one["relevance_score"])), other["relevance_score"], rtol=1e-4)
+
+
+def test_jinas_fields(serve: Serve) -> None:
+    client = serve(PROMPTED)
+    asked: list[Any] = [{"text": TEXTS[0]}, TEXTS[1]]
+    for task, own in (("retrieval.query", "query"), ("retrieval.passage", "document"), ("clustering", "clustering")):
+        found = openai(client, asked, task=task)
+        assert_allclose(found, openai(client, TEXTS[:2], prompt_name=own), atol=1e-5)
+    assert_allclose(openai(client, asked, task="text-matching"), openai(client, TEXTS[:2]), atol=1e-5)
+    raw = openai(client, TEXTS, normalized=False)
+    assert_array_equal(raw, openai(client, TEXTS, use_activation=False))
+    several = answer(client, "/v1/embeddings", input=TEXTS, embedding_type=["float", "ubinary"])
+    for row, wanted in zip(several["data"], openai(client, TEXTS), strict=True):
+        assert_allclose(row["embedding"]["float"], wanted, atol=1e-5)
+        assert_array_equal(np.unpackbits(np.array(row["embedding"]["ubinary"], np.uint8)), wanted >= 0)
+    single = answer(client, "/v1/embeddings", input=TEXTS, embedding_type="binary")
+    assert len(single["data"][0]["embedding"]) == WIDTH // 8
+    assert refusal(client, "/v1/embeddings", 400, input="a", task="no-such")["error"]["param"] == "task"
+    assert refusal(client, "/v1/embeddings", 400, input="a", late_chunking=True)["error"]["param"] == "late_chunking"
+
+
+def test_teis_vectors(serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    plain = openai(client, TEXTS)
+    assert_allclose(answer(client, "/embed", inputs=TEXTS), plain, atol=1e-5)
+    assert_allclose(answer(client, "/embed", inputs=TEXTS[0]), plain[:1], atol=1e-5)
+    ids = [answer(client, "/tokenize", prompt=text)["tokens"] for text in TEXTS]
+    assert_allclose(answer(client, "/embed", inputs=ids), plain, atol=1e-5)
+    assert_allclose(answer(client, "/embed", inputs=ids[0]), plain[:1], atol=1e-5)
+    raw = np.array(answer(client, "/embed", inputs=TEXTS, normalize=False))
+    assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), plain, atol=1e-5)
+    assert np.array(answer(client, "/embed", inputs=TEXTS, dimensions=8)).shape == (3, 8)
+    every = answer(client, "/embed_all", inputs=TEXTS)
+    assert [len(rows) for rows in every] == [len(own) for own in ids]
+    similar = answer(client, "/similarity", inputs={"source_sentence": TEXTS[0], "sentences": TEXTS})
+    assert_allclose(similar, plain @ plain[0], atol=1e-5)
+
+
+def test_teis_sparse_vectors(serve: Serve, tiny_folder: TinyFolder) -> None:
+    found = answer(serve("splade-bert"), "/embed_sparse", inputs=TEXTS)
+    for row, wanted in zip(found, oracle.sparse(tiny_folder("splade-bert"), TEXTS), strict=True):
+        assert {entry["index"] for entry in row} == set(wanted)
+        assert_allclose([entry["value"] for entry in row], [wanted[entry["index"]] for entry in row], rtol=1e-3)
+
+
+def test_teis_predictions(serve: Serve, tiny_folder: TinyFolder) -> None:
+    client = serve("seqcls-multiclass")
+    wanted = oracle.labels(tiny_folder("seqcls-multiclass"), TEXTS)
+    many = answer(client, "/predict", inputs=[[text] for text in TEXTS])
+    for row, scores in zip(many, wanted, strict=True):
+        assert [entry["score"] for entry in row] == sorted((entry["score"] for entry in row), reverse=True)
+        assert_allclose(row[0]["score"], scores.max(), atol=1e-5)
+    assert answer(client, "/predict", inputs=TEXTS[0]) == answer(client, "/predict", inputs=TEXTS[:1])
+    raw = answer(client, "/predict", inputs=TEXTS[0], raw_scores=True)
+    assert [entry["label"] for entry in raw] == [entry["label"] for entry in many[0]]
+    pairs = answer(serve("ce-nli-3label"), "/predict", inputs=[TEXTS[:2], TEXTS[1:]])
+    one = answer(serve("ce-nli-3label"), "/predict", inputs=TEXTS[:2])
+    assert_allclose([entry["score"] for entry in pairs[0]], [entry["score"] for entry in one], atol=1e-5)
+    assert len(pairs) == 2
+    for wrong in ([["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]):
+        assert refusal(client, "/predict", 422, inputs=wrong)["error_type"] == "validation"
+
+
+def test_teis_ranking_shares_the_path(serve: Serve) -> None:
+    client = serve("ce-bert-1label")
+    got = client.post("/rerank", json={"query": TEXTS[0], "texts": TEXTS, "return_text": True})
+    assert [entry["score"] for entry in got.json()] == sorted((entry["score"] for entry in got.json()), reverse=True)
+    assert all(entry["text"] == TEXTS[entry["index"]] for entry in got.json())
+    for name in ("total", "tokenization", "queue", "inference"):
+        assert int(got.headers[f"x-{name}-time"]) >= 0
+    assert int(got.headers["x-compute-tokens"]) > 0
+    assert "server-timing" in got.headers
+    bare = answer(client, "/rerank", query=TEXTS[0], texts=TEXTS, raw_scores=True)
+    assert [set(entry) for entry in bare] == [{"index", "score"}] * 3
+    assert refusal(client, "/rerank", 422, query=1, texts=TEXTS)["error_type"] == "validation"
+    assert refusal(client, "/rerank", 400, query="a", texts=[])["error_type"] == "empty"
+    assert refusal(client, "/rerank", 400, query=1, documents=TEXTS)["error"]["param"] == "query"
+
+
+def test_tei_cuts_what_is_too_long_unless_told_not_to(serve: Serve) -> None:
+    cutting, keeping = serve(EMBEDDER), serve(EMBEDDER, auto_truncate=False)
+    limit = answer(cutting, "/tokenize", prompt="a")["max_model_len"]
+    usual = cutting.post("/embed", json={"inputs": LONG})
+    assert usual.headers["x-compute-tokens"] == str(limit)
+    assert refusal(cutting, "/embed", 422, inputs=LONG, truncate=False)["error_type"] == "validation"
+    assert refusal(keeping, "/embed", 422, inputs=LONG)["error_type"] == "validation"
+    assert_allclose(answer(keeping, "/embed", inputs=LONG, truncate=True), usual.json(), atol=1e-6)
+    left = answer(cutting, "/embed", inputs=LONG + END, truncation_direction="Left")
+    assert np.dot(left[0], usual.json()[0]) < 0.99
+
+
+def test_teis_tokens(serve: Serve, tiny_folder: TinyFolder) -> None:
+    client = serve(EMBEDDER)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder(EMBEDDER))
+    [first, second] = answer(client, "/tokenize", inputs=TEXTS[:2])
+    for text, tokens in zip(TEXTS, (first, second), strict=False):
+        assert [token["id"] for token in tokens] == tokenizer(text)["input_ids"]
+        assert tokens[0] | {"id": 0} == {"id": 0, "text": "<s>", "special": True, "start": None, "stop": None}
+        for token in tokens[1:-1]:
+            assert token["text"] == text[token["start"] : token["stop"]]
+    bare = answer(client, "/tokenize", inputs=TEXTS[0], add_special_tokens=False)
+    assert [token["id"] for token in bare[0]] == [token["id"] for token in first[1:-1]]
+    ids = [token["id"] for token in first]
+    assert answer(client, "/decode", ids=ids) == [tokenizer.decode(ids, skip_special_tokens=True)]
+    assert answer(client, "/decode", ids=[ids, ids], skip_special_tokens=False) == [tokenizer.decode(ids)] * 2
+    assert refusal(client, "/tokenize", 400, inputs=[])["error_type"] == "empty"
+    assert refusal(client, "/tokenize", 422, inputs=[1])["error_type"] == "validation"
+    assert refusal(client, "/decode", 422, ids=[[10**6]])["error_type"] == "validation"
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_"), [(EMBEDDER, "embedding"), ("ce-bert-1label", "reranker"), ("seqcls-multiclass", "classifier")]
+)
+def test_teis_info(kind: str, type_: str, serve: Serve) -> None:
+    got = serve(kind).get("/info").json()
+    assert (got["model_id"], list(got["model_type"]), got["version"]) == (kind, [type_], staged_pool.__version__)
+    assert got["auto_truncate"] is True
+    assert got["max_input_length"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind", "body"),
+    [
+        ("/embed", 400, "empty", {"inputs": []}),
+        ("/embed", 422, "validation", {}),
+        ("/embed", 422, "validation", {"inputs": 1}),
+        ("/embed", 422, "validation", {"inputs": "a", "truncation_direction": "right"}),
+        ("/embed", 422, "validation", {"inputs": "a", "prompt_name": "x"}),
+        ("/embed", 422, "validation", {"inputs": [[1], [10**6]]}),
+        ("/embed", 413, "validation", {"inputs": ["a"] * 3000}),
+        ("/similarity", 400, "empty", {"inputs": {"source_sentence": "a", "sentences": []}}),
+    ],
+)
+def test_teis_errors(path: str, status: int, kind: str, body: dict[str, Any], serve: Serve) -> None:
+    error = refusal(serve(EMBEDDER), path, status, **body)
+    assert set(error) == {"error", "error_type"}
+    assert error["error_type"] == kind
+
+
+def test_infinitys_labels_and_models(serve: Serve) -> None:
+    client = serve("seqcls-multiclass", EMBEDDER)
+    got = answer(client, "/classify", input=TEXTS, raw_scores=False)
+    assert got["object"] == "classify"
+    tei = answer(client, "/predict", inputs=[[text] for text in TEXTS])
+    for mine, other in zip(got["data"], tei, strict=True):
+        assert [entry["label"] for entry in mine] == [entry["label"] for entry in other]
+        assert_allclose([entry["score"] for entry in mine], [entry["score"] for entry in other], atol=1e-5)
+    assert got["usage"]["total_tokens"] == got["usage"]["prompt_tokens"] > 0
+    models = client.get("/models").json()["data"]
+    assert [(model["id"], model["capabilities"]) for model in models] == [
+        ("seqcls-multiclass", ["classify"]),
+        (EMBEDDER, ["embed", "rerank"]),
+    ]
+    assert set(models[0]["stats"]) == {"queue_fraction", "queue_absolute", "results_pending"}
+    refusal(client, "/embeddings", 400, input="a", modality="audio", model=EMBEDDER)
+
+
+def test_of_several_models_the_one_that_is_named_must_be_able(serve: Serve) -> None:
+    client = serve("seqcls-multiclass", EMBEDDER)
+    error = refusal(client, "/v2/embed", 501, texts=["a"], model="seqcls-multiclass")["error"]
+    assert (error["type"], error["message"]) == ("NotImplementedError", "The model does not support Embeddings API")
+    assert answer(client, "/v2/embed", texts=["a"])["response_type"] == "embeddings_by_type"
+    assert refusal(client, "/classify_tokens", 404, input="a", model=EMBEDDER) == {"detail": "Not Found"}

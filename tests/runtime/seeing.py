@@ -1,0 +1,117 @@
+"""A model of both lanes whose answers are known, and requests for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import anyio
+import numpy as np
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.device import DeviceThreads
+from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.model import ModelCard, ModelInput, Payload, Picture, Pixels, Row, TokenSequence
+from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
+from staged_pool.runtime.results import EmbedResult
+from staged_pool.stages.errors import InvalidInput, ModelFailed
+from staged_pool.stages.work import Prepared
+from tests.doubles import CARD, LetterModel
+
+
+@dataclass
+class SeeingModel(LetterModel):
+    """Reads a picture as the letters of its bytes. Hooks are told of pictures as of texts."""
+
+    card: ModelCard = field(default_factory=lambda: replace(CARD, lanes=("text", "image")))
+
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
+        if inputs[0].lane == "text":
+            return super().preprocess(inputs)
+        letters = [b"".join(cast(bytes, image.source) for image in given.images).decode() for given in inputs]
+        self.preprocessed.append(letters)
+        self.on_preprocess(letters)
+        return [
+            Prepared(
+                Picture(Pixels(np.array([ord(c) for c in text], dtype=np.uint8)), given.outputs, len(text)),
+                len(text),
+                "picture",
+            )
+            for given, text in zip(inputs, letters, strict=True)
+        ]
+
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
+        sequences = [
+            TokenSequence(payload.pixels.values.tolist(), payload.outputs) if isinstance(payload, Picture) else payload
+            for payload in payloads
+        ]
+        return super().forward(sequences, at_once)
+
+
+@asynccontextmanager
+async def engine_on(
+    model: LetterModel, *, fetch: Any = None, options: Any = None, **settings: Any
+) -> AsyncIterator[Engine]:
+    config = EngineConfig(**settings)
+    others = {} if fetch is None else {"fetch": fetch}
+    async with (
+        DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device,
+        DeviceThreads("test image device", watchdog_s=config.watchdog_s).running() as image_device,
+        run_engine(config, model, device=device, image_device=image_device, options=options, **others) as engine,
+    ):
+        yield engine
+        inside = engine.statistics().admission
+        assert (inside.requests, inside.items, inside.tokens) == (0, 0, 0)
+        assert engine._pipeline.errands.fetching == 0
+
+
+async def ask(engine: Engine, *inputs: str | Image, timeout_s: float = float("inf")) -> EmbedResult:
+    """Embed texts and pictures."""
+    request = EmbedRequest(inputs=tuple(TextInput(one) if isinstance(one, str) else one for one in inputs))
+    result: EmbedResult = await engine.submit(lambda: request, lambda result: result, timeout_s=timeout_s)
+    return result
+
+
+def picture(letters: str) -> Image:
+    """One that is at hand."""
+    return Image(letters.encode())
+
+
+def at(url: str) -> Image:
+    """One that is to be fetched."""
+    return Image(f"http://{url}")
+
+
+class Host:
+    """Where pictures are fetched from: the test says when each comes, and whether."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.left: list[str] = []
+        """Fetches that were cancelled."""
+        self._answers: dict[str, Callable[[], Image]] = {}
+        self._more = anyio.Event()
+
+    def answer(self, url: str, answer: Callable[[], Image]) -> None:
+        self._answers[url] = answer
+        self._more.set()
+        self._more = anyio.Event()
+
+    async def __call__(self, image: Image, /) -> Image:
+        url = str(image.source).removeprefix("http://")
+        self.asked.append(url)
+        try:
+            while url not in self._answers:
+                await self._more.wait()
+        except anyio.get_cancelled_exc_class():
+            self.left.append(url)
+            raise
+        return self._answers[url]()
+
+
+def waiting_pictures(engine: Engine) -> int:
+    """Lists in front of the preprocess of pictures, those of callers that wait for room included."""
+    (found,) = (stage for stage in engine.statistics().stages if stage.name == "preprocess_images")
+    return found.waiting

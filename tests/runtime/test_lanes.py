@@ -1,0 +1,208 @@
+"""Texts and pictures in one engine: neither waits for what holds up the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import anyio
+import pytest
+from numpy.testing import assert_array_equal
+
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.model import ModelInput, Payload
+from staged_pool.runtime.pipeline import PARSE_WORKERS
+from staged_pool.stages.errors import EngineStopped, InvalidInput, StageFailed, Unsupported
+from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.supervise import RestartPolicy
+from staged_pool.stages.work import Prepared
+from tests.doubles import CARD, Gate, LetterModel, expected, until
+from tests.runtime.seeing import SeeingModel, ask, engine_on, picture, waiting_pictures
+
+pytestmark = pytest.mark.anyio
+
+IMAGES = ("preprocess_images", "batch_images")
+
+
+class PictureGate(Gate):
+    """Holds pictures only: those whose letters are large."""
+
+    def __call__(self, texts: object = None) -> None:
+        if isinstance(texts, list) and any(text.isupper() for text in texts):
+            super().__call__(texts)
+
+
+async def test_texts_and_pictures_of_a_request_are_answered_in_their_order() -> None:
+    async with engine_on(SeeingModel(), chunk_items=2) as engine:
+        result = await ask(engine, "a", picture("B"), "c", picture("D"), picture("E"), "f")
+    assert_array_equal(result.embeddings, [expected(letter) for letter in "aBcDEf"])
+    assert result.usage.prompt_tokens == 6
+
+
+async def test_a_model_of_one_lane_has_four_stages() -> None:
+    async with engine_on(LetterModel()) as engine:
+        assert [stage.name for stage in engine.statistics().stages] == ["parse", "preprocess", "batch", "postprocess"]
+    pictures = SeeingModel(card=replace(CARD, lanes=("image",)))
+    async with engine_on(pictures) as engine:
+        assert [stage.name for stage in engine.statistics().stages] == ["parse", *IMAGES, "postprocess"]
+        assert_array_equal((await ask(engine, picture("A"))).embeddings, [expected("A")])
+        with pytest.raises(Unsupported, match="no texts"):
+            await ask(engine, "a")
+
+
+async def test_a_text_overtakes_pictures_that_hold_every_thread_of_preprocess() -> None:
+    """More requests of pictures than parse has workers: none of them may wait there."""
+    gate = PictureGate()
+    model = SeeingModel(on_preprocess=gate)
+    async with engine_on(model, image_preprocess_limit=2) as engine, anyio.create_task_group() as tasks:
+        for _ in range(PARSE_WORKERS + 40):
+            tasks.start_soon(ask, engine, picture("A"), picture("B"))
+        await gate.arrived()
+        await until(lambda: engine.statistics().stages[0].done == PARSE_WORKERS + 40)
+        assert engine.statistics().stages[0].busy == 0
+        assert_array_equal((await ask(engine, "text")).embeddings, [expected("text")])
+        gate.open()
+
+
+async def test_a_text_overtakes_pictures_that_hold_the_device() -> None:
+    gate = PictureGate()
+    model = SeeingModel(on_forward=gate)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(ask, engine, picture("A"))
+        await gate.arrived()
+        assert_array_equal((await ask(engine, "text")).embeddings, [expected("text")])
+        gate.open()
+
+
+async def test_each_picture_is_a_call_of_its_own_and_pictures_share_a_forward() -> None:
+    gate = PictureGate()
+    model = SeeingModel(on_forward=gate)
+    async with engine_on(model, image_preprocess_limit=1) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine, picture("A"))
+        await gate.arrived()
+        tasks.start_soon(ask, engine, picture("B"), picture("C"))
+        await until(lambda: engine._pipeline.batch["image"].waiting == 2)
+        gate.open()
+    assert model.preprocessed == [["A"], ["B"], ["C"]]
+    assert [sorted(texts) for texts in model.forwarded] == [["A"], ["B", "C"]]
+
+
+async def test_a_request_of_many_pictures_does_not_hold_up_one_of_a_single_one() -> None:
+    gate = PictureGate()
+    model = SeeingModel(on_preprocess=gate)
+    async with engine_on(model, image_preprocess_limit=1, channel_capacity=1) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, engine, *[picture("M")] * 50)
+            await gate.arrived()
+            tasks.start_soon(ask, engine, picture("S"))
+            await until(lambda: waiting_pictures(engine) == 3)  # one in the channel, two that wait for it
+            gate.open()
+    assert model.preprocessed.index(["S"]) <= 4
+
+
+async def test_pictures_that_wait_for_the_device_are_bounded() -> None:
+    gate = PictureGate()
+    model = SeeingModel(on_forward=gate)
+    async with engine_on(model, max_batch_tokens=2) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine, *[picture("AB")] * 60)
+        await gate.arrived()
+        await until(lambda: waiting_pictures(engine) > 0 or engine._pipeline.batch["image"].waiting > 4)
+        for _ in range(200):
+            await anyio.lowlevel.checkpoint()
+        assert len(model.preprocessed) < 20
+        gate.open()
+
+
+@pytest.mark.parametrize("place", ["preprocess", "device"])
+async def test_a_caller_who_leaves_frees_its_room_and_nothing_further_of_it_begins(place: str) -> None:
+    gate = PictureGate()
+    model = SeeingModel(on_preprocess=gate) if place == "preprocess" else SeeingModel(on_forward=gate)
+    async with engine_on(model, image_preprocess_limit=1, max_batch_items=1) as engine:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as callers:
+                callers.start_soon(ask, engine, *map(picture, "ABCDEFGHIJ"))
+                await gate.arrived()
+                scope.cancel()
+        assert engine.statistics().admission.requests == 0
+        begun = len(model.preprocessed), len(model.forwarded)
+        gate.open()
+        await ask(engine, picture("Z"))
+        assert len(model.forwarded) == begun[1] + 1
+        if place == "preprocess":
+            assert model.preprocessed == [["A"], ["Z"]]
+
+
+async def test_a_worker_that_crashes_in_one_lane_is_restarted_and_the_other_never_hears_of_it() -> None:
+    crashes = iter([True])
+
+    async def crash(point: str) -> None:
+        if point == "preprocess_images.received" and next(crashes, False):
+            raise RuntimeError("a bug")
+
+    options = StageOptions(restarts=RestartPolicy(first_delay_s=0.0), seam=crash)
+    async with engine_on(SeeingModel(), options=options) as engine:
+        with pytest.raises(StageFailed, match="preprocess_images"):
+            await ask(engine, picture("A"), "a")
+        assert_array_equal((await ask(engine, picture("B"), "b")).embeddings, [expected("B"), expected("b")])
+        crashed = {stage.name: stage.crashes for stage in engine.statistics().stages}
+    assert crashed == {
+        "parse": 0,
+        "preprocess": 0,
+        "preprocess_images": 1,
+        "batch": 0,
+        "batch_images": 0,
+        "postprocess": 0,
+    }
+
+
+async def test_pictures_that_hang_cost_pictures_and_not_texts() -> None:
+    gate = PictureGate()
+    model = SeeingModel(on_preprocess=gate)
+    async with engine_on(model, image_preprocess_limit=1, preprocess_alarm_s=0.02) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, engine, picture("A"))
+            await gate.arrived()
+            await until(lambda: engine.statistics().overdue_preprocess_calls == 1)
+            with pytest.raises(EngineStopped, match="every preprocess_images thread"):
+                await ask(engine, picture("B"))
+            with pytest.raises(EngineStopped, match="every preprocess_images thread"):
+                await ask(engine, "mixed", picture("B"))
+            assert engine.fault is None
+            await ask(engine, "text")
+            gate.open()
+        await ask(engine, picture("C"))
+
+
+async def test_a_bad_picture_fails_its_request_and_names_its_place() -> None:
+    class Choosy(SeeingModel):
+        def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
+            made = super().preprocess(inputs)
+            return [
+                InvalidInput("Not a picture.", param="input") if "X" in self.preprocessed[-1] else one for one in made
+            ]
+
+    async with engine_on(Choosy()) as engine:
+        with pytest.raises(InvalidInput, match="Not a picture") as caught:
+            await ask(engine, "a", picture("B"), picture("X"))
+    assert caught.value.index == 2
+
+
+async def test_a_drain_waits_for_both_lanes() -> None:
+    gate = PictureGate()
+    answered: list[str] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def keep(engine: Engine) -> None:
+            await ask(engine, *map(picture, "ABCDEF"), "text")
+            answered.append("pictures")
+
+        async with engine_on(SeeingModel(on_preprocess=gate), image_preprocess_limit=1) as engine:
+            tasks.start_soon(keep, engine)
+            await gate.arrived()
+            tasks.start_soon(engine.drain, 30)
+            await until(lambda: engine.phase == "draining")
+            with pytest.raises(EngineStopped):
+                await ask(engine, "too late")
+            gate.open()
+            await until(lambda: answered == ["pictures"])
