@@ -15,6 +15,7 @@ import anyio
 import httpx
 
 from staged_pool.client import calls
+from staged_pool.client.batches import Stretch
 from staged_pool.client.calls import Call, EntitiesResult, Part, Readiness, ServedModel, TokensResult
 from staged_pool.client.errors import located
 from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, Request
@@ -242,16 +243,18 @@ class AsyncClient:
         errors: list[StagedPoolError] = []
 
         async def work(advance: Callable[[int], None], tasks: anyio.CancelScope) -> None:
-            for part in parts:
-                try:
+            stretch = whole = Stretch(0, call.total)
+            try:
+                for part in parts:
+                    stretch = part.stretch
                     answer = await self._answer(part.request, deadline, self._ask)
-                    found[part.number] = call.read(answer, part.stretch.count)
-                except StagedPoolError as error:
-                    # Not raised: a task group would wrap it, and the caller is to catch it by its class.
-                    errors.append(located(error, part.stretch, call.total))
-                    tasks.cancel()
-                    return
-                advance(part.stretch.count)
+                    found[part.number] = call.read(answer, stretch.count)
+                    advance(stretch.count)
+                    stretch = whole
+            except StagedPoolError as error:
+                # Not raised: a task group would wrap it, and the caller is to catch it by its class.
+                errors.append(located(error, stretch, call.total))
+                tasks.cancel()
 
         with shown(progress, call.total) as advance:
             if len(begun) == 1:

@@ -18,7 +18,7 @@ import staged_pool
 from staged_pool.api.listener import bind_unix
 from staged_pool.client import AsyncClient, BadAnswer, Client, ConnectionFailed, RetryPolicy, Unauthorized
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.requests import MODEL_MAX
+from staged_pool.runtime.requests import MODEL_MAX, Image
 from staged_pool.stages.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -263,7 +263,7 @@ async def test_a_failed_batch_is_named_and_ends_the_call(blocking: bool) -> None
 
 
 async def test_what_is_wrong_with_an_argument_is_said_before_anything_is_sent(blocking: bool) -> None:
-    async with asking(blocking, "http://127.0.0.1:1") as ask:
+    async with asking(blocking, "http://127.0.0.1:1", batch_items=4) as ask:
         wrong: list[tuple[str, tuple[Any, ...], Mapping[str, Any], str]] = [
             ("embed", (["a", 5],), {}, "Input 1, of type int, is not a text, a list of token ids"),
             ("embed", ("a",), {"outputs": "labels"}, "outputs must be"),
@@ -274,11 +274,18 @@ async def test_what_is_wrong_with_an_argument_is_said_before_anything_is_sent(bl
             ("rerank", ("a", ["b"]), {"top_n": -1}, "top_n must be at least 0"),
             ("rerank", (["a", "c"], ["b"]), {}, "query must be one, not 2"),
             ("rerank", (5, ["b"]), {}, "query must be a text"),
+            ("embed", ([*["a"] * 3, Image("a path")],), {}, "bytes of a file, or of its URL"),
             ("tokenize", (5,), {}, "text must be a text"),
         ]
         for method, args, options, message in wrong:
             with pytest.raises(InvalidInput, match=message):
                 await ask(method, *args, **options)
+
+
+async def test_what_is_wrong_with_a_later_batch_is_an_error_of_its_own_class(blocking: bool) -> None:
+    async with letters() as (url, _), asking(blocking, url, batch_items=1, concurrency=2) as ask:
+        with pytest.raises(InvalidInput, match="bytes of a file, or of its URL"):
+            await ask("embed", [*["a"] * 9, Image("a path")])
 
 
 async def test_what_the_server_refuses_is_raised_as_the_engine_raises_it(blocking: bool) -> None:
