@@ -9,8 +9,8 @@ if __name__ != "staged_pool.client":
 
 from staged_pool.client.asynchronous import AsyncClient, AsyncEmbeddingStream
 from staged_pool.client.blocking import Client, EmbeddingStream
-from staged_pool.client.calls import EntitiesResult, Readiness, ServedModel, TokensResult
 from staged_pool.client.errors import BadAnswer, ClientError, ConnectionFailed, ServerFailed, Unauthorized
+from staged_pool.client.results import EntitiesResult, Readiness, ServedModel, TokensResult
 from staged_pool.client.retry import RetryPolicy
 
 __all__ = [

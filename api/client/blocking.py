@@ -17,10 +17,11 @@ from typing import TypeVar
 import httpx
 
 from staged_pool.client import calls
-from staged_pool.client.calls import Call, EntitiesResult, Part, Readiness, ServedModel, TokensResult
+from staged_pool.client.calls import Call, Part
 from staged_pool.client.errors import located
 from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, Request
 from staged_pool.client.progress import Progress, shown
+from staged_pool.client.results import EntitiesResult, Readiness, ServedModel, TokensResult
 from staged_pool.client.retry import RetryPolicy
 from staged_pool.client.settings import BASE_URL, FAILURES, Settings, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines

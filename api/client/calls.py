@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-import numpy as np
-
-from staged_pool.client import answers
-from staged_pool.client.answers import decode, floats, in_order, integers, matrix
+from staged_pool.client import answers, reading
+from staged_pool.client.answers import decode
 from staged_pool.client.batches import Stretch, cut
 from staged_pool.client.contents import Form, Given, document, form, options, written
-from staged_pool.client.errors import BadAnswer
 from staged_pool.client.exchange import Answer, Request
+from staged_pool.client.results import EntitiesResult, Readiness, ServedModel, TokensResult
 from staged_pool.runtime import arguments
 from staged_pool.runtime.arguments import Inputs
-from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Image, Output, PairInput, TextInput
-from staged_pool.runtime.results import ClassifyResult, EmbedResult, Entity, RerankResult, ScoreResult, Usage
+from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult
 from staged_pool.runtime.tasks.score import check_top_n, rank
 from staged_pool.stages.errors import InvalidInput
 
@@ -35,47 +32,6 @@ TASKS: Final[Mapping[Output, str]] = {
 
 _ANY: Final = Form("queries and documents, which go together in any form")
 _BASE64: Final[Mapping[str, object]] = {"encoding_format": "base64", "embed_dtype": "float32", "endianness": "little"}
-
-
-@dataclass(frozen=True, slots=True)
-class EntitiesResult:
-    """The entities in each text."""
-
-    entities: tuple[tuple[Entity, ...], ...]
-    usage: Usage
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokensResult:
-    """One tokenized text."""
-
-    ids: tuple[int, ...]
-    strings: tuple[str, ...]
-    """What each id stands for, in the tokenizer's own spelling."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model of the server."""
-
-    name: str
-    max_tokens: int | None
-    """Longest input, special tokens included."""
-    card: Mapping[str, Any] = field(default_factory=dict)
-    """What the server understood of it, by the names of `ModelCard`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Whether the server takes requests."""
-
-    ready: bool
-    reason: str = ""
-    """Why not."""
-
-    def __bool__(self) -> bool:
-        return self.ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +94,14 @@ def embed(
         max_tokens=max_tokens,
     )
     if wanted == DENSE_ONLY:
-        path, read = "/v1/embeddings", _read_vectors
+        path, read = "/v1/embeddings", reading.read_vectors
         common |= _BASE64
     else:
-        path, read = "/pooling", partial(_read_outputs, outputs=wanted)
+        path, read = "/pooling", partial(reading.read_outputs, outputs=wanted)
         common["task"] = [task for output, task in TASKS.items() if output in wanted]
         # In base64 an array has lost its shape, which of one vector a token is not known here.
         common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
-    return _batched(own, path, sources, partial(_with_inputs, common), read=read, join=_join_vectors)
+    return _batched(own, path, sources, partial(_with_inputs, common), read=read, join=reading.join_vectors)
 
 
 def embed_stream(
@@ -179,7 +135,9 @@ def classify(
     """Labels; see `Client.classify`."""
     sources = [_source(given) for given in arguments.inputs_or_pairs(inputs, max_tokens)]
     common = own.fields(use_activation=activate, truncate_prompt_tokens=max_tokens)
-    return _batched(own, "/classify", sources, partial(_with_inputs, common), read=_read_labels, join=_join_labels)
+    return _batched(
+        own, "/classify", sources, partial(_with_inputs, common), read=reading.read_labels, join=reading.join_labels
+    )
 
 
 def classify_tokens(
@@ -196,8 +154,8 @@ def classify_tokens(
         "/classify_tokens",
         texts,
         partial(_with_inputs, common),
-        read=_read_entities,
-        join=_join_entities,
+        read=reading.read_entities,
+        join=reading.join_entities,
     )
 
 
@@ -229,7 +187,7 @@ def score(
 
     query = document(asked[0]) if len(asked) == 1 else None
     parts = partial(_parts, own, "/score", pairs, fields, form_of=lambda given: _ANY)
-    return Call(len(given), parts, _read_scores, _join_scores)
+    return Call(len(given), parts, reading.read_scores, reading.join_scores)
 
 
 def rerank(
@@ -353,90 +311,3 @@ def _batched(
 
 def _single(request: Request, read: Callable[[Answer, int], P]) -> Call[P, P]:
     return Call(1, lambda: iter((Part(0, Stretch(0, 1), request),)), read, lambda parts: parts[0])
-
-
-def _read_vectors(answer: Answer, count: int) -> EmbedResult:
-    body = decode(answers.VECTORS, answer.body)
-    rows = in_order(body.data, [one.index for one in body.data], count)
-    return EmbedResult(
-        dense=matrix([one.embedding for one in rows]), usage=Usage(body.usage.prompt_tokens), model=body.model
-    )
-
-
-def _read_outputs(answer: Answer, count: int, outputs: frozenset[Output]) -> EmbedResult:
-    body = decode(answers.POOLED, answer.body)
-    rows = [one.data for one in in_order(body.data, [one.index for one in body.data], count)]
-    dense = [row.embed for row in rows if row.embed is not None]
-    sparse = [SparseVector(integers(row.sparse.indices), floats(row.sparse.values)) for row in rows if row.sparse]
-    multi = [np.asarray(row.token_embed, np.float32) for row in rows if row.token_embed is not None]
-    for output, found in ((Output.DENSE, dense), (Output.SPARSE, sparse), (Output.MULTI_VECTOR, multi)):
-        if output in outputs and len(found) != count:
-            raise BadAnswer(f"The answer lacks {output.value} of {count - len(found)} inputs")
-    return EmbedResult(
-        dense=matrix(dense) if Output.DENSE in outputs else None,
-        sparse=tuple(sparse) if Output.SPARSE in outputs else None,
-        multi_vector=tuple(multi) if Output.MULTI_VECTOR in outputs else None,
-        usage=Usage(body.usage.prompt_tokens),
-        model=body.model,
-    )
-
-
-def _join_vectors(parts: Sequence[EmbedResult]) -> EmbedResult:
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    return EmbedResult(
-        dense=None if first.dense is None else np.concatenate([part.embeddings for part in parts]),
-        sparse=None if first.sparse is None else tuple(one for part in parts for one in part.sparse or ()),
-        multi_vector=(
-            None if first.multi_vector is None else tuple(one for part in parts for one in part.multi_vector or ())
-        ),
-        usage=_usage(parts),
-        model=first.model,
-    )
-
-
-def _read_labels(answer: Answer, count: int) -> ClassifyResult:
-    body = decode(answers.LABELS, answer.body)
-    rows = in_order(body.data, [one.index for one in body.data], count)
-    return ClassifyResult(
-        scores=matrix([one.probs for one in rows]),
-        labels=tuple(body.labels),
-        usage=Usage(body.usage.prompt_tokens),
-        model=body.model,
-    )
-
-
-def _join_labels(parts: Sequence[ClassifyResult]) -> ClassifyResult:
-    scores = np.concatenate([part.scores for part in parts])
-    return ClassifyResult(scores=scores, labels=parts[0].labels, usage=_usage(parts), model=parts[0].model)
-
-
-def _read_entities(answer: Answer, count: int) -> EntitiesResult:
-    body = decode(answers.ENTITIES, answer.body)
-    rows = in_order(body.data, [one.index for one in body.data], count)
-    entities = tuple(
-        tuple(Entity(found.label, found.score, found.start, found.end, found.text) for found in one.entities)
-        for one in rows
-    )
-    return EntitiesResult(entities, Usage(body.usage.prompt_tokens), body.model)
-
-
-def _join_entities(parts: Sequence[EntitiesResult]) -> EntitiesResult:
-    return EntitiesResult(tuple(one for part in parts for one in part.entities), _usage(parts), parts[0].model)
-
-
-def _read_scores(answer: Answer, count: int) -> ScoreResult:
-    body = decode(answers.SCORES, answer.body)
-    rows = in_order(body.data, [one.index for one in body.data], count)
-    scores = np.array([one.score for one in rows], np.float32)
-    return ScoreResult(scores=scores, usage=Usage(body.usage.prompt_tokens), model=body.model)
-
-
-def _join_scores(parts: Sequence[ScoreResult]) -> ScoreResult:
-    scores = np.concatenate([part.scores for part in parts])
-    return ScoreResult(scores=scores, usage=_usage(parts), model=parts[0].model)
-
-
-def _usage(parts: Iterable[EmbedResult | ClassifyResult | EntitiesResult | ScoreResult]) -> Usage:
-    return Usage(sum(part.usage.prompt_tokens for part in parts))
