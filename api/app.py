@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -11,7 +12,7 @@ from starlette.routing import Route, Router
 
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
-from staged_pool.api.call import Answer, Call, Handler
+from staged_pool.api.call import LINES, Answer, Call, Handler, Lines
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.entrance import is_preflight
 from staged_pool.api.keys import TENANT, Keys
@@ -108,7 +109,12 @@ class Application:
         call = _call(scope, receive)
         outcome = Answer(status=499, word="abandoned")  # unless the answer gets out
         try:
+            call.lines = Lines(send, lambda: self._line_headers(call))
             answer = await _answer(handler, call)
+            if call.lines.begun:
+                await call.lines.end(b"".join(answer.pieces))
+                outcome = replace(answer, status=200)  # which is what was sent; the word says how it went
+                return
             headers = self._headers(call, answer, time.perf_counter() - started)
             await send({"type": "http.response.start", "status": answer.status, "headers": headers})
             *others, last = answer.pieces
@@ -118,6 +124,14 @@ class Application:
             outcome = answer
         finally:
             self._finish(call, outcome, time.perf_counter() - started)
+
+    def _line_headers(self, call: Call) -> Headers:
+        return [(b"content-type", LINES), (b"x-request-id", call.request_id.encode()), *self._closing(call)]
+
+    def _closing(self, call: Call) -> Headers:
+        if self._lobby.leaving and call.scope["http_version"].startswith("1"):
+            return [(b"connection", b"close")]
+        return []
 
     def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
         headers = [
@@ -130,9 +144,7 @@ class Application:
             headers.append((b"server-timing", _server_timing(call.timeline)))
             if call.describe is tei_error:
                 headers += timing_headers(call.timeline, seconds)
-        if self._lobby.leaving and call.scope["http_version"].startswith("1"):
-            headers.append((b"connection", b"close"))
-        return headers
+        return headers + self._closing(call)
 
     def _finish(self, call: Call, outcome: Answer, seconds: float) -> None:
         path = call.scope["path"]

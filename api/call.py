@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from staged_pool.api import status
-from staged_pool.api.asgi import Headers, Receive, Scope
+from staged_pool.api.asgi import Headers, Receive, Scope, Send
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
-from staged_pool.api.wire.pieces import Content
+from staged_pool.api.wire.pieces import Pieces
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.ticket import Timeline
 
@@ -28,6 +28,7 @@ MAX_TIMEOUT_S: Final = 86_400.0
 """A day: more is a mistake in the unit."""
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
+LINES: Final = b"application/x-ndjson"
 _TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -36,7 +37,7 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 class Answer:
     """One HTTP answer, complete."""
 
-    body: Content = b""
+    body: Pieces = b""
     status: int = 200
     content_type: bytes = JSON
     headers: Headers = field(default_factory=list)
@@ -54,13 +55,50 @@ class Answer:
         return Answer(body, status, headers=problem.headers(), word=problem.row.word)
 
 
+class Lines:
+    """An answer whose lines are sent as they come. Its head is sent with the first of them.
+
+    Args:
+        send: Of the request.
+        headers: Of the answer, but for its length, which nobody knows.
+    """
+
+    def __init__(self, send: Send, headers: Callable[[], Headers]) -> None:
+        self._send = send
+        self._headers = headers
+        self.begun = False
+
+    async def give(self, lines: bytes) -> None:
+        """Send some lines, each with its end. Waits for a client who is slow to read."""
+        if not self.begun:
+            self.begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+        await self._send({"type": "http.response.body", "body": lines, "more_body": True})
+
+    async def end(self, last: bytes) -> None:
+        """Send the last line."""
+        await self._send({"type": "http.response.body", "body": last + b"\n"})
+
+
 class Call:
     """One request, as its handler sees it."""
 
-    __slots__ = ("_receive", "body_bytes", "describe", "headers", "model", "request_id", "scope", "timeline")
+    __slots__ = (
+        "_receive",
+        "body_bytes",
+        "describe",
+        "headers",
+        "lines",
+        "model",
+        "request_id",
+        "scope",
+        "timeline",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, describe: Describe) -> None:
         self.scope = scope
+        self.lines: Lines | None = None
+        """For an answer that does not wait for its end; None where nothing can be sent yet."""
         self.describe = describe
         """How its client is told of a problem."""
         self._receive = receive
@@ -108,6 +146,11 @@ class Call:
         body: bytes | bytearray = (await self._receive()).get("body", b"")
         self.body_bytes = len(body)
         return body
+
+    @property
+    def wants_lines(self) -> bool:
+        """Whether the client asks for an answer line by line."""
+        return LINES in self.headers.get(b"accept", b"")
 
     def timeout_s(self) -> float:
         """How long the client waits for the answer, in seconds: `X-Request-Timeout`, or `Prefer: wait=`.

@@ -20,6 +20,7 @@ from staged_pool.api.tasks import Task, tasks
 from staged_pool.api.wire import aside, infinity, inputs, invocations, openai, tei_tokens, tokens
 from staged_pool.api.wire.exchange import Body, Exchange
 from staged_pool.api.wire.forms import read_form
+from staged_pool.api.wire.lines import LineExchange, ReadLines
 from staged_pool.api.wire.pieces import dump
 from staged_pool.runtime.engine import Engine
 from staged_pool.stages.errors import TooLarge, Unsupported
@@ -92,8 +93,10 @@ class Routes:
             call.describe = tei_tokens.tei_error
         engine = await self._engine_for(task, body, boundary)
         call.model = engine.card.name
-        exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary)
         call.timeline = Timeline()
+        if task.read_lines is not None and call.wants_lines:
+            return await self._stream(task.read_lines, engine, call, body, boundary)
+        exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary)
         written = await engine.submit(
             exchange.decode,
             exchange.encode,
@@ -102,6 +105,21 @@ class Routes:
             timeline=call.timeline,
         )
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
+
+    async def _stream(self, read: ReadLines, engine: Engine, call: Call, body: Body, boundary: bytes | None) -> Answer:
+        """The results line by line, and as the answer what is known at the end."""
+        if call.lines is None:
+            raise RuntimeError("lines are for requests that are answered by their handler")
+        exchange = LineExchange(read, body, engine.card, call.request_id, boundary=boundary)
+        tokens = await engine.stream(
+            exchange.decode,
+            exchange.encode,
+            call.lines.give,
+            body_bytes=len(body),
+            timeout_s=call.timeout_s(),
+            timeline=call.timeline,
+        )
+        return Answer(exchange.last(tokens))
 
     async def _engine_for(self, task: Task, body: Body, boundary: bytes | None) -> Engine:
         """The engine of the model that a body names; where it names none, the first that can do the task."""

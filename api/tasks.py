@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from staged_pool.api.wire import classify, cohere, openai, pooling, score, tei
 from staged_pool.api.wire.exchange import Body, Read
+from staged_pool.api.wire.lines import ReadLines
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
 
@@ -25,6 +26,8 @@ class Task:
     able: Callable[[ModelCard], bool]
     """Whether a model can do it. A path that no served model can do is not there."""
     read: Read
+    read_lines: ReadLines | None = None
+    """Reads it where the answer is wanted line by line; None where it is not to be had."""
     forms: bool = False
     """Whether its body may be a form, with pictures as files."""
     mark: Callable[[Body], bool] | None = None
@@ -37,9 +40,12 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     Args:
         auto_truncate: See `Application`.
     """
-    embeddings = Task("Embeddings", _gives(Output.DENSE), openai.read_embeddings, forms=True)
-    scores = Task("Score", _scores, score.read_score)
+    embeddings = Task(
+        "Embeddings", _gives(Output.DENSE), openai.read_embeddings, openai.read_embedding_lines, forms=True
+    )
+    scores = Task("Score", _scores, score.read_score, score.read_score_lines)
     rerank = partial(score.read_rerank, auto_truncate=auto_truncate)
+    ranking = Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="list"), score.read_rerank_lines)
     embed = partial(tei.read_embed, auto_truncate=auto_truncate)
     return {
         "/v1/embeddings": embeddings,
@@ -51,9 +57,9 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,
         "/v1/score": scores,
-        "/rerank": Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="rerank"), mark=_has_texts),
-        "/v1/rerank": Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="list")),
-        "/v2/rerank": Task("Rerank (Score)", _scores, partial(rerank, version="2", kind="list")),
+        "/rerank": replace(ranking, read=partial(rerank, version="1", kind="rerank"), mark=_has_texts),
+        "/v1/rerank": ranking,
+        "/v2/rerank": replace(ranking, read=partial(rerank, version="2", kind="list")),
         "/embed": Task("Embeddings", _gives(Output.DENSE), partial(embed, output=Output.DENSE)),
         "/embed_all": Task("Embeddings", _gives(Output.MULTI_VECTOR), partial(embed, output=Output.MULTI_VECTOR)),
         "/embed_sparse": Task("Embeddings", _gives(Output.SPARSE), partial(embed, output=Output.SPARSE)),

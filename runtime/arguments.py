@@ -11,7 +11,7 @@ from staged_pool.stages.errors import InvalidInput
 Texts: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
 """A text, several, or the token ids of several."""
 
-Inputs: TypeAlias = Texts | Content | Sequence[Content]
+Inputs: TypeAlias = Texts | Content | Sequence[Content | Sequence[int]]
 """The same, and pictures and conversations, alone or among texts."""
 
 _TEXT_OR_IDS = "a text or a list of token ids"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -205,8 +204,6 @@ class EngineConfig:
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         AllowedHosts.of(self.allow_media_domains)
-        if self.allow_media_path is not None and not os.path.isdir(self.allow_media_path):
-            raise ConfigError(f"allow_media_path={self.allow_media_path!r}: must be a folder")
         if self.model == "":
             raise ConfigError("model='': must be a folder or a hub id")
 

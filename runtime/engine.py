@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -29,11 +29,13 @@ from staged_pool.stages.errors import (
     InvalidInput,
     NoInputs,
     Overloaded,
+    StagedPoolError,
     UnknownModel,
     shortened,
 )
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.parse import Arrival
+from staged_pool.stages.rows import RowStream
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import Item, Plan, Request
@@ -64,6 +66,7 @@ class Engine(EngineTasks):
         self._config = config
         self._model = model
         self._preprocess_offload = tokenize
+        self._offload = offload
         self._clock = options.clock
         self._admission = Admission(config, {lane: parts.pace for lane, parts in lanes.items()}, options.clock)
         self._cancelled: Counter[str] = Counter()
@@ -119,6 +122,7 @@ class Engine(EngineTasks):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
+        stream: RowStream | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer.
 
@@ -133,6 +137,7 @@ class Engine(EngineTasks):
             body_bytes: Size of what `decode` reads.
             timeout_s: The answer is of no use after so many seconds.
             timeline: Filled in with the times of each stage.
+            stream: For `stream`, below.
 
         Raises:
             Overloaded: Refused at the door; nothing was done.
@@ -142,7 +147,7 @@ class Engine(EngineTasks):
         """
         await anyio.lowlevel.checkpoint_if_cancelled()  # a caller who has left is not one whose deadline is too short
         room, now, deadline = self._enter(body_bytes, timeout_s)
-        ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline)
+        ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline, stream=stream)
         self._tickets[ticket] = room
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
@@ -171,6 +176,60 @@ class Engine(EngineTasks):
             self._admission.leave(room, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
             if not self._tickets:
                 self._empty.set()
+
+    async def stream(
+        self,
+        decode: Callable[[], Request],
+        write: Callable[[Sequence[int], Any], R],
+        give: Callable[[R], Awaitable[None]],
+        *,
+        body_bytes: int = 0,
+        timeout_s: float = math.inf,
+        timeline: Timeline | None = None,
+    ) -> int:
+        """As `submit`, and hand over results as they are done, in any order. Returns the tokens of the request.
+
+        No stage waits for `give`, and neither does a drain: once the last row is there the request has left the
+        engine, however much of it is still to be given. An error comes after the call of `give` that runs.
+
+        Args:
+            decode: See `submit`.
+            write: Makes what is given out of places in the request's result, and a result of these alone; in a thread.
+            give: Takes it; one call at a time.
+            body_bytes: See `submit`.
+            timeout_s: The last row is of no use after so many seconds.
+            timeline: See `submit`.
+
+        Raises:
+            StagedPoolError: As for `submit`.
+        """
+        rows, failure, tokens = RowStream(), None, 0
+        with _single_errors():
+            async with anyio.create_task_group() as giving:
+                giving.start_soon(self._give_rows, rows, write, give)
+                try:
+                    tokens = await self.submit(
+                        decode,
+                        _itself,
+                        body_bytes=body_bytes,
+                        timeout_s=timeout_s,
+                        timeline=timeline,
+                        stream=rows,
+                    )
+                except StagedPoolError as error:
+                    failure = error
+                rows.close(keep=failure is None)
+        if failure is not None:
+            raise failure
+        return tokens
+
+    async def _give_rows(
+        self, rows: RowStream, write: Callable[[Sequence[int], Any], R], give: Callable[[R], Awaitable[None]]
+    ) -> None:
+        while (finish := await rows.next()) is not None:
+            given = await self._offload(_write_some(write), finish)
+            if given is not None:
+                await give(given)
 
     def overload(self, body_bytes: int) -> Overloaded | None:
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
@@ -311,6 +370,20 @@ class Engine(EngineTasks):
         for ticket, scope in list(self._scopes.items()):
             if ticket.fail(EngineStopped(message)):
                 scope.cancel()  # its caller may still wait for room in front of parse
+
+
+def _itself(tokens: int) -> int:
+    return tokens
+
+
+def _write_some(
+    write: Callable[[Sequence[int], Any], R],
+) -> Callable[[Callable[[], tuple[Sequence[int], object]]], R | None]:
+    def written(finish: Callable[[], tuple[Sequence[int], object]]) -> R | None:
+        places, result = finish()
+        return write(places, result) if places else None
+
+    return written
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from staged_pool.runtime.requests import (
 )
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult, TokenClassifyResult
 from staged_pool.runtime.tasks.score import check_top_n, rank
+from staged_pool.stages.rows import RowStream
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Request
 
@@ -46,6 +47,7 @@ class EngineTasks(ABC):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
+        stream: RowStream | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer."""
 

@@ -13,6 +13,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.media.fetcher import MediaFetcher
+from staged_pool.runtime.media.files import check_folder
 from staged_pool.runtime.model import Model
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS
 from staged_pool.runtime.threads import OwnThreads
@@ -122,4 +123,5 @@ def _check_names(names: Sequence[str]) -> None:
 def _load(config: EngineConfig) -> Model:
     from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
 
+    check_folder(config.allow_media_path)
     return load_model(config)

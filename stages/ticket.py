@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 import anyio
 
 from staged_pool.stages.errors import InvalidInput, MediaUnavailable, ModelFailed, StagedPoolError
+from staged_pool.stages.rows import RowStream
 from staged_pool.stages.work import Item, Parts, Plan, Request
 
 Decode: TypeAlias = Callable[[], Request]
@@ -80,6 +81,7 @@ class Ticket:
         load: See `Load`.
         deadline: On the clock of the stages, in seconds; `math.inf` for none.
         timeline: Where the stages note their times; the caller may hold it too.
+        stream: Gets each row, too. `encode` then makes the answer out of the number of tokens alone.
     """
 
     __slots__ = (
@@ -92,6 +94,7 @@ class Ticket:
         "_plan",
         "_rows",
         "_standings",
+        "_stream",
         "_value",
         "deadline",
         "load",
@@ -108,6 +111,7 @@ class Ticket:
         *,
         deadline: float = math.inf,
         timeline: Timeline | None = None,
+        stream: RowStream | None = None,
     ) -> None:
         self.load = load
         self.deadline = deadline
@@ -117,6 +121,7 @@ class Ticket:
         self.settled = False
         self._decode: Decode | None = decode
         self._encode: Encode | None = encode
+        self._stream = stream
         self._plan: Plan[object] | None = None
         self._rows: list[object] = []
         self._left = 0
@@ -147,6 +152,8 @@ class Ticket:
         self._left = len(plan.inputs)
         self._rows = [None] * self._left
         self.timeline.items = self._left
+        if self._stream is not None:
+            self._stream.expect(plan)
 
     def split(self, index: int, parts: int) -> None:
         """One of its inputs goes on as so many items; a row must be delivered for each."""
@@ -162,6 +169,9 @@ class Ticket:
             parts[item.part] = item.payload
         else:
             self._rows[item.index] = item.payload
+        row = self._rows[item.index]
+        if self._stream is not None and not (isinstance(row, Parts) and any(part is None for part in row)):
+            self._stream.add(item.index, row)
         self._left -= 1
         self.timeline.tokens += item.cost
         return self._left == 0
@@ -209,6 +219,8 @@ class Ticket:
         encode, plan, rows, tokens = self._encode, self._plan, self._rows, self.timeline.tokens
         if encode is None or plan is None or self._left:
             raise RuntimeError("an answer is made once, of all rows")
+        if self._stream is not None:
+            return lambda: encode(tokens)
         return lambda: encode(plan.finish(rows, tokens))
 
     def resolve(self, value: object) -> bool:

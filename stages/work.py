@@ -32,6 +32,10 @@ class Plan(Generic[P_co]):
     finish: Callable[[Sequence[object], int], object]
     """Makes the result of one row for each input (`Parts` for one that was cut) and of the tokens read. Runs once, in
     postprocess; may run in a thread."""
+    finish_some: Callable[[Sequence[object], Sequence[int]], tuple[Sequence[int], object]] | None = None
+    """For a caller who wants results as they come. Of the rows that are there so far (None: not yet) and the inputs
+    whose rows are new: the places of the results that are complete by them, and a result of these alone. Each result
+    is complete once. None: there is only the whole."""
     locate: Callable[[int], tuple[str, int]] | None = None
     """Which field of the request an input was made of, and where in it it stands; for errors. None: the inputs are
     those of the request, in its order."""

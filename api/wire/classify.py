@@ -10,7 +10,7 @@ import numpy as np
 from staged_pool.api.wire import infinity, jsons
 from staged_pool.api.wire.exchange import Body, Write, listing, named
 from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
-from staged_pool.api.wire.pieces import Content
+from staged_pool.api.wire.pieces import Pieces
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Aggregation, ClassifyRequest, TokenClassifyRequest
@@ -55,7 +55,7 @@ def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequ
     return request, named(encode_classify_tokens, fields.request_id)
 
 
-def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Content:
+def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the answer; see `Write`. `label` is null where the model's labels have no names; `labels` says what each of
     the `probs` is of."""
     best = result.scores.argmax(axis=1).tolist()
@@ -79,7 +79,7 @@ def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int)
     )
 
 
-def encode_classify_tokens(result: TokenClassifyResult, /, *, request_id: str, created: int) -> Content:
+def encode_classify_tokens(result: TokenClassifyResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the answer; see `Write`."""
     data = [{"index": index, "entities": entities} for index, entities in enumerate(result.entities)]
     return listing("classify", data, model=result.model, usage=result.usage, request_id=request_id, created=created)

@@ -14,7 +14,7 @@ from staged_pool.api.wire.exchange import Body, Write, named
 from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
 from staged_pool.api.wire.jina import EmbeddingType, encoding_of
 from staged_pool.api.wire.pictures import Part, document, read_image, with_options
-from staged_pool.api.wire.pieces import Content, dump, dump_list, joined
+from staged_pool.api.wire.pieces import Pieces, dump, dump_list, joined
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, TextInput
@@ -139,7 +139,7 @@ def encode_embed(
     *,
     request_id: str,
     created: int,
-) -> Content:
+) -> Pieces:
     """Write the answer; see `Write`.
 
     Args:
@@ -163,14 +163,14 @@ def encode_embed(
     return joined((opening, embeddings, b"," + dump(after)[1:]))
 
 
-def _by_type(result: EmbedResult, types: tuple[EmbeddingType, ...]) -> Iterator[Content]:
+def _by_type(result: EmbedResult, types: tuple[EmbeddingType, ...]) -> Iterator[Pieces]:
     for place, name in enumerate(types):
         yield (b"," if place else b"{") + dump(name) + b":"
         yield _column(result, name)
     yield b"}"
 
 
-def _column(result: EmbedResult, name: EmbeddingType) -> Content:
+def _column(result: EmbedResult, name: EmbeddingType) -> Pieces:
     encoding = encoding_of(name)
     rows = (encoding.value(row) for row in result.embeddings)
     return dump_list(rows, item_values=result.embeddings.shape[1])

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from staged_pool.api.wire import aside, forms
-from staged_pool.api.wire.pieces import Content, dump_around
+from staged_pool.api.wire.pieces import Pieces, dump_around
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.work import Request
 
 Body: TypeAlias = bytes | bytearray
+W = TypeVar("W")
 
 JSON: Final = b"application/json"
 
@@ -22,7 +23,7 @@ JSON: Final = b"application/json"
 class Written:
     """An answer that is not only JSON."""
 
-    content: Content
+    content: Pieces
     content_type: bytes = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
@@ -30,7 +31,7 @@ class Written:
 class Write(Protocol):
     """Writes the answer of one request."""
 
-    def __call__(self, result: Any, /, *, request_id: str, created: int) -> Content | Written:
+    def __call__(self, result: Any, /, *, request_id: str, created: int) -> Pieces | Written:
         """Args:
         result: Of the request's task.
         request_id: Becomes part of the answer's `id`.
@@ -46,8 +47,8 @@ The second value holds what the answer needs of the request and the engine has n
 """
 
 
-class Exchange:
-    """What `Engine.submit` is given for one HTTP request. The body is let go once decoded.
+class Received(Generic[W]):
+    """One HTTP request until it is answered. The body is let go once decoded.
 
     Args:
         read: Of the request's route.
@@ -57,35 +58,52 @@ class Exchange:
         boundary: Of a form. None: the body is JSON.
     """
 
-    __slots__ = ("_body", "_boundary", "_card", "_read", "_request_id", "_write")
+    __slots__ = ("_body", "_boundary", "_card", "_read", "_request_id", "_writer")
 
     def __init__(
-        self, read: Read, body: Body, card: ModelCard, request_id: str, *, boundary: bytes | None = None
+        self,
+        read: Callable[[Body, ModelCard], tuple[Request, W]],
+        body: Body,
+        card: ModelCard,
+        request_id: str,
+        *,
+        boundary: bytes | None = None,
     ) -> None:
         self._read = read
         self._body = body
         self._boundary = boundary
         self._card = card
         self._request_id = request_id
-        self._write: Write | None = None
+        self._writer: W | None = None
 
     def decode(self) -> Request:
         """The request, once. Runs in the parse stage."""
         body, self._body = self._body, b""
         if self._boundary is None:
-            request, self._write = aside.read(self._read_json, body)
+            request, self._writer = aside.read(self._read_json, body)
         else:
-            request, self._write = aside.read_marked(self._read_json, forms.read_form(body, self._boundary))
+            request, self._writer = aside.read_marked(self._read_json, forms.read_form(body, self._boundary))
         return request
 
-    def _read_json(self, body: Body) -> tuple[Request, Write]:
+    def _read_json(self, body: Body) -> tuple[Request, W]:
         return self._read(body, self._card)
+
+    @property
+    def writer(self) -> W:
+        """What writes its answer."""
+        if self._writer is None:
+            raise RuntimeError("a request is decoded before it is answered")
+        return self._writer
+
+
+class Exchange(Received[Write]):
+    """What `Engine.submit` is given for one HTTP request."""
+
+    __slots__ = ()
 
     def encode(self, result: object) -> Written:
         """The answer. Runs in the postprocess stage."""
-        if self._write is None:
-            raise RuntimeError("a request is decoded before it is answered")
-        written = self._write(result, request_id=self._request_id, created=int(time.time()))
+        written = self.writer(result, request_id=self._request_id, created=int(time.time()))
         return written if isinstance(written, Written) else Written(written)
 
 
@@ -94,7 +112,7 @@ def named(write: Write, request_id: str | None) -> Write:
     if request_id is None:
         return write
 
-    def write_named(result: Any, /, *, request_id: str, created: int) -> Content | Written:
+    def write_named(result: Any, /, *, request_id: str, created: int) -> Pieces | Written:
         return write(result, request_id=own, created=created)
 
     own = request_id
@@ -111,7 +129,7 @@ def listing(
     created: int,
     item_values: int = 1,
     **others: object,
-) -> Content:
+) -> Pieces:
     """The answer of a task that has one object for each input, as OpenAI's and vLLM's clients expect it.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from staged_pool.api.wire.exchange import usage_fields
-from staged_pool.api.wire.pieces import Content, dump, dump_around
+from staged_pool.api.wire.pieces import Pieces, dump, dump_around
 from staged_pool.api.wire.tei import labels_by_score
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
@@ -13,7 +13,7 @@ from staged_pool.runtime.results import ClassifyResult
 from staged_pool.runtime.statistics import EngineStatistics
 
 
-def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Content:
+def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the labels of each input, the likeliest first; see `Write`."""
     before = {"object": "classify", "id": f"classify-{request_id}", "model": result.model, "created": created}
     rows = labels_by_score(result)

@@ -14,7 +14,8 @@ from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.inputs import InputFields, Modality, inputs_of
 from staged_pool.api.wire.jina import EmbeddingType
-from staged_pool.api.wire.pieces import Content, dump
+from staged_pool.api.wire.lines import LineWriter
+from staged_pool.api.wire.pieces import Pieces, dump
 from staged_pool.api.wire.raw import write_raw
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
@@ -65,6 +66,24 @@ _BODY: Final = msgspec.json.Decoder(EmbeddingsBody)
 
 def read_embeddings(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
+    request, encodings, fields = _read(body, card)
+    return request, named(partial(encode_embeddings, encodings=encodings), fields.request_id)
+
+
+def read_embedding_lines(body: Body, card: ModelCard) -> tuple[EmbedRequest, LineWriter]:
+    """See `ReadLines`."""
+    request, encodings, fields = _read(body, card)
+    if any(encoding.is_bytes for encoding in encodings.values()):
+        raise wrong("encoding_format", "lines are JSON; expected `float` or `base64`")
+
+    def write(places: Sequence[int], result: EmbedResult) -> Iterator[Mapping[str, object]]:
+        for place, entry in zip(places, _entries(result, encodings), strict=True):
+            yield {**entry, "index": place}
+
+    return request, LineWriter("embd", fields.request_id, write)
+
+
+def _read(body: Body, card: ModelCard) -> tuple[EmbedRequest, Mapping[str, Encoding], EmbeddingsBody]:
     fields = jsons.decode(_BODY, body)
     if fields.normalize is not msgspec.UNSET:
         message = "Parameter `normalize` was removed; use `use_activation` instead."
@@ -83,7 +102,7 @@ def read_embeddings(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
         prompt_name=_prompt_name(fields, card),
         prompt=fields.prompt,
     )
-    return request, named(partial(encode_embeddings, encodings=encodings), fields.request_id)
+    return request, encodings, fields
 
 
 def _prompt_name(fields: EmbeddingsBody, card: ModelCard) -> str | None:
@@ -113,7 +132,7 @@ def _encodings(fields: EmbeddingsBody) -> Mapping[str, Encoding]:
 
 def encode_embeddings(
     result: EmbedResult, /, encodings: Mapping[str, Encoding], *, request_id: str, created: int
-) -> Content | Written:
+) -> Pieces | Written:
     """Write the answer; see `Write`.
 
     Args:
@@ -123,22 +142,22 @@ def encode_embeddings(
         created: See `Write`.
     """
     about: dict[str, Any] = {"model": result.model, "usage": result.usage, "request_id": request_id, "created": created}
-    [first, *others] = encodings.values()
+    first = next(iter(encodings.values()))
     if first.is_bytes:
         return write_raw(result.embeddings, first, kind="embd", **about)
-    data = _several(result, encodings) if others else _one(result, first)
-    return listing("embd", data, item_values=result.embeddings.shape[1] * len(encodings), **about)
+    return listing(
+        "embd", _entries(result, encodings), item_values=result.embeddings.shape[1] * len(encodings), **about
+    )
 
 
-def _one(result: EmbedResult, encoding: Encoding) -> Iterator[Mapping[str, object]]:
+def _entries(result: EmbedResult, encodings: Mapping[str, Encoding]) -> Iterator[Mapping[str, object]]:
+    single = next(iter(encodings.values())) if len(encodings) == 1 else None
     for index, row in enumerate(result.embeddings):
-        yield {"index": index, "object": "embedding", "embedding": encoding.value(row), **encoding.scale(row)}
-
-
-def _several(result: EmbedResult, encodings: Mapping[str, Encoding]) -> Iterator[Mapping[str, object]]:
-    for index, row in enumerate(result.embeddings):
-        each = {name: encoding.value(row) for name, encoding in encodings.items()}
-        yield {"index": index, "object": "embedding", "embedding": each}
+        if single is not None:
+            yield {"index": index, "object": "embedding", "embedding": single.value(row), **single.scale(row)}
+        else:
+            each = {name: encoding.value(row) for name, encoding in encodings.items()}
+            yield {"index": index, "object": "embedding", "embedding": each}
 
 
 def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:

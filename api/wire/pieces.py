@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import orjson
 from numpy.typing import NDArray
 
-Content: TypeAlias = bytes | tuple[bytes, ...]
+Pieces: TypeAlias = bytes | tuple[bytes, ...]
 """The body of an answer; a large one in the pieces in which it was made, which are sent one by one."""
 
 PIECE_VALUES: Final = 16_384
@@ -34,7 +34,7 @@ def dump_array(array: NDArray[Any]) -> orjson.Fragment:
     return orjson.Fragment(b"[" + b",".join(_with_pauses(parts)) + b"]")
 
 
-def dump_list(items: Iterable[object], *, item_values: int) -> Content:
+def dump_list(items: Iterable[object], *, item_values: int) -> Pieces:
     """JSON of a list.
 
     Args:
@@ -46,7 +46,7 @@ def dump_list(items: Iterable[object], *, item_values: int) -> Content:
 
 def dump_around(
     before: Mapping[str, object], name: str, items: Iterable[object], after: Mapping[str, object], *, item_values: int
-) -> Content:
+) -> Pieces:
     """JSON of an object of which one entry, a list, may be large.
 
     Args:
@@ -60,7 +60,7 @@ def dump_around(
     return _joined(opening, items, b"]," + dump(after)[1:], item_values)
 
 
-def joined(parts: Iterable[Content]) -> Content:
+def joined(parts: Iterable[Pieces]) -> Pieces:
     """Contents one after the other; what is small becomes one piece with its neighbours."""
     pieces: list[bytes] = []
     for part in parts:
@@ -72,7 +72,7 @@ def joined(parts: Iterable[Content]) -> Content:
     return pieces[0] if len(pieces) == 1 else tuple(pieces)
 
 
-def _joined(opening: bytes, items: Iterable[object], ending: bytes, item_values: int) -> Content:
+def _joined(opening: bytes, items: Iterable[object], ending: bytes, item_values: int) -> Pieces:
     groups = _groups(iter(items), max(1, PIECE_VALUES // max(1, item_values)))
     pieces = list(_with_pauses(dump(group)[1:-1] for group in groups))
     if len(pieces) < 2:

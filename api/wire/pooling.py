@@ -14,7 +14,7 @@ from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.inputs import inputs_of, text_inputs
 from staged_pool.api.wire.openai import EncodingFields
-from staged_pool.api.wire.pieces import Content
+from staged_pool.api.wire.pieces import Pieces
 from staged_pool.api.wire.raw import write_raw
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
@@ -99,7 +99,7 @@ def encode_pooling(
     *,
     request_id: str,
     created: int,
-) -> Content | Written:
+) -> Pieces | Written:
     """Write the answer.
 
     Args:

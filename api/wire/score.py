@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import jsons, pieces, tei
+from staged_pool.api.wire import jsons, tei
 from staged_pool.api.wire.exchange import Body, Write, listing, named, usage_fields
 from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
 from staged_pool.api.wire.inputs import check_max_tokens
+from staged_pool.api.wire.lines import LineWriter
 from staged_pool.api.wire.pictures import Part, document, echo, with_options
-from staged_pool.api.wire.pieces import dump
+from staged_pool.api.wire.pieces import Pieces, dump
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
@@ -88,14 +89,48 @@ _RERANK: Final = msgspec.json.Decoder(RerankBody)
 
 def read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
+    request, fields = _read_score(body, card)
+    return request, named(encode_score, fields.request_id)
+
+
+def _read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, ScoreBody]:
     fields = jsons.decode(_SCORE, body)
     names = _names(fields)
     queries, documents = (_contents(getattr(fields, name), name, fields) for name in names)
     if len(queries) not in (1, len(documents)):
         found = f"found {len(queries)} and {len(documents)}"
         raise wrong(names[0], f"{names[0]} and {names[1]} must be 1:1, 1:N or N:N texts; {found}")
-    request = _request(fields, queries, documents, card, activate=fields.use_activation is not False)
-    return request, named(encode_score, fields.request_id)
+    return _request(fields, queries, documents, card, activate=fields.use_activation is not False), fields
+
+
+def read_score_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWriter]:
+    """See `ReadLines`."""
+    request, fields = _read_score(body, card)
+
+    def write(places: Sequence[int], result: ScoreResult) -> Iterator[Mapping[str, object]]:
+        for place, score in zip(places, result.scores, strict=True):
+            yield {"index": place, "object": "score", "score": score}
+
+    return request, LineWriter("score", fields.request_id, write)
+
+
+def read_rerank_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWriter]:
+    """See `ReadLines`. The lines are in the order in which the scores are known, so there are no first `top_n`."""
+    fields = jsons.decode(_RERANK, body)
+    if fields.documents is None:
+        raise wrong("documents", "this field is required")
+    if fields.top_n:
+        raise wrong("top_n", "lines come as the scores do; which are the highest is not known before the last of them")
+    documents = _contents(fields.documents, "documents", fields)
+    activate = fields.use_activation is not False and not fields.raw_scores
+    request = _request(fields, _contents(fields.query, "query", fields), documents, card, activate=activate)
+    kept = None if fields.return_documents is False else documents
+
+    def write(places: Sequence[int], result: ScoreResult) -> Iterator[Mapping[str, object]]:
+        for place, score in zip(places, result.scores, strict=True):
+            yield {"index": place, **_document(kept, place), "relevance_score": score}
+
+    return request, LineWriter("score", fields.request_id, write)
 
 
 def read_rerank(
@@ -200,7 +235,7 @@ def _limit(field: str, value: int | None, card: ModelCard) -> int | None:
     return value or None
 
 
-def encode_score(result: ScoreResult, /, *, request_id: str, created: int) -> pieces.Content:
+def encode_score(result: ScoreResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the scores, in the order of the documents; see `Write`."""
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(result.scores)]
     return listing("score", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
@@ -230,9 +265,8 @@ def encode_rerank(
     """
     results: list[dict[str, object]] = []
     for ranked in rank(result, top_n).ranking:
-        document = {} if documents is None else {"document": echo(documents[ranked.index])}
         score = np.float32(ranked.score)  # printed as `/score` prints it
-        results.append({"index": ranked.index, **document, "relevance_score": score})
+        results.append({"index": ranked.index, **_document(documents, ranked.index), "relevance_score": score})
     usage = usage_fields(result.usage)
     units = math.ceil(len(result.scores) / DOCUMENTS_A_SEARCH_UNIT)
     return dump(
@@ -246,3 +280,7 @@ def encode_rerank(
             "meta": {"api_version": {"version": version}, "billed_units": {"search_units": units}},
         }
     )
+
+
+def _document(documents: tuple[Content, ...] | None, index: int) -> dict[str, object]:
+    return {} if documents is None else {"document": echo(documents[index])}

@@ -15,7 +15,7 @@ import numpy as np
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.fields import Dimensions
-from staged_pool.api.wire.pieces import Content, dump, dump_list
+from staged_pool.api.wire.pieces import Pieces, dump, dump_list
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
@@ -130,19 +130,19 @@ def _empty(field: str) -> NoInputs:
     return NoInputs(f"`{field}` cannot be empty", param=field)
 
 
-def encode_embed(result: EmbedResult, /, *, request_id: str, created: int) -> Content:
+def encode_embed(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the vectors; see `Write`."""
     vectors = np.ascontiguousarray(result.embeddings)
     return dump_list(vectors, item_values=vectors.shape[1])
 
 
-def encode_embed_all(result: EmbedResult, /, *, request_id: str, created: int) -> Content:
+def encode_embed_all(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the vectors of the tokens of each input; see `Write`."""
     matrices = [np.ascontiguousarray(matrix) for matrix in result.multi_vector or ()]
     return dump_list(matrices, item_values=max(matrix.size for matrix in matrices))
 
 
-def encode_embed_sparse(result: EmbedResult, /, *, request_id: str, created: int) -> Content:
+def encode_embed_sparse(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the entries of each vector that are not 0; see `Write`."""
     vectors = result.sparse or ()
     rows = (
@@ -186,7 +186,7 @@ def _predicted(
     return PairInput(first=texts[0], second=texts[1], max_tokens=text.max_tokens)
 
 
-def encode_predict(result: ClassifyResult, /, single: bool, *, request_id: str, created: int) -> Content:
+def encode_predict(result: ClassifyResult, /, single: bool, *, request_id: str, created: int) -> Pieces:
     """Write the labels of each input, the likeliest first; see `Write`. Labels without a name are called `LABEL_0`.
 
     Args:
@@ -208,7 +208,7 @@ def labels_by_score(result: ClassifyResult) -> Iterator[list[dict[str, object]]]
         yield [{"label": names[place] or f"LABEL_{place}", "score": row[place]} for place in order]
 
 
-def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, request_id: str, created: int) -> Content:
+def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, request_id: str, created: int) -> Pieces:
     """Write the texts, the best first; see `Write`.
 
     Args:
@@ -244,7 +244,7 @@ def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tupl
     return request, encode_similarity
 
 
-def encode_similarity(result: EmbedResult, /, *, request_id: str, created: int) -> Content:
+def encode_similarity(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the cosine of the first vector and each of the others; see `Write`."""
     vectors = normalized(result.embeddings)
     return dump(vectors[1:] @ vectors[0])

@@ -9,9 +9,19 @@ from pathlib import Path
 from typing import Final
 
 from staged_pool.runtime.media.urls import PARAM, refused
-from staged_pool.stages.errors import TooLarge, UnusableMedia
+from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia
 
 _WHY: Final = {errno.ENOENT: "is not there", errno.ENOTDIR: "is not there", errno.EISDIR: "is no file"}
+
+
+def check_folder(folder: str | None) -> None:
+    """Refuse a setting for the folder that is none. Blocks; for a thread.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"allow_media_path={folder!r}: must be a folder")
 
 
 def read_file(folder: Path, path: str, max_bytes: int) -> bytes:

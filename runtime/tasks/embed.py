@@ -34,7 +34,7 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
     role = _role(request.prompt_name)
     may_split = card.splits_long_inputs and request.outputs == DENSE_ONLY
     inputs = [ModelInput(text, request.outputs, prompt, role, may_split) for text in request.inputs]
-    return Plan(inputs, partial(_finish, request, card))
+    return Plan(inputs, partial(_finish, request, card), partial(_finish_some, request, card))
 
 
 def _check_outputs(outputs: Outputs, card: ModelCard) -> None:
@@ -98,6 +98,12 @@ def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], toke
         usage=Usage(tokens),
         model=card.name,
     )
+
+
+def _finish_some(
+    request: EmbedRequest, card: ModelCard, rows: Sequence[object], fresh: Sequence[int]
+) -> tuple[Sequence[int], EmbedResult]:
+    return fresh, _finish(request, card, [rows[index] for index in fresh], 0)
 
 
 def _dense(request: EmbedRequest, card: ModelCard, rows: Sequence[object]) -> NDArray[np.float32]:

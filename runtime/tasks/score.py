@@ -46,12 +46,17 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
         raise Unsupported(f"The model `{card.name}` cannot score pairs of texts.")
     _check(request, card)
     if card.scoring == "cross-encoder":
-        return Plan(_pairs(request, card), partial(_finish_pairs, request, card))
+        return Plan(_pairs(request, card), partial(_finish_pairs, request, card), partial(_some_pairs, request, card))
     if request.instruction is not None:
         raise InvalidInput(f"The model `{card.name}` takes no instruction.", param="instruction")
     queries = [_alone(content, "query", request, card) for content in request.queries]
     documents = [_alone(content, "document", request, card) for content in request.documents]
-    return Plan(queries + documents, partial(_finish_texts, request, card), partial(_locate, len(queries)))
+    return Plan(
+        queries + documents,
+        partial(_finish_texts, request, card),
+        partial(_some_texts, request, card),
+        partial(_locate, len(queries)),
+    )
 
 
 def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
@@ -148,8 +153,35 @@ def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object]
     return ScoreResult(scores=scores[:, 0], usage=Usage(tokens), model=card.name)
 
 
+def _some_pairs(
+    request: ScoreRequest, card: ModelCard, rows: Sequence[object], fresh: Sequence[int]
+) -> tuple[Sequence[int], ScoreResult]:
+    return fresh, _finish_pairs(request, card, [rows[index] for index in fresh], 0)
+
+
 def _finish_texts(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
-    queries, documents = rows[: len(request.queries)], rows[len(request.queries) :]
+    return _compared(rows[: len(request.queries)], rows[len(request.queries) :], card, tokens)
+
+
+def _some_texts(
+    request: ScoreRequest, card: ModelCard, rows: Sequence[object], fresh: Sequence[int]
+) -> tuple[Sequence[int], ScoreResult | None]:
+    """A document has its score when its row and that of its query are there, and one of them is new."""
+    count, new = len(request.queries), set(fresh)
+    pairs = [
+        (query, count + place)
+        for place in range(len(request.documents))
+        for query in (place if count > 1 else 0,)
+        if not new.isdisjoint((query, count + place)) and rows[query] is not None and rows[count + place] is not None
+    ]
+    if not pairs:
+        return (), None
+    queries = [rows[query] for query, _ in pairs]
+    documents = [rows[document] for _, document in pairs]
+    return [document - count for _, document in pairs], _compared(queries, documents, card, 0)
+
+
+def _compared(queries: Sequence[object], documents: Sequence[object], card: ModelCard, tokens: int) -> ScoreResult:
     if card.scoring == "bi-encoder":
         scores = _similarities(queries, documents, card)
     elif card.scoring == "sparse":

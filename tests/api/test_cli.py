@@ -143,6 +143,8 @@ def test_it_ends_when_told_while_it_loads(tiny_folder: Path, tmp_path: Path, pro
         (("--preprocess-limit", "0"), "must be at least 1"),
         (("--body-limit-mb", "0"), "must be between 0.001 and 2048"),
         (("--port", "99999"), "must be between 0 and 65535"),
+        (("--media-timeout", "0.0"), "must be between 0.001 and 86400"),
+        (("--max-image-pixels", "0"), "must be at least 1"),
     ],
 )
 def test_a_setting_out_of_range_is_named_as_a_flag(flag: tuple[str, str], words: str) -> None:
@@ -226,6 +228,16 @@ def test_a_task_that_the_model_cannot_do_ends_with_one_line(tiny_folder: Path) -
     assert done.stderr.splitlines()[-1].endswith("has no labels to classify texts by.")
 
 
+def test_a_picture_is_read_from_its_file_and_a_model_of_texts_refuses_it(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"cat")
+    done = run("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "cat.png"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].endswith("reads no images.")
+    missing = run("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "dog.png"))
+    assert missing.returncode == 2
+    assert "dog.png" in "".join(missing.stderr.split())
+
+
 def test_the_version_is_printed() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout.strip().count(".")) == (0, 2)
@@ -237,6 +249,7 @@ def test_the_version_is_printed() -> None:
         ("drain_timeout_s=-1: must be at least 0", "--drain-timeout -1: must be at least 0"),
         ("body_limit_mb=0: must be between", "--body-limit-mb 0: must be between"),
         ("the folder has no weights", "the folder has no weights"),
+        ("allow_media_domains='a b': must be", "--allow-media-domain 'a b': must be"),
     ],
 )
 def test_messages_speak_of_flags(message: str, words: str) -> None:

@@ -179,7 +179,8 @@ def test_teis_predictions(serve: Serve, tiny_folder: TinyFolder) -> None:
     one = answer(serve("ce-nli-3label"), "/predict", inputs=TEXTS[:2])
     assert_allclose([entry["score"] for entry in pairs[0]], [entry["score"] for entry in one], atol=1e-5)
     assert len(pairs) == 2
-    for wrong in ([["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]):
+    wrongs: list[Any] = [[["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]]
+    for wrong in wrongs:
         assert refusal(client, "/predict", 422, inputs=wrong)["error_type"] == "validation"
 
 

@@ -131,7 +131,8 @@ def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> 
     assert (unknown["message"], unknown["type"]) == ("The model `x` does not exist.", "NotFoundError")
     text = client.post("/v1/embeddings", content=b'{"input":"a"}', headers={"content-type": "text/plain"})
     assert text.status_code == 415
-    assert text.json()["error"]["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
+    message = text.json()["error"]["message"]
+    assert message.startswith("Unsupported Media Type: Only 'application/json' is allowed")
     for body in (b"{", b"[]", b"1"):
         wrong = client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
         assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "BadRequestError")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from numpy.testing import assert_array_equal
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.runtime.requests import EmbedRequest, Output, TextInput, TokenClassifyRequest
+from staged_pool.runtime.requests import Chat, EmbedRequest, Image, Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from tests.doubles import CARD, LetterModel, expected
+from tests.runtime.seeing import SeeingModel
+from tests.runtime.seeing import engine_on as an_engine_on
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +46,15 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], str, int | None]] =
     "an output that is no vector": (lambda e: e.embed("a", outputs="labels"), "outputs", None),
     "a prompt that is no text": (lambda e: e.embed("a", prompt=3), "prompt", None),
     "a prompt's name that is no text": (lambda e: e.embed("a", prompt_name=["query"]), "prompt_name", None),
+    "a picture of no bytes": (lambda e: e.embed(["a", Image(Path("a.png"))]), "input", 1),  # type: ignore[arg-type]
+    "a picture of bytes that may change": (lambda e: e.embed(Image(bytearray(1))), "input", 0),  # type: ignore[arg-type]
+    "a picture in a pair": (lambda e: e.classify([("a", Image(b"b"))]), "input", 0),
+    "a picture whose labels are of tokens": (lambda e: e.classify_tokens([Image(b"b")]), "input", 0),
+    "a picture of no bytes among documents": (
+        lambda e: e.score("a", ["b", Image(None)]),  # type: ignore[arg-type]
+        "documents",
+        1,
+    ),
     "no query": (lambda e: e.rerank(None, ["a"]), "queries", None),
     "no documents": (lambda e: e.score("a", None), "documents", None),
     "a number among documents": (lambda e: e.score("a", ["b", 3]), "documents", 1),
@@ -59,6 +71,21 @@ async def test_a_wrong_argument_is_refused_by_its_name(what: str) -> None:
         with pytest.raises(InvalidInput) as caught:
             await ask(engine)
         assert (caught.value.param, caught.value.index) == (param, index)
+
+
+async def test_pictures_and_conversations_may_stand_where_texts_do() -> None:
+    chat = Chat(({"role": "user", "content": ("a", Image(b"cat"))},))
+    spoken = Chat(({"role": "user", "content": "hi"},))
+    async with an_engine_on(SeeingModel()) as engine:
+        alone = await engine.embed(Image(b"cat"))
+        among = await engine.embed(["a", Image(b"dog"), chat, [97], spoken])
+        scores = (await engine.score(Image(b"cat"), ["a", Image(b"cat"), chat])).scores
+        ranking = (await engine.rerank("a", [Image(b"cat"), "a"])).ranking
+    assert_array_equal(alone.embeddings, [expected("cat")])
+    wanted = [expected(letters) for letters in ("a", "dog", "cat", "a", "<user>hi")]
+    assert_array_equal(among.embeddings, wanted)
+    assert scores[1] == pytest.approx(1)
+    assert ranking[0].index == 1
 
 
 async def test_one_output_may_be_given_by_its_name_alone() -> None:

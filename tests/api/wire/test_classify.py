@@ -21,6 +21,7 @@ from staged_pool.api.wire.classify import (
 from staged_pool.runtime.requests import ClassifyRequest, PairInput, TextInput, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, Entity, TokenClassifyResult, Usage
 from staged_pool.stages.errors import InvalidInput
+from tests.api.wire.reading import parsed
 from tests.doubles import CARD
 
 SCORES = st_numpy.arrays(
@@ -32,7 +33,7 @@ SCORES = st_numpy.arrays(
 
 def classified(scores: NDArray[np.float32], labels: tuple[str, ...]) -> Any:
     result = ClassifyResult(scores=scores, labels=labels, usage=Usage(7), model="m")
-    return json.loads(encode_classify(result, request_id="r", created=1))
+    return parsed(encode_classify(result, request_id="r", created=1))
 
 
 def test_texts_and_pairs_reach_the_request() -> None:
@@ -114,7 +115,7 @@ def test_what_is_wrong_is_named(body: bytes, message: str, param: str) -> None:
 def test_entities_are_written_field_by_field() -> None:
     entity = Entity(label="PER", score=0.5, start=0, end=3, text="Ada")
     result = TokenClassifyResult(scores=(), entities=((entity,), ()), labels=("O", "PER"), usage=Usage(7), model="m")
-    answer = json.loads(encode_classify_tokens(result, request_id="r", created=1))
+    answer = parsed(encode_classify_tokens(result, request_id="r", created=1))
     assert answer["data"] == [
         {"index": 0, "entities": [{"label": "PER", "score": 0.5, "start": 0, "end": 3, "text": "Ada"}]},
         {"index": 1, "entities": []},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
-from staged_pool.runtime.requests import Chat, PairInput, TextInput
+from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput
 
 FIELDS = msgspec.json.Decoder(InputFields)
@@ -26,7 +26,7 @@ def texts(**fields: Any) -> tuple[TextInput, ...]:
     return text_inputs(jsons.decode(FIELDS, json.dumps(fields).encode()))
 
 
-def texts_or_pairs(**fields: Any) -> tuple[TextInput | PairInput, ...]:
+def texts_or_pairs(**fields: Any) -> tuple[TextInput | PairInput | Image, ...]:
     return text_or_pair_inputs(jsons.decode(FIELDS, json.dumps(fields).encode()))
 
 

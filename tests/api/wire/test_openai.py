@@ -18,6 +18,7 @@ from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.stages.errors import InvalidInput
+from tests.api.wire.reading import parsed
 from tests.doubles import CARD
 
 OBJECT = "expected an object with either `text` or `image`, or a message with a `role`"
@@ -203,7 +204,7 @@ def test_no_value_of_input_raises_anything_but_invalid_input(value: object) -> N
 
 def answer(vectors: np.ndarray[Any, Any], encoding: Form) -> Any:
     result = EmbedResult(dense=vectors, usage=Usage(7), model="m")
-    return json.loads(openai.encode_embeddings(result, {"": Encoding(encoding)}, request_id="r", created=1))
+    return parsed(openai.encode_embeddings(result, {"": Encoding(encoding)}, request_id="r", created=1))
 
 
 @given(VECTORS)
@@ -242,7 +243,7 @@ def test_a_view_into_wider_rows_is_encoded_too() -> None:
 def test_a_call_answers_in_the_encoding_that_its_body_asked_for() -> None:
     call = Exchange(openai.read_embeddings, b'{"input":"a","encoding_format":"base64"}', CARD, "r")
     assert call.decode() == EmbedRequest(inputs=(TextInput("a"),))
-    body = json.loads(call.encode(EmbedResult(dense=np.ones((1, 2), np.float32), usage=Usage(1), model="m")).content)
+    body = parsed(call.encode(EmbedResult(dense=np.ones((1, 2), np.float32), usage=Usage(1), model="m")))
     assert body["id"] == "embd-r"
     assert body["data"][0]["embedding"] == base64.b64encode(np.ones(2, "<f4").tobytes()).decode()
 

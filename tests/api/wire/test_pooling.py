@@ -21,6 +21,7 @@ from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult, Usage
 from staged_pool.stages.errors import InvalidInput
+from tests.api.wire.reading import parsed
 from tests.doubles import CARD
 
 ALL = replace(CARD, outputs=tuple(Output))
@@ -40,7 +41,7 @@ def data(answer_to: dict[str, Any], result: Any) -> Any:
     """What the only input is answered with."""
     exchange = Exchange(read_pooling, json.dumps({"input": "a", **answer_to}).encode(), ALL, "r")
     exchange.decode()
-    [item] = json.loads(exchange.encode(result).content)["data"]
+    [item] = parsed(exchange.encode(result))["data"]
     assert (item["index"], item["object"]) == (0, "pooling")
     return item["data"]
 

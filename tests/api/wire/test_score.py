@@ -18,6 +18,7 @@ from staged_pool.runtime.requests import MODEL_MAX, ScoreRequest
 from staged_pool.runtime.results import ScoreResult, Usage
 from staged_pool.stages.errors import InvalidInput
 from tests.api.task_doubles import CROSS_ENCODER as CARD
+from tests.api.wire.reading import parsed
 
 READ_RERANK = partial(read_rerank, version="2", kind="list", auto_truncate=True)
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -37,7 +38,7 @@ def result(*scores: float) -> ScoreResult:
 
 
 def ranking(scores: list[float], documents: tuple[str, ...] | None, top_n: int | None) -> Any:
-    return json.loads(encode_rerank(result(*scores), documents, top_n, "2", "list", request_id="r", created=1))
+    return parsed(encode_rerank(result(*scores), documents, top_n, "2", "list", request_id="r", created=1))
 
 
 @given(TEXT, st.lists(TEXT, min_size=1))
@@ -222,7 +223,7 @@ def test_what_is_wrong_with_a_request_for_a_ranking_is_named(fields: dict[str, A
 
 
 def test_the_answer_with_scores_is_vllms_field_by_field() -> None:
-    assert json.loads(encode_score(result(0.5, -1), request_id="r", created=1)) == {
+    assert parsed(encode_score(result(0.5, -1), request_id="r", created=1)) == {
         "id": "score-r",
         "object": "list",
         "created": 1,
@@ -265,7 +266,7 @@ def test_a_ranking_is_sorted_complete_and_cut(scores: list[float], top_n: int) -
 
 @given(SCORES)
 def test_both_routes_print_a_score_alike_and_as_it_is(scores: list[float]) -> None:
-    data = json.loads(encode_score(result(*scores), request_id="r", created=1))["data"]
+    data = parsed(encode_score(result(*scores), request_id="r", created=1))["data"]
     np.testing.assert_array_equal(
         np.array([entry["score"] for entry in data], np.float32), np.array(scores, np.float32)
     )
@@ -277,4 +278,4 @@ def test_a_ranking_leaves_out_what_was_not_wanted() -> None:
     body = json.dumps({"query": "a", "documents": ["b", "c"], "top_n": 1, "return_documents": False}).encode()
     exchange = Exchange(READ_RERANK, body, CARD, "r")
     exchange.decode()
-    assert json.loads(exchange.encode(result(0, 1)).content)["results"] == [{"index": 1, "relevance_score": 1.0}]
+    assert parsed(exchange.encode(result(0, 1)))["results"] == [{"index": 1, "relevance_score": 1.0}]

@@ -11,6 +11,7 @@ import pytest
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media.fetcher import MediaFetcher
+from staged_pool.runtime.media.files import check_folder
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import ConfigError, InvalidInput, TooLarge, UnusableMedia
 
@@ -96,5 +97,7 @@ async def test_no_file_is_read_unless_the_settings_say_from_where(tmp_path: Path
 
 
 def test_the_setting_must_be_a_folder(tmp_path: Path) -> None:
+    check_folder(None)
+    check_folder(str(tmp_path))
     with pytest.raises(ConfigError, match=r"allow_media_path=.*: must be a folder"):
-        EngineConfig(allow_media_path=str(tmp_path / "none"))
+        check_folder(str(tmp_path / "none"))

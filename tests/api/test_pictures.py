@@ -1,0 +1,138 @@
+"""Pictures from the request to the answer: sent, uploaded and fetched, on a real engine and from real hosts.
+
+What is asked for in rows 44 to 48 is answered over HTTP; `tests/runtime/media` has the attacks in full.
+"""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from staged_pool.api.app import Application
+from staged_pool.api.lobby import Lobby
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.media.dialing import Resolve, resolve
+from staged_pool.runtime.media.fetcher import MediaFetcher
+from tests.doubles import expected
+from tests.runtime.media.origin import LOCAL, Names, answer, origin, redirect
+from tests.runtime.seeing import SeeingModel, engine_on
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning"),  # the client's own, on trio
+]
+
+mimetypes.init()  # the client's table of types, from files
+
+CAT, DOG = expected("cat").tolist(), expected("dog").tolist()
+SENT = base64.b64encode(b"cat").decode()
+
+
+@asynccontextmanager
+async def served(
+    model: SeeingModel | None = None, find: Resolve | None = None, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    lobby = Lobby()
+    defaults: dict[str, Any] = {"allow_media_domains": ("*", LOCAL), "media_timeout_s": 10.0}
+    config = EngineConfig(**defaults | settings)
+    async with engine_on(model or SeeingModel(), fetch=MediaFetcher(config, find=find or Names()).fetch) as engine:
+        lobby.open(engine)
+        transport = httpx.ASGITransport(Application(lobby))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+
+
+def vectors(response: httpx.Response) -> list[list[float]]:
+    assert response.status_code == 200, response.text
+    return [row.get("embedding") or row["data"] for row in response.json()["data"]]
+
+
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/pooling"])
+async def test_pictures_and_texts_may_come_together_in_json_and_in_forms(route: str) -> None:
+    async with origin() as host, served() as client:
+        host.pages["/"] = answer(b"dog")
+        inputs = [{"image": SENT}, {"text": "a"}, {"image": host.url()}, {"image": f"data:image/png;base64,{SENT}"}]
+        objects = await client.post(route, json={"input": inputs})
+        files = [("image", ("a.png", b"cat", "image/png")), ("image", ("b.png", b"dog", "image/png"))]
+        request = client.build_request("POST", route, data={"input": "a", "use_activation": "false"}, files=files)
+        form = await client.post(route, content=await request.aread(), headers=request.headers)
+    assert vectors(objects) == [CAT, expected("a").tolist(), DOG, CAT]
+    assert vectors(form) == [expected("a").tolist(), CAT, DOG]
+
+
+async def test_documents_may_be_pictures_that_are_fetched() -> None:
+    async with origin() as host, served() as client:
+        host.pages["/"] = answer(b"dog")
+        documents = [{"image": host.url()}, "cat", {"content": [{"type": "image_url", "image_url": SENT_URL}]}]
+        response = await client.post("/rerank", json={"query": "cat", "documents": documents})
+    assert response.status_code == 200, response.text
+    assert {result["index"] for result in response.json()["results"]} == {0, 1, 2}
+
+
+SENT_URL = f"data:image/png;base64,{SENT}"
+
+
+async def test_a_large_picture_reaches_the_model_as_it_was_sent() -> None:
+    letters = "ab" * 40_000
+    model = SeeingModel()
+    async with served(model) as client:
+        sent = base64.b64encode(letters.encode()).decode()
+        response = await client.post("/v1/embeddings", json={"input": [{"image": sent}, {"text": "a"}]})
+    assert vectors(response) == [expected(letters).tolist(), expected("a").tolist()]
+
+
+REFUSED = [
+    ("http://127.1:{port}/", 400), ("http://2130706433:{port}/", 400), ("http://0x7f.1:{port}/", 400),
+    ("http://[::1]:{port}/", 400), ("http://[::ffff:127.0.0.1]:{port}/", 400), ("http://[64:ff9b::7f00:1]/", 400),
+    ("http://169.254.169.254/latest/meta-data/", 400), ("http://10.0.0.1/", 400), ("http://100.64.0.1/", 400),
+    ("http://[fd00::1]/", 400), ("http://127.0.0.2:22/", 400), ("https://user:secret@pictures.example/", 400),
+    ("http://pictures.example/\r\nhost: other", 400), ("file:///etc/passwd", 400), ("ftp://pictures.example/", 400),
+    ("gopher://pictures.example/_x", 400),
+]  # fmt: skip
+
+
+async def test_rows_44_and_47_an_address_that_may_not_be_asked_is_refused_by_its_place() -> None:
+    async with origin() as host, served(find=resolve, allow_media_domains=("*",)) as client:
+        for url, status in REFUSED:
+            body = {"input": [{"text": "a"}, {"image": url.format(port=host.port)}]}
+            error = (await client.post("/v1/embeddings", json=body)).json()["error"]
+            assert (error["code"], error["index"]) == (status, 1), (url, error)
+            assert "secret" not in error["message"]
+    assert host.connections == 0
+
+
+async def test_rows_45_and_48_what_a_host_does_is_told_apart() -> None:
+    pages = {
+        "/private": (redirect("http://10.0.0.1/"), 400),
+        "/file": (redirect("file:///etc/passwd"), 400),
+        "/circle": (redirect("/circle"), 422),
+        "/gone": (answer(status="404 Not Found"), 422),
+        "/page": (answer(kind="text/html"), 415),
+        "/down": (answer(status="503 Service Unavailable"), 502),
+        "/busy": (answer(status="429 Too Many Requests"), 502),
+        "/short": (answer(b"cat", "content-length: 4"), 502),
+        "/large": (answer(b"cat" * 50), 413),
+        "/lying": (answer(b"cat", "content-length: 10000000000"), 413),
+    }
+    async with origin() as host, served(max_image_bytes=100) as client:
+        host.pages |= {path: behave for path, (behave, _) in pages.items()}
+        for path, (_, status) in pages.items():
+            body = {"input": [{"text": "a"}, {"image": host.url(path)}]}
+            error = (await client.post("/v1/embeddings", json=body)).json()["error"]
+            assert (error["code"], error["index"]) == (status, 1), (path, error)
+
+
+async def test_a_file_is_read_from_the_folder_that_is_open_and_from_nowhere_else(tmp_path: Path) -> None:
+    async with served(allow_media_path=str(Path(__file__).parent)) as client:
+        inside = await client.post("/v1/embeddings", json={"input": {"image": Path(__file__).as_uri()}})
+        outside = await client.post("/v1/embeddings", json={"input": {"image": (tmp_path / "a").as_uri()}})
+    assert inside.status_code == 200, inside.text
+    assert outside.status_code == 400
+    assert str(tmp_path) not in outside.text

@@ -1,0 +1,15 @@
+"""What a client reads of an answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from staged_pool.api.wire.exchange import Written
+from staged_pool.api.wire.pieces import Pieces
+
+
+def parsed(answer: Pieces | Written) -> Any:
+    """The value of an answer in JSON, of one piece or of many."""
+    content = answer.content if isinstance(answer, Written) else answer
+    return json.loads(content if isinstance(content, bytes) else b"".join(content))
