@@ -1,6 +1,7 @@
 # make serve   set up, and serve a real embedding model on 127.0.0.1:8000
 # make test    set up, and run the tests
 # make check   formatting, lint, types, contents of the wheel
+# make clients openai's, cohere's, langchain's and other clients against a server
 # make sim     many random schedules of the real engine in virtual time
 # make fuzz    requests made up from /openapi.json, to a server with tiny models
 # make perf    the measurements of the README
@@ -22,8 +23,9 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 FILES := $(shell find stages runtime api -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
 RUN := $(VENV)/.run-$(FILES)
 DEV := $(VENV)/.dev-$(FILES)
+CLIENTS := $(VENV)/.clients-$(FILES)
 
-.PHONY: serve test check sim fuzz perf format clean
+.PHONY: serve test check clients sim fuzz perf format clean
 .DELETE_ON_ERROR:
 
 serve: $(RUN)
@@ -38,6 +40,9 @@ check: $(DEV)
 	$(BIN)/mypy -p staged_pool
 	$(BIN)/mypy perf tests
 	$(BIN)/python -m pytest -q tests/packaging
+
+clients: $(CLIENTS)
+	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
 sim: $(DEV)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
@@ -72,4 +77,9 @@ $(RUN): $(VENV)/.base pyproject.toml
 $(DEV): $(RUN)
 	rm -rf $(VENV)/.dev-*
 	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e '.[dev,perf]'
+	touch $@
+
+$(CLIENTS): $(DEV)
+	rm -rf $(VENV)/.clients-*
+	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e '.[client,clients]'
 	touch $@

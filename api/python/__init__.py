@@ -2,9 +2,15 @@
 
 async with staged_pool.open_engine(staged_pool.EngineConfig(model="...")) as engine:
     result = await engine.embed(["a query", "a passage"])
+
+Or ask a server, by the same names: `Client`, and `AsyncClient` on asyncio and trio.
+
+with staged_pool.Client("http://127.0.0.1:8000") as client:
+    result = client.embed(["a query", "a passage"])
 """
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
@@ -54,14 +60,19 @@ from staged_pool.stages.errors import (
     UnusableMedia,
 )
 
+if TYPE_CHECKING:
+    from staged_pool.client import AsyncClient, Client, RetryPolicy
+
 __version__ = version("staged-pool")
 
 __all__ = [
     "MODEL_MAX",
     "Abandoned",
+    "AsyncClient",
     "Chat",
     "ClassifyRequest",
     "ClassifyResult",
+    "Client",
     "ConfigError",
     "DeadlineExceeded",
     "DeviceLost",
@@ -85,6 +96,7 @@ __all__ = [
     "Phase",
     "Ranked",
     "RerankResult",
+    "RetryPolicy",
     "ScoreRequest",
     "ScoreResult",
     "SparseVector",
@@ -104,3 +116,12 @@ __all__ = [
     "open_engine",
     "open_engines",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The clients, once they are asked for: they need httpx, which an engine does without."""
+    if name in ("AsyncClient", "Client", "RetryPolicy"):
+        from staged_pool import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module 'staged_pool' has no attribute {name!r}")

@@ -56,7 +56,8 @@ def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequ
 
 
 def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Pieces:
-    """Write the answer; see `Write`. `label` is null where the model's labels have no names."""
+    """Write the answer; see `Write`. `label` is null where the model's labels have no names; `labels` says what each of
+    the `probs` is of."""
     best = result.scores.argmax(axis=1).tolist()
     data = [
         {
@@ -67,7 +68,15 @@ def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int)
         }
         for index, (place, row) in enumerate(zip(best, np.ascontiguousarray(result.scores), strict=True))
     ]
-    return listing("classify", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
+    return listing(
+        "classify",
+        data,
+        model=result.model,
+        usage=result.usage,
+        request_id=request_id,
+        created=created,
+        labels=result.labels,
+    )
 
 
 def encode_classify_tokens(result: TokenClassifyResult, /, *, request_id: str, created: int) -> Pieces:

@@ -128,6 +128,7 @@ def listing(
     request_id: str,
     created: int,
     item_values: int = 1,
+    **others: object,
 ) -> Pieces:
     """The answer of a task that has one object for each input, as OpenAI's and vLLM's clients expect it.
 
@@ -139,9 +140,10 @@ def listing(
         request_id: The rest of the `id`.
         created: Seconds since 1970.
         item_values: About how many numbers each of the objects has.
+        others: Further fields of the answer.
     """
     before = {"id": f"{kind}-{request_id}", "object": "list", "created": created, "model": model}
-    return dump_around(before, "data", data, {"usage": usage_fields(usage)}, item_values=item_values)
+    return dump_around(before, "data", data, {"usage": usage_fields(usage), **others}, item_values=item_values)
 
 
 def usage_fields(usage: Usage) -> dict[str, int | None]:

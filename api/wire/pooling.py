@@ -41,6 +41,9 @@ class PoolingBody(EncodingFields, kw_only=True):
     """None: the first that the model has. A list: several of the vectors, each under its name."""
     dimensions: Dimensions | None = None
     use_activation: bool | None = None
+    prompt_name: str | None = None
+    """As for `/v1/embeddings`, of the vectors."""
+    prompt: str | None = None
 
 
 _BODY: Final = msgspec.json.Decoder(PoolingBody)
@@ -57,6 +60,10 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
         raise wrong("task", f"only {', '.join(sorted(_VECTORS))} can be asked for together")
     if fields.dimensions is not None and "embed" not in tasks:
         raise wrong("dimensions", "only for the task embed")
+    if not _VECTORS.issuperset(tasks) and (fields.prompt_name, fields.prompt) != (None, None):
+        raise wrong("prompt_name", f"prompts are for {', '.join(sorted(_VECTORS))}")
+    if fields.prompt_name is not None and fields.prompt is not None:
+        raise wrong("prompt_name", "give either `prompt` or `prompt_name`")
     encoding, by_name = fields.encoding(), isinstance(given, list)
     if encoding.is_bytes and (by_name or "sparse" in tasks):
         raise wrong("encoding_format", "bytes hold one array for each input: ask for one task, and not for sparse")
@@ -78,6 +85,8 @@ def _request(fields: PoolingBody, tasks: tuple[Task, ...]) -> EmbedRequest | Cla
         outputs=frozenset(OUTPUTS[task] for task in tasks),
         dimensions=fields.dimensions,
         normalize=activate,
+        prompt_name=fields.prompt_name,
+        prompt=fields.prompt,
     )
 
 

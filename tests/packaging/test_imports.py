@@ -25,7 +25,7 @@ def imports_of(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
 
 
@@ -49,7 +49,27 @@ def test_a_folder_cannot_be_imported_by_its_bare_name(folder: str) -> None:
     assert f"import staged_pool.{folder}, not {folder}" in run.stderr
 
 
-def test_importing_the_library_loads_neither_torch_nor_transformers() -> None:
-    code = "import sys, staged_pool; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("module", "others"),
+    [
+        ("staged_pool", {"torch", "transformers", "httpx", "staged_pool.client"}),
+        ("staged_pool.client", {"torch", "transformers", "hypercorn", "staged_pool.api"}),
+    ],
+)
+def test_importing_the_library_loads_nothing_that_is_not_needed_yet(module: str, others: set[str]) -> None:
+    code = f"import sys, {module}; print(sorted({others} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_the_client_needs_little_of_what_an_engine_does() -> None:
+    light = {"staged_pool.runtime." + name for name in ("arguments", "model", "requests", "results", "tasks.score")}
+    light |= {"staged_pool.stages.errors"}
+    for path in (ROOT / "api" / "client").glob("*.py"):
+        heavy = [
+            name
+            for name in imports_of(path)
+            if name.startswith(("staged_pool.runtime.", "staged_pool.stages."))
+            and not any(name == other or name.startswith(other + ".") for other in light)
+        ]
+        assert not heavy, path.name

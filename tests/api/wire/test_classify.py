@@ -57,6 +57,7 @@ def test_the_answer_is_vllms_field_by_field() -> None:
             "prompt_tokens_details": None,
             "completion_tokens_details": None,
         },
+        "labels": ["no", "yes"],
     }
 
 

@@ -1,0 +1,197 @@
+"""What answers hold, read into arrays without a Python number for each value of a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from staged_pool.client.errors import BadAnswer, Problem
+
+T = TypeVar("T")
+
+
+class UsageObject(msgspec.Struct):
+    prompt_tokens: int = 0
+
+
+class VectorObject(msgspec.Struct):
+    """One vector: of float32, the lowest byte first, in base64."""
+
+    embedding: bytes
+    index: int
+
+
+class VectorsBody(msgspec.Struct):
+    data: list[VectorObject]
+    model: str = ""
+    usage: UsageObject = msgspec.field(default_factory=UsageObject)
+
+
+class SparseObject(msgspec.Struct):
+    """Numbers, or the bytes of int32 and float32 in base64."""
+
+    indices: bytes | list[int]
+    values: bytes | list[float]
+
+
+class OutputsObject(msgspec.Struct):
+    """One input's entry for each task."""
+
+    embed: bytes | list[float] | None = None
+    sparse: SparseObject | None = None
+    token_embed: list[list[float]] | None = None
+
+
+class PooledObject(msgspec.Struct):
+    data: OutputsObject
+    index: int
+
+
+class PooledBody(msgspec.Struct):
+    data: list[PooledObject]
+    model: str = ""
+    usage: UsageObject = msgspec.field(default_factory=UsageObject)
+
+
+class ScoreObject(msgspec.Struct):
+    score: float
+    index: int
+
+
+class ScoresBody(msgspec.Struct):
+    data: list[ScoreObject]
+    model: str = ""
+    usage: UsageObject = msgspec.field(default_factory=UsageObject)
+
+
+class LabelsObject(msgspec.Struct):
+    probs: list[float]
+    index: int
+
+
+class LabelsBody(msgspec.Struct):
+    data: list[LabelsObject]
+    labels: list[str] = msgspec.field(default_factory=list)
+    model: str = ""
+    usage: UsageObject = msgspec.field(default_factory=UsageObject)
+
+
+class EntityObject(msgspec.Struct):
+    label: str
+    score: float
+    start: int
+    end: int
+    text: str
+
+
+class EntitiesObject(msgspec.Struct):
+    entities: list[EntityObject]
+    index: int
+
+
+class EntitiesBody(msgspec.Struct):
+    data: list[EntitiesObject]
+    model: str = ""
+    usage: UsageObject = msgspec.field(default_factory=UsageObject)
+
+
+class TokensBody(msgspec.Struct):
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class TextBody(msgspec.Struct):
+    prompt: str
+
+
+class ModelObject(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+    staged_pool: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class ModelsBody(msgspec.Struct):
+    data: list[ModelObject]
+
+
+class ReadyBody(msgspec.Struct):
+    ready: bool
+    reason: str = ""
+
+
+class StreamLine(msgspec.Struct):
+    """One line of a stream: a vector, what the request cost, or an error."""
+
+    embedding: bytes | None = None
+    index: int | None = None
+    usage: UsageObject | None = None
+    model: str = ""
+    error: Problem | None = None
+
+
+VECTORS: Final = msgspec.json.Decoder(VectorsBody)
+POOLED: Final = msgspec.json.Decoder(PooledBody)
+SCORES: Final = msgspec.json.Decoder(ScoresBody)
+LABELS: Final = msgspec.json.Decoder(LabelsBody)
+ENTITIES: Final = msgspec.json.Decoder(EntitiesBody)
+TOKENS: Final = msgspec.json.Decoder(TokensBody)
+TEXT: Final = msgspec.json.Decoder(TextBody)
+MODELS: Final = msgspec.json.Decoder(ModelsBody)
+READY: Final = msgspec.json.Decoder(ReadyBody)
+LINE: Final = msgspec.json.Decoder(StreamLine)
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Raises `BadAnswer` for what is not of the type expected, and says where."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadAnswer(f"The answer cannot be read: {error}") from None
+
+
+def in_order(data: Sequence[T], indices: Sequence[int], count: int) -> list[T]:
+    """The objects of an answer in the order of the inputs.
+
+    Raises:
+        BadAnswer: There is not exactly one for each input.
+    """
+    if sorted(indices) != list(range(count)):
+        raise BadAnswer(f"The answer does not have exactly one result for each of the {count} inputs")
+    if list(indices) == list(range(count)):
+        return list(data)
+    return [one for _, one in sorted(zip(indices, data, strict=True), key=lambda pair: pair[0])]
+
+
+def floats(value: bytes | Sequence[float]) -> NDArray[np.float32]:
+    """A vector: of bytes as `VectorObject` says, or of numbers."""
+    if isinstance(value, bytes):
+        if len(value) % 4:
+            raise BadAnswer(f"The answer holds a vector of {len(value)} bytes, which is no number of float32 values")
+        return np.frombuffer(value, "<f4").astype(np.float32)
+    return np.asarray(value, np.float32)
+
+
+def integers(value: bytes | Sequence[int]) -> NDArray[np.int32]:
+    """As `floats`, of int32."""
+    if isinstance(value, bytes):
+        if len(value) % 4:
+            raise BadAnswer(f"The answer holds a vector of {len(value)} bytes, which is no number of int32 values")
+        return np.frombuffer(value, "<i4").astype(np.int32)
+    return np.asarray(value, np.int32)
+
+
+def matrix(rows: Sequence[bytes | Sequence[float]]) -> NDArray[np.float32]:
+    """[rows, values of one].
+
+    Raises:
+        BadAnswer: They are not all equally long.
+    """
+    if len({len(row) for row in rows}) > 1:
+        raise BadAnswer("The answer holds vectors of different lengths")
+    if rows and all(isinstance(row, bytes) for row in rows):
+        return floats(b"".join(row for row in rows if isinstance(row, bytes))).reshape(len(rows), -1)
+    return np.asarray(rows, np.float32)

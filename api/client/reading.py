@@ -1,0 +1,103 @@
+"""What the answers of a call hold, and the one result that they make together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from staged_pool.client import answers
+from staged_pool.client.answers import decode, floats, in_order, integers, matrix
+from staged_pool.client.errors import BadAnswer
+from staged_pool.client.exchange import Answer
+from staged_pool.client.results import EntitiesResult
+from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.requests import Output
+from staged_pool.runtime.results import ClassifyResult, EmbedResult, Entity, ScoreResult, Usage
+
+
+def read_vectors(answer: Answer, count: int) -> EmbedResult:
+    body = decode(answers.VECTORS, answer.body)
+    rows = in_order(body.data, [one.index for one in body.data], count)
+    return EmbedResult(
+        dense=matrix([one.embedding for one in rows]), usage=Usage(body.usage.prompt_tokens), model=body.model
+    )
+
+
+def read_outputs(answer: Answer, count: int, outputs: frozenset[Output]) -> EmbedResult:
+    body = decode(answers.POOLED, answer.body)
+    rows = [one.data for one in in_order(body.data, [one.index for one in body.data], count)]
+    dense = [row.embed for row in rows if row.embed is not None]
+    sparse = [SparseVector(integers(row.sparse.indices), floats(row.sparse.values)) for row in rows if row.sparse]
+    multi = [np.asarray(row.token_embed, np.float32) for row in rows if row.token_embed is not None]
+    for output, found in ((Output.DENSE, dense), (Output.SPARSE, sparse), (Output.MULTI_VECTOR, multi)):
+        if output in outputs and len(found) != count:
+            raise BadAnswer(f"The answer lacks {output.value} of {count - len(found)} inputs")
+    return EmbedResult(
+        dense=matrix(dense) if Output.DENSE in outputs else None,
+        sparse=tuple(sparse) if Output.SPARSE in outputs else None,
+        multi_vector=tuple(multi) if Output.MULTI_VECTOR in outputs else None,
+        usage=Usage(body.usage.prompt_tokens),
+        model=body.model,
+    )
+
+
+def join_vectors(parts: Sequence[EmbedResult]) -> EmbedResult:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    return EmbedResult(
+        dense=None if first.dense is None else np.concatenate([part.embeddings for part in parts]),
+        sparse=None if first.sparse is None else tuple(one for part in parts for one in part.sparse or ()),
+        multi_vector=(
+            None if first.multi_vector is None else tuple(one for part in parts for one in part.multi_vector or ())
+        ),
+        usage=_usage(parts),
+        model=first.model,
+    )
+
+
+def read_labels(answer: Answer, count: int) -> ClassifyResult:
+    body = decode(answers.LABELS, answer.body)
+    rows = in_order(body.data, [one.index for one in body.data], count)
+    return ClassifyResult(
+        scores=matrix([one.probs for one in rows]),
+        labels=tuple(body.labels),
+        usage=Usage(body.usage.prompt_tokens),
+        model=body.model,
+    )
+
+
+def join_labels(parts: Sequence[ClassifyResult]) -> ClassifyResult:
+    scores = np.concatenate([part.scores for part in parts])
+    return ClassifyResult(scores=scores, labels=parts[0].labels, usage=_usage(parts), model=parts[0].model)
+
+
+def read_entities(answer: Answer, count: int) -> EntitiesResult:
+    body = decode(answers.ENTITIES, answer.body)
+    rows = in_order(body.data, [one.index for one in body.data], count)
+    entities = tuple(
+        tuple(Entity(found.label, found.score, found.start, found.end, found.text) for found in one.entities)
+        for one in rows
+    )
+    return EntitiesResult(entities, Usage(body.usage.prompt_tokens), body.model)
+
+
+def join_entities(parts: Sequence[EntitiesResult]) -> EntitiesResult:
+    return EntitiesResult(tuple(one for part in parts for one in part.entities), _usage(parts), parts[0].model)
+
+
+def read_scores(answer: Answer, count: int) -> ScoreResult:
+    body = decode(answers.SCORES, answer.body)
+    rows = in_order(body.data, [one.index for one in body.data], count)
+    scores = np.array([one.score for one in rows], np.float32)
+    return ScoreResult(scores=scores, usage=Usage(body.usage.prompt_tokens), model=body.model)
+
+
+def join_scores(parts: Sequence[ScoreResult]) -> ScoreResult:
+    scores = np.concatenate([part.scores for part in parts])
+    return ScoreResult(scores=scores, usage=_usage(parts), model=parts[0].model)
+
+
+def _usage(parts: Iterable[EmbedResult | ClassifyResult | EntitiesResult | ScoreResult]) -> Usage:
+    return Usage(sum(part.usage.prompt_tokens for part in parts))

@@ -1,0 +1,82 @@
+"""Whether a request is sent again, and when: pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from staged_pool.stages.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and how patiently a client repeats a request that was not taken.
+
+    Repeated are refusals for overload (429) and of a server that starts or drains (503), and connections that cannot be
+    made. Requests of this package change nothing on the server, so one whose connection ends before its answer is
+    complete is repeated too, but only once: it may be what ended the server.
+
+    Raises:
+        ConfigError: A value is out of its range; the message names field, value and range.
+    """
+
+    retries: int = 4
+    """After the first try. 0: every refusal is raised at once."""
+
+    first_pause_s: float = 0.25
+    """Before the first retry, where the server does not say; each further pause is twice as long."""
+
+    max_pause_s: float = 30.0
+    """The longest pause. A server that asks for a longer one is not waited for: its refusal is raised."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.retries <= 1000:
+            raise ConfigError(f"retries={self.retries!r}: must be between 0 and 1000")
+        for name in ("first_pause_s", "max_pause_s"):
+            value = getattr(self, name)
+            if not 0 < value <= 86_400:
+                raise ConfigError(f"{name}={value!r}: must be above 0 and up to 86400")
+
+    def pause_s(self, retry: int, *, retry_after_s: float | None, luck: float) -> float | None:
+        """How long to wait before a retry; None if there is to be none.
+
+        Args:
+            retry: How many retries there were already.
+            retry_after_s: When the server says that a retry has a chance. A retry never comes earlier.
+            luck: From 0 to 1, at random: clients that were refused together do not come back together.
+        """
+        if retry >= self.retries or (retry_after_s or 0.0) > self.max_pause_s:
+            return None
+        spread_s = min(self.first_pause_s * 2.0 ** min(retry, 64), self.max_pause_s) / 2
+        earliest_s = spread_s if retry_after_s is None else retry_after_s
+        return min(earliest_s + luck * spread_s, self.max_pause_s)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """What `Retry-After` says: seconds, or a date, which counts from the answer's own (RFC 9110, section 10.2.3).
+
+    Args:
+        headers: Of the answer, by their names in lower case.
+    """
+    text = headers.get("retry-after", "").strip()
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        until = _date(text)
+        if until is None:
+            return None
+        seconds = (until - (_date(headers.get("date", "")) or datetime.now(UTC))).total_seconds()
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

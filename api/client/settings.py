@@ -1,0 +1,124 @@
+"""What both clients are told when they are made."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import random
+from typing import Any, Final
+
+import httpx
+
+from staged_pool.client.calls import Options
+from staged_pool.client.errors import ConnectionFailed
+from staged_pool.client.exchange import Ask, Exchange, NoAnswer, Request, exchange
+from staged_pool.client.retry import RetryPolicy
+from staged_pool.stages.errors import ConfigError, DeadlineExceeded, InvalidInput, StagedPoolError
+
+BASE_URL: Final = "http://127.0.0.1:8000"
+
+_UNREACHABLE: Final = (httpx.ConnectError, httpx.ConnectTimeout)
+_CUT_OFF: Final = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+FAILURES: Final = (*_UNREACHABLE, *_CUT_OFF, httpx.TimeoutException)
+"""Of httpx, for which there is no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Raises `ConfigError` for a value out of its range; see `Client` for the fields."""
+
+    base_url: str
+    unix_socket: str | os.PathLike[str] | None
+    api_key: str | None
+    model: str | None
+    timeout_s: float
+    attempt_timeout_s: float
+    connect_timeout_s: float
+    retry: RetryPolicy
+    batch_items: int
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        url = httpx.URL(self.base_url)
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ConfigError("base_url: must be an http or https address, such as http://127.0.0.1:8000")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
+            raise ConfigError("api_key: must be printable ASCII, and not empty")  # the key itself is nobody's to read
+        for name in ("timeout_s", "attempt_timeout_s", "connect_timeout_s"):
+            if not (value := getattr(self, name)) > 0:
+                raise ConfigError(f"{name}={value!r}: must be above 0")
+        for name in ("batch_items", "concurrency"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
+                raise ConfigError(f"{name}={value!r}: must be between 1 and 100000")
+
+    def options(self, model: str | None) -> Options:
+        """Of one call."""
+        return Options(self.model if model is None else model, self.batch_items)
+
+    def http(self) -> dict[str, Any]:
+        """Arguments of httpx's clients; the transports come beside them."""
+        headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+        return {"base_url": self.base_url, "headers": headers, "limits": self.limits}
+
+    @property
+    def limits(self) -> httpx.Limits:
+        return httpx.Limits(max_connections=None, max_keepalive_connections=self.concurrency)
+
+    @property
+    def socket_path(self) -> str | None:
+        return None if self.unix_socket is None else os.fspath(self.unix_socket)
+
+    def deadline(self, timeout_s: float | None, now: float) -> float:
+        """Of a call that begins now.
+
+        Raises:
+            InvalidInput: `timeout_s` is not above 0.
+        """
+        wanted = self.timeout_s if timeout_s is None else timeout_s
+        if not wanted > 0:
+            raise InvalidInput("timeout_s must be above 0.", param="timeout_s")
+        return now + wanted
+
+    def exchange(self, request: Request, clock: Callable[[], float], deadline: float) -> Exchange:
+        """See `exchange.exchange`."""
+        return exchange(
+            request,
+            policy=self.retry,
+            clock=clock,
+            deadline=deadline,
+            attempt_timeout_s=self.attempt_timeout_s,
+            luck=random,
+        )
+
+    def check(self, deadline: float, now: float) -> None:
+        """Raises `DeadlineExceeded` where a call has no time left."""
+        if now >= deadline:
+            raise DeadlineExceeded("The time was up before the last vector came", stage="client")
+
+    def timeouts(self, ask: Ask) -> httpx.Timeout:
+        """Of one try: no step of it may take longer than all of it."""
+        left_s = None if math.isinf(ask.timeout_s) else ask.timeout_s
+        return httpx.Timeout(left_s, connect=min(self.connect_timeout_s, ask.timeout_s), pool=None)
+
+
+def failure(error: httpx.HTTPError) -> NoAnswer:
+    """What one of `FAILURES` means."""
+    said = str(error) or type(error).__name__
+    if isinstance(error, _UNREACHABLE):
+        return NoAnswer("unreachable", said)
+    return NoAnswer("timeout" if isinstance(error, httpx.TimeoutException) else "cut off", said)
+
+
+def lost(error: httpx.HTTPError) -> StagedPoolError:
+    """What one of `FAILURES` means in the middle of an answer, of which some was used already."""
+    if isinstance(error, httpx.TimeoutException):
+        return DeadlineExceeded("The server fell silent in the middle of its answer", stage="client")
+    return ConnectionFailed(f"The connection ended in the middle of the answer: {str(error) or type(error).__name__}")
+
+
+def headers_of(response: httpx.Response) -> Mapping[str, str]:
+    """By their names in lower case; of one that comes twice, the values in one."""
+    return {name.lower(): value for name, value in response.headers.items()}

@@ -1,0 +1,104 @@
+"""What the client writes is what the server reads: the same inputs, whatever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from staged_pool.api.wire.classify import read_classify
+from staged_pool.api.wire.openai import read_embeddings
+from staged_pool.api.wire.score import read_score
+from staged_pool.client import calls
+from staged_pool.client.calls import Call, Options
+from staged_pool.runtime import arguments
+from staged_pool.runtime.requests import Chat, Image
+from staged_pool.stages.errors import InvalidInput
+from tests.doubles import CARD
+
+OPTIONS = Options(model=None, batch_items=3)
+FILE = Image(b"\x89PNG\r\n\x1a\n and the rest of it")
+LINK = Image("https://example.org/a%20picture.png?size=2#part")
+SMALL = Image(FILE.source, {"size": {"height": 4, "width": 4}})
+SAID = Chat(({"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}))
+SHOWN = Chat(({"role": "user", "content": ("what is", FILE, "and", LINK, "?")},))
+OPENED = Chat(({"role": "user", "content": "go"},), add_generation_prompt=True, template_arguments={"mood": "brief"})
+QUESTION = Chat(({"role": "user", "content": ("like this one", FILE)},))
+
+
+def bodies(call: Call[Any, Any]) -> list[bytes]:
+    return [msgspec.json.encode(part.request.fields) for part in call.parts()]
+
+
+def embedding(inputs: Any, max_tokens: int | None = None) -> list[bytes]:
+    vectors = {"dimensions": None, "normalize": True, "prompt_name": None, "prompt": None}
+    return bodies(calls.embed(OPTIONS, inputs, max_tokens=max_tokens, **vectors))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "one text",
+        ["a", "b", "c", "d"],
+        [[1, 2], [3]],
+        FILE,
+        [FILE, LINK],
+        ["a", FILE, "b", LINK],
+        [SMALL, SMALL, FILE],
+        SAID,
+        [SAID, SHOWN, OPENED, OPENED],
+        ["a", [1, 2], FILE, SAID, "b"],
+    ],
+    ids=repr,
+)
+def test_inputs_arrive_as_they_were_given(inputs: Any) -> None:
+    arrived = [given for body in embedding(inputs, 9) for given in read_embeddings(body, CARD)[0].inputs]
+    assert arrived == list(arguments.inputs(inputs, 9))
+
+
+def test_pairs_arrive_among_texts() -> None:
+    inputs = [("a", "b"), ("c", "d"), "e"]
+    call = calls.classify(OPTIONS, inputs, activate=True, max_tokens=None)
+    arrived = [given for body in bodies(call) for given in read_classify(body, CARD)[0].inputs]
+    assert arrived == list(arguments.inputs_or_pairs(inputs, None))
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents"),
+    [
+        ("a", ["b", "c", "d", "e", "f"]),
+        (FILE, ["b", LINK, QUESTION]),
+        (QUESTION, "b"),
+        (["a", FILE, QUESTION, "b"], [QUESTION, "c", LINK, FILE]),
+    ],
+    ids=["texts", "pictures", "both", "pairs"],
+)
+def test_queries_and_documents_arrive_as_they_were_given(queries: Any, documents: Any) -> None:
+    call = calls.score(OPTIONS, queries, documents, activate=True, instruction=None, max_tokens=None)
+    requests = [read_score(body, CARD)[0] for body in bodies(call)]
+    wanted = arguments.contents("queries", queries)
+    arrived = [query for request in requests for query in request.queries]
+    assert arrived == list(wanted) if len(wanted) > 1 else set(map(repr, arrived)) == {repr(wanted[0])}
+    assert [one for request in requests for one in request.documents] == list(
+        arguments.contents("documents", documents)
+    )
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ([Chat(({"role": "user", "content": (FILE, SMALL)},))], "the same options"),
+        ([Image("a/path.png")], "bytes of a file, or of its URL"),
+    ],
+)
+def test_what_a_request_cannot_say_is_refused(contents: Sequence[Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        embedding(contents)
+
+
+def test_a_document_is_one_message() -> None:
+    call = calls.score(OPTIONS, "a", [SAID], activate=True, instruction=None, max_tokens=None)
+    with pytest.raises(InvalidInput, match="one message"):
+        bodies(call)

@@ -1,0 +1,92 @@
+"""What an answer that is no result is raised as: the engine's own errors, over HTTP and back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from staged_pool.api import status
+from staged_pool.client.batches import Stretch
+from staged_pool.client.errors import ServerFailed, Unauthorized, error_of, located
+from staged_pool.stages import errors
+
+SENT: list[errors.StagedPoolError] = [
+    errors.InvalidInput("wrong", param="input", index=3),
+    errors.UnknownModel("no such model"),
+    errors.TooLarge("too many", param="input"),
+    errors.UnsupportedMedia("a format", index=1),
+    errors.UnusableMedia("no picture", index=1),
+    errors.ModelFailed("NaN", index=2),
+    errors.Overloaded("full", retry_after_s=2.0),
+    errors.Unsupported("cannot"),
+    errors.MediaUnavailable("host failed", index=4),
+    errors.EngineStopped("draining", retry_after_s=5.0),
+    errors.DeadlineExceeded("late", stage="batch"),
+]
+
+
+@pytest.mark.parametrize("error", SENT, ids=lambda error: type(error).__name__)
+def test_an_error_of_the_engine_is_the_same_on_the_other_side(error: errors.StagedPoolError) -> None:
+    problem = status.problem(error)
+    after_s = next((float(value) for name, value in problem.headers() if name == b"retry-after"), None)
+    found = error_of(problem.status, problem.body(), after_s)
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    for name in ("param", "index", "retry_after_s"):
+        assert getattr(found, name, None) == getattr(error, name, None)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("body", [b'{"error":{"message":"a key is needed"}}', b'{"error":"a key is needed"}'])
+def test_a_wrong_key_is_an_error_of_its_own(status: int, body: bytes) -> None:
+    found = error_of(status, body)
+    assert type(found) is Unauthorized
+    assert str(found) == "a key is needed"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (502, b"<html>Bad Gateway</html>"),
+        (500, b""),
+        (418, b"[1]"),
+        (500, b'{"error":{"message":5}}'),
+        (302, b"\xff"),
+        (500, b"[" * 100_000),
+    ],
+)
+def test_what_a_proxy_says_is_a_failure_with_its_status(status: int, body: bytes) -> None:
+    found = error_of(status, body)
+    assert isinstance(found, ServerFailed)
+    assert found.status == status
+
+
+def test_a_route_that_is_not_there_is_not_an_unknown_model() -> None:
+    assert type(error_of(404, b'{"detail":"Not Found"}')) is errors.Unsupported
+
+
+def test_a_failed_batch_is_named_and_its_index_counts_over_the_whole_call() -> None:
+    found = located(errors.InvalidInput("Input 3 is wrong", index=3), Stretch(128, 64), 200)
+    assert isinstance(found, errors.InvalidInput)
+    assert found.index == 131
+    assert str(found) == "Inputs 128 to 191 of 200: Input 3 is wrong (input 131 of the call)"
+
+
+def test_a_deadline_that_passed_is_named_too() -> None:
+    found = located(errors.DeadlineExceeded("late", stage="client"), Stretch(0, 64), 200)
+    assert str(found) == "Inputs 0 to 63 of 200: late"
+
+
+def test_an_error_of_a_call_of_one_batch_is_left_as_it_is() -> None:
+    found = located(errors.InvalidInput("Input 3 is wrong", index=3), Stretch(0, 64), 64)
+    assert (str(found), getattr(found, "index", None)) == ("Input 3 is wrong", 3)
+
+
+def test_every_status_that_the_server_gives_has_a_class() -> None:
+    body = json.dumps({"error": {"message": "m", "type": "t", "param": None, "code": 1}}).encode()
+    for cls, row in status.TABLE.items():
+        found = error_of(row.status, body)
+        if row.status not in (499, 500) and cls not in (errors.DeviceLost, errors.OutOfMemory, errors.MediaTimedOut):
+            assert issubclass(cls, type(found))
+            assert type(found) is not errors.StagedPoolError

@@ -1,0 +1,85 @@
+"""Clients of others, from their own packages, on real sockets: what they get is what the engine gives in process.
+
+The servers run in threads of their own, one for each event loop, so that a client can bring its own loop or none.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+# Before they are imported: none of them is to call home, or to fetch anything.
+os.environ |= {
+    "ANONYMIZED_TELEMETRY": "False",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "HF_HUB_OFFLINE": "1",
+    "LANGCHAIN_TRACING_V2": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
+
+from staged_pool.runtime.engine import Engine
+from tests.api.tiny_server import TinyServer, tiny_server
+from tests.conftest import BACKENDS
+
+EXTRA: Final = ("cohere", "haystack", "langchain_cohere", "langchain_openai", "llama_index", "openai")
+"""What the extra `clients` installs."""
+
+KEY: Final = "a-key-of-the-tests-0123456789abcdef"
+TEXTS: Final = ["A man is eating food.", "naïve café, Ωmega 🙂", "short", "Someone has a meal."]
+QUERY: Final = "Who eats?"
+WITHIN: Final = 1e-5
+"""Of values that went through the decimal numbers of a dialect."""
+
+
+class Oracle:
+    """A server, and what its engines say when they are asked in process."""
+
+    def __init__(self, server: TinyServer, call: Callable[..., Any]) -> None:
+        self.url = server.url
+        self._server = server
+        self._call = call
+
+    def __call__(self, model: str, method: str, *args: Any, **options: Any) -> Any:
+        engine: Engine = self._server.engines[model]
+
+        async def ask() -> Any:
+            return await getattr(engine, method)(*args, **options)
+
+        return self._call(ask)
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def server(request: pytest.FixtureRequest) -> Iterator[Oracle]:
+    backend, options = request.param
+    with start_blocking_portal(backend, options) as portal:
+        with portal.wrap_async_context_manager(tiny_server(api_keys=(KEY,))) as served:
+            yield Oracle(served, portal.call)
+            gc.collect()  # what clients left open is closed here, and warned of in no other test
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What clients warn of, and what they leave open, is up to them."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+@pytest.fixture
+def nothing_blocks_the_event_loop() -> None:
+    """What clients do in their own loops is up to them."""
+
+
+def client_package(name: str, *, of_the_extra: bool = True) -> Any:
+    """Import a client. Without the extra the test is skipped; with it, what is missing is a failure."""
+    top = name.partition(".")[0]
+    if find_spec(top) is None and (not of_the_extra or not any(map(find_spec, EXTRA))):
+        pytest.skip(f"{top} is not installed: make clients")
+    return importlib.import_module(name)
