@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.models.agreement import MISFITS
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.stages.errors import UnusableMedia
 
@@ -29,7 +30,7 @@ def read_exact(
     """
     try:
         made = processor(images=picture, return_tensors="np", **arguments)
-    except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+    except (*MISFITS, ArithmeticError) as error:
         raise UnusableMedia(
             f"The model's image processor cannot use a picture of {picture.width} x {picture.height} pixels."
         ) from error

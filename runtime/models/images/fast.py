@@ -1,6 +1,6 @@
 """The fast path: bytes stay bytes, are resized by torch, and get the model's scale on the device only.
 
-Resizing bytes is several times quicker in torch than in Pillow or in float32, and differs by rounding: see `agreement`
+Resizing bytes is several times quicker in torch than in Pillow or in float32, and differs by rounding: see `TOLERANCE`
 in `reader.py`.
 """
 
@@ -25,7 +25,8 @@ def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixe
         size: What it is resized to.
         settings: Fully understood.
     """
-    # One thread: preprocess calls run beside each other. The number holds for the calling thread, and costs nothing.
+    # Preprocess calls run beside each other. The number is the calling thread's, and that with which later threads
+    # begin; those of the device set theirs before every forward.
     torch.set_num_threads(1)
     raw = raw_pixels(picture)
     # [4, height, width], the channels of a pixel together, as torch's code for bytes reads them.
@@ -35,9 +36,9 @@ def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixe
     pixels = pixels[:3]
     if settings.crop is not None:
         pixels = _crop(pixels, settings.crop)
-    # A copy in any case: the values must outlive the decoded picture, whose memory they may still be.
-    pixels = pixels.clone(memory_format=torch.contiguous_format)
-    return Pixels(pixels.numpy()) if settings.patch_size is None else _patches(pixels, settings)
+    if settings.patch_size is not None:
+        return _patches(pixels, settings.patch_size, settings)
+    return Pixels(_copied(pixels).numpy())
 
 
 def _resize(pixels: Tensor, size: Size, settings: ImageSettings) -> Tensor:
@@ -69,13 +70,17 @@ def _crop(pixels: Tensor, crop: Size) -> Tensor:
     return canvas[:, top : top + tall, left : left + wide]
 
 
-def _patches(pixels: Tensor, settings: ImageSettings) -> Pixels:
+def _patches(pixels: Tensor, edge: int, settings: ImageSettings) -> Pixels:
     """Cut into patches, from left to right and from top to bottom, those that are merged together."""
-    assert settings.patch_size is not None
-    edge, merge = settings.patch_size, settings.merge_size
+    merge = settings.merge_size
     high, wide = pixels.shape[1] // edge, pixels.shape[2] // edge
-    blocks = pixels.view(3, high // merge, merge, edge, wide // merge, merge, edge)
+    blocks = pixels.permute(1, 2, 0).view(high // merge, merge, edge, wide // merge, merge, edge, 3)
     # Down and across the blocks, then inside a block, then the values of a patch.
-    order = (1, 4, 2, 5, 0, 3, 6) if settings.scale.layout == "channels first" else (1, 4, 2, 5, 3, 6, 0)
-    values = blocks.permute(order).reshape(high * wide, 3 * edge * edge)
+    order = (0, 3, 1, 4, 6, 2, 5) if settings.scale.layout == "channels first" else (0, 3, 1, 4, 2, 5, 6)
+    values = _copied(blocks.permute(order)).view(high * wide, 3 * edge * edge)
     return Pixels(values.numpy(), (high, wide))
+
+
+def _copied(values: Tensor) -> Tensor:
+    """In order, and on its own: the values must outlive the decoded picture, whose memory they may still be."""
+    return values.clone(memory_format=torch.contiguous_format)

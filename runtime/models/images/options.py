@@ -9,7 +9,7 @@ from typing import Final
 from staged_pool.runtime.models.images.cache import content_key
 from staged_pool.runtime.models.images.decode import WHITE, Colour
 from staged_pool.runtime.models.images.settings import ImageSettings
-from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Size
+from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Size, check_aspect
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 _BACKGROUND: Final = "rgba_background_color"
@@ -39,7 +39,11 @@ class Choice:
             UnusableMedia: It is too long for its width.
         """
         resize = self.settings.resize
-        return size if resize is None else resize.of(size)
+        if resize is not None:
+            return resize.of(size)
+        if self.settings.unknown is not None:
+            check_aspect(size)  # whatever is done to it, it may be to bring the shorter edge to a length
+        return size
 
 
 class Options:

@@ -14,6 +14,7 @@ from staged_pool.runtime.models.images.decode import Encoded, Limits
 from staged_pool.runtime.models.images.exact import read_exact
 from staged_pool.runtime.models.images.frames import receive, send
 from staged_pool.runtime.models.images.settings import load_processor, own_code_settings
+from staged_pool.runtime.models.images.sizes import check_aspect
 from staged_pool.stages.errors import InvalidInput
 
 
@@ -35,7 +36,9 @@ def main(folder: Path, limits: Limits) -> None:
             return
         try:
             red, green, blue = head["background"]
-            picture = Encoded(data, limits).decode((red, green, blue))
+            encoded = Encoded(data, limits)
+            check_aspect(encoded.size)  # as for any code of which nothing is known
+            picture = encoded.decode((red, green, blue))
             pixels = read_exact(picture, processor, settings, {})
         except InvalidInput as error:
             send(to, {"error": type(error).__name__, "message": str(error)})

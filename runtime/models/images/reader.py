@@ -21,6 +21,7 @@ from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.requests import Image
+from staged_pool.stages.errors import ConfigError, UnusableMedia
 
 log = structlog.get_logger("staged_pool.models")
 
@@ -31,6 +32,9 @@ they resize bytes: by one step, once down the columns and once along the rows.""
 _TRIED: Final[tuple[Size, ...]] = ((480, 640), (333, 517), (61, 47), (700, 90))
 """Heights and widths of the pictures that both ways are compared on: to be made smaller, larger, and odd."""
 
+_PLAIN: Final[Size] = (448, 448)
+"""Of a picture that every processor can take: whole patches of 14, 16, 28 and 32 pixels, also if it is not resized."""
+
 
 class ImageReader:
     """Prepares pictures for one model. Any number of threads may read at once; each reads alone, on one core.
@@ -40,7 +44,7 @@ class ImageReader:
         config: Limits, and which path is wanted.
 
     Raises:
-        ConfigError: The folder's image processor cannot be loaded.
+        ConfigError: The folder's image processor cannot be loaded, or fails on a plain picture.
     """
 
     def __init__(self, settings: ImageSettings, config: EngineConfig) -> None:
@@ -55,6 +59,7 @@ class ImageReader:
             self._own_code = OwnCode(settings.folder, self._limits, config.image_preprocess_limit)
         else:
             self._processor = load_processor(settings.folder, trust_remote_code=False)
+            self._try_out()
         self.reason: str | None = "image_path=exact" if config.image_path == "exact" else self._why_not_fast()
         """Why pictures go the exact path. None: they go the fast one."""
         if self.reason is not None and config.image_path == "fast":
@@ -107,6 +112,7 @@ class ImageReader:
         if self._own_code is not None:
             return self._own_code.read(data, choice.background)
         encoded = Encoded(data, self._limits)
+        choice.target(encoded.size)  # a line is refused before it is decoded, however it lies
         if self._draft and self.path == "fast":
             target = self._options.check(choice, encoded.size)
             if all(2 * wanted <= had for wanted, had in zip(target, encoded.size, strict=True)):
@@ -120,6 +126,15 @@ class ImageReader:
         if self.reason is None:
             return read_fast(picture, target, choice.settings)
         return read_exact(picture, self._processor, self.settings, choice.arguments)
+
+    def _try_out(self) -> None:
+        """Refuse a processor that fails on a picture which nothing is wrong with."""
+        try:
+            read_exact(_pattern(_PLAIN), self._processor, self.settings, {})
+        except UnusableMedia as error:
+            raise ConfigError(
+                f"preprocessor_config.json: {self.settings.processor} cannot prepare a picture: {error.__cause__}"
+            ) from error
 
     def _why_not_fast(self) -> str | None:
         """Compare both ways on a few pictures: what is not known of a processor shows there."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from staged_pool.runtime.models.images.decode import MAX_SCANS, Encoded, Limits
 from staged_pool.runtime.models.images.formats import FORMATS
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput, TooLarge, UnsupportedMedia, UnusableMedia
-from tests.models.images.pictures import Folder, encode, image, picture, pixels, png, reader
+from tests.models.images.pictures import Folder, encode, image, picture, pixels, png, reader, save_settings
 
 SMALL: dict[str, bytes] = {format: encode(picture(24, 24), format) for format in FORMATS}
 LIMITS = Limits(image_bytes=20 * 2**20, pixels=64_000_000)
@@ -361,6 +362,15 @@ def test_a_line_is_refused_where_its_shape_would_be_kept(size: tuple[int, int], 
     prepared = reader(family_folder("siglip2-naflex")).read(given)
     assert prepared.grid is not None
     assert prepared.grid[0] * prepared.grid[1] <= 100
+
+
+def test_a_line_never_reaches_a_processor_that_is_not_followed(tmp_path: Path) -> None:
+    # It would bring the shorter edge to 384 pixels, and the longer one to 25 million.
+    save_settings(tmp_path, image_processor_type="ConvNextImageProcessor")
+    careful = reader(tmp_path)
+    assert careful.path == "exact"
+    with pytest.raises(UnusableMedia, match="at most 200 times"):
+        careful.read(Image(encode(Pillow.new("L", (1, 65_535)))))
 
 
 def test_the_longest_picture_that_keeps_its_shape_is_read(family_folder: Folder) -> None:

@@ -79,6 +79,18 @@ def test_exact_pixels_are_those_of_transformers(family: str, family_folder: Fold
         assert torch.equal(scaled(prepared, exact), by_transformers(folder, given.source)), size
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "1", "CMYK"])
+def test_files_of_every_mode_look_as_they_do_to_transformers(mode: str, family_folder: Folder) -> None:
+    folder = family_folder("qwen2-vl")
+    source = picture(150, 100)
+    if mode in ("RGBA", "LA"):
+        source.putalpha(picture(150, 100, 1).convert("L"))
+    converted = source.convert(mode)
+    data = encode(converted, "JPEG" if mode == "CMYK" else "PNG", **({"transparency": 3} if mode == "P" else {}))
+    fast = reader(folder)
+    assert steps(scaled(fast.read(Image(data)), fast), by_transformers(folder, data), fast) <= 2.1
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_paths_say_the_same_of_a_picture_s_shape(family: str, family_folder: Folder) -> None:
     fast, exact = reader(family_folder(family)), reader(family_folder(family), image_path="exact")

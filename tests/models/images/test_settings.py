@@ -80,6 +80,12 @@ def test_a_processor_that_is_not_known_here_runs_as_transformers_has_it(tmp_path
     assert settings.shape is None
 
 
+def test_a_processor_that_fails_on_a_plain_picture_is_refused_at_load(tmp_path: Path) -> None:
+    save_settings(tmp_path, image_processor_type="Qwen2VLImageProcessor", patch_size=15, do_resize=False)
+    with pytest.raises(ConfigError, match="Qwen2VLImageProcessorPil cannot prepare a picture: cannot reshape"):
+        reader(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
