@@ -8,11 +8,12 @@ claim so and do not. So before packed is used, both layouts run on a probe and m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,6 +23,7 @@ from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.attention import PACKED, Group
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.shown import Shown
 from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 
@@ -72,14 +74,26 @@ class Body:
         width: int = self.model.config.hidden_size
         return width
 
-    def hidden(self, batch: PackedBatch) -> Tensor:
-        """The last layer's token vectors: [tokens, width], in the dtype of the weights."""
-        if self.layout == "packed":
-            return self._packed(batch)
-        return self._each_length(batch) if self._by_length else self._padded(batch)
+    def hidden(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+        """The last layer's token vectors: [tokens, width], in the dtype of the weights.
 
-    def choose_layout(self, wanted: Attention, max_tokens: int) -> str | None:
+        Args:
+            batch: The sequences.
+            shown: What pictures put in the places of some of their tokens.
+        """
+        if self.layout == "packed":
+            return self._packed(batch, shown)
+        return self._each_length(batch, shown) if self._by_length else self._padded(batch, shown)
+
+    def choose_layout(
+        self, wanted: Attention, max_tokens: int, probe: tuple[PackedBatch, Shown] | None = None
+    ) -> str | None:
         """Use packed batches where `wanted` allows them and they are right.
+
+        Args:
+            wanted: What the user allows.
+            max_tokens: Longest input of the model.
+            probe: For a model that is shown pictures, a batch with some: packed must be right for that, too.
 
         Returns:
             Why batches are padded; None where they are packed, or where padding was asked for.
@@ -89,7 +103,7 @@ class Body:
         """
         if wanted == "padded":
             return None
-        reason = self._why_not_packed(max_tokens)
+        reason = self._why_not_packed([(self._probe(max_tokens), None), *([probe] if probe else [])])
         if reason is None:
             self._use("packed")
         elif wanted == "packed":
@@ -162,18 +176,17 @@ class Body:
             restore()
         return reason
 
-    def _why_not_packed(self, max_tokens: int) -> str | None:
+    def _why_not_packed(self, probes: Sequence[tuple[PackedBatch, Shown | None]]) -> str | None:
         name = type(self.model).__name__
         if not self.model.is_backend_compatible():
             return f"{name} does not let its attention be replaced"
         if not self._takes_positions:
             return f"{name} takes no positions"
-        batch = self._probe(max_tokens)
         try:
             with torch.inference_mode():
-                padded = self._padded(batch).float()
+                padded = [self._padded(batch, shown).float() for batch, shown in probes]
                 self._use("packed")
-                packed = self._packed(batch).float()
+                packed = [self._packed(batch, shown).float() for batch, shown in probes]
                 if (limit := self.position_limit) is not None and limit <= _LONGEST_PROBE:
                     # Some refuse a row that is longer than their table of positions, whatever its positions are.
                     half = TokenSequence([0] * (limit // 2 + 1), DENSE_ONLY)
@@ -182,7 +195,8 @@ class Body:
             return f"{name} fails on a packed batch: {error}"
         finally:
             self._use("padded")
-        apart = difference(packed, padded)
+        # Not max(), which may lose a NaN.
+        apart = next((d for d in map(difference, packed, padded) if not d <= TOLERANCE[self.model.dtype]), 0.0)
         if not apart <= TOLERANCE[self.model.dtype]:
             return f"{name} gives other vectors on a packed batch (relative difference {apart:.2g})"
         return None
@@ -191,46 +205,65 @@ class Body:
         self.model.set_attn_implementation(PACKED if layout == "packed" else self._padded_attention)
         self.layout = layout
 
-    def _packed(self, batch: PackedBatch) -> Tensor:
+    def _packed(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         rest = len(batch.ids) - batch.tokens  # sequences of one token each, whose vectors nobody looks at
         types = {}
         if batch.types is not None and self._takes_types:
             types["token_type_ids"] = batch.types.unsqueeze(0)
+        if shown is not None and shown.positions is not None:
+            positions = F.pad(shown.positions, (0, rest)).unsqueeze(1)
+        else:
+            positions = (batch.positions + self._first_position).unsqueeze(0)
         hidden: Tensor = self.model(
-            input_ids=batch.ids.unsqueeze(0),
-            position_ids=(batch.positions + self._first_position).unsqueeze(0),
+            **{name: row.unsqueeze(0) for name, row in self._tokens(batch.ids, shown).items()},
+            position_ids=positions,
             packed_groups=[*batch.groups, Group(rest, 1, 1)] if rest else batch.groups,
             **types,
         )[0]
         return hidden[0, : batch.tokens]
 
-    def _padded(self, batch: PackedBatch) -> Tensor:
+    def _padded(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         longest = max(group.tokens for group in batch.groups)
         places = torch.arange(longest, device=batch.ids.device)
         real = places < batch.lengths.unsqueeze(1)
-        ids = batch.ids.new_full(real.shape, self._padding)
-        ids[real] = batch.ids[: batch.tokens]
+        tokens = {
+            name: _spread(row[: batch.tokens], real, self._padding if name == "input_ids" else 0)
+            for name, row in self._tokens(batch.ids, shown).items()
+        }
         more = {}
         if self._takes_positions:
-            more["position_ids"] = (places + self._first_position).expand_as(ids)
+            more["position_ids"] = (places + self._first_position).expand(real.shape)
+        if shown is not None and shown.positions is not None:
+            more["position_ids"] = torch.stack([_spread(row, real, 0) for row in shown.positions])
         if batch.types is not None and self._takes_types:
-            more["token_type_ids"] = torch.zeros_like(ids)
-            more["token_type_ids"][real] = batch.types[: batch.tokens]
+            more["token_type_ids"] = _spread(batch.types[: batch.tokens], real, 0)
         seen = real
         if any(group.seen < group.tokens for group in batch.groups):
-            unseen = torch.tensor([s.unseen_tokens for s in batch.sequences], device=ids.device)
+            unseen = torch.tensor([s.unseen_tokens for s in batch.sequences], device=real.device)
             seen = places < (batch.lengths - unseen).unsqueeze(1)
-        hidden: Tensor = self.model(input_ids=ids, attention_mask=seen.long(), **more)[0]
+        hidden: Tensor = self.model(**tokens, attention_mask=seen.long(), **more)[0]
         return hidden[real]
 
-    def _each_length(self, batch: PackedBatch) -> Tensor:
+    def _each_length(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         """As `_padded`, but without any padding."""
-        start, vectors = 0, []
+        start = token = 0
+        vectors = []
         for group in batch.groups:
+            end = token + group.sequences * group.tokens
             same = batch.sequences[start : start + group.sequences]
-            vectors.append(self._padded(PackedBatch.of(same, batch.ids.device)))
+            part = shown.between(token, end) if shown is not None else None
+            vectors.append(self._padded(PackedBatch.of(same, batch.ids.device), part))
             start += group.sequences
+            token = end
         return torch.cat(vectors)
+
+    def _tokens(self, ids: Tensor, shown: Shown | None) -> dict[str, Tensor]:
+        """Token ids by the name that the model has for them, or their vectors where pictures put some there."""
+        if shown is None:
+            return {"input_ids": ids}
+        known = ids.index_fill(0, shown.places, 0)  # an image token need not be in the vocabulary
+        embedded: Tensor = self.model.get_input_embeddings()(known)
+        return {"inputs_embeds": embedded.index_copy(0, shown.places, shown.vectors)}
 
     def _probe(self, max_tokens: int) -> PackedBatch:
         """Random sequences: neighbours of equal and of different length, one longer than a sliding window."""
@@ -242,6 +275,13 @@ class Body:
             [TokenSequence(random.integers(self.vocabulary, size=length).tolist(), DENSE_ONLY) for length in lengths],
             self.model.device,
         )
+
+
+def _spread(row: Tensor, real: Tensor, padding: int) -> Tensor:
+    """What lies one behind the other, [tokens, ...], as rows that are filled up where `real` is False."""
+    padded = row.new_full((*real.shape, *row.shape[1:]), padding)
+    padded[real] = row
+    return padded
 
 
 def _position_table(model: PreTrainedModel) -> tuple[int, int | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
@@ -106,7 +107,8 @@ def load_transformer(
     Raises:
         ConfigError: The architecture is not one of transformers, or the weights are not all there or do not fit.
     """
-    bare = folder.architecture not in _WITH_HEAD
+    sees = folder.architecture == "vision-language model"
+    bare = not sees and folder.architecture not in _WITH_HEAD
     code = _own_code(folder)
     if code and not own_code and folder.config.get("model_type") not in CONFIG_MAPPING:
         raise ConfigError(
@@ -115,10 +117,15 @@ def load_transformer(
         )
     with _quiet(), _unusable(folder, "the transformer"):
         config = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
-        if hasattr(config, "use_cache"):
-            config.use_cache = False
-        model_class = _AUTO[folder.architecture] if code and own_code else _model_class(config, folder.architecture)
-        if folder.architecture != "two towers" and not hasattr(config, "hidden_size"):
+        text_config = config.get_text_config()
+        for each in (config, text_config):
+            if hasattr(each, "use_cache"):
+                each.use_cache = False
+        model_class = (
+            _AUTO[folder.architecture] if code and own_code and not sees else _model_class(config, folder.architecture)
+        )
+        wide = text_config if folder.pictures is not None else config
+        if folder.architecture != "two towers" and not hasattr(wide, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights. A head does read it.
         takes_pooler = bare and "add_pooling_layer" in inspect.signature(model_class).parameters
@@ -134,7 +141,8 @@ def load_transformer(
         )
     reshaped = {name for name, *_ in report["mismatched_keys"]}
     missing = reshaped | set(report["missing_keys"])
-    if unfit := sorted(name for name in missing if not (bare and "pooler." in name)):
+    unread = ("pooler.",) if bare else ("lm_head.",) if sees else ()
+    if unfit := sorted(name for name in missing if not any(part in name for part in unread)):
         hint = f" (its auto_map asks for code of its own, which {'ran' if own_code else 'was not run'})" if code else ""
         raise ConfigError(
             f"{folder.body}: the weights are not those of a {type(model).__name__}{hint}: "
@@ -228,6 +236,9 @@ def _own_code(folder: ModelFolder) -> bool:
 def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[PreTrainedModel]:
     """The class that reads this config; only the encoder where there is a decoder beside it."""
     named = config.architectures or []
+    if architecture == "vision-language model":  # some are in no mapping, some find all weights by their own name only
+        own: type[PreTrainedModel] = getattr(transformers, named[0])
+        return own
     if architecture in _WITH_HEAD:
         found = _WITH_HEAD[architecture].get(type(config), None)
         fitting = [choice for choice in _choices(found) if choice.__name__ in named]

@@ -23,9 +23,11 @@ from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.image_tower import build_image_tower
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
+from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
+from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
 from staged_pool.runtime.models.tower import Tower
 from staged_pool.runtime.requests import Output
@@ -128,9 +130,15 @@ def _load_towers(
     source = load_tokenizer(folder, own_code=own_code) if folder.heads else None
     if source is not None:
         folder = with_written_markers(folder, source.backend)
-    settings = read_image_settings(folder.body, trust_remote_code=own_code) if folder.image_heads else None
+    sees = folder.image_heads or folder.pictures
+    settings = read_image_settings(folder.body, trust_remote_code=own_code) if sees else None
     reader = None if settings is None else ImageReader(settings, config)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code)
+    if folder.pictures is not None and source is not None and reader is not None:
+        sight = open_eyes(loaded, reader)
+        text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
+        pictures = PictureReader(text.tokenizer, folder.pictures, sight.layout, reader)
+        return folder, {"text": text, "image": SightTower(text, pictures, sight)}
     towers: dict[Lane, Tower] = {}
     if source is not None:
         towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention)

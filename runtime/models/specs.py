@@ -23,6 +23,7 @@ Architecture: TypeAlias = Literal[
     "token classifier",
     "masked language model",
     "causal language model",
+    "vision-language model",
     "two towers",
     "image encoder",
     "image classifier",
@@ -122,6 +123,8 @@ class MultiVectorSpec:
 
     modules: tuple[HeadModule, ...] = ()
     """What every token vector goes through, without the normalisation at the very end."""
+    own_layer: str | None = None
+    """Name of a linear layer of the checkpoint's own class, through which every token vector goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +191,8 @@ class RoleSettings:
     """Tokens whose vectors are left out."""
     skipped_first: str | None = None
     """A token whose vector is left out where it stands first, such as `<s>`."""
+    frame: tuple[str, str] | None = None
+    """What stands before and behind the text instead of the tokenizer's special tokens. None: those do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +211,16 @@ class PairTemplate:
     """What a chat template is given beside the messages, such as `add_generation_prompt`."""
     add_special_tokens: bool = False
     """Whether the tokenizer adds special tokens around the text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureSpec:
+    """How a language model is shown pictures: by vectors in the places of image tokens, many for each picture."""
+
+    alone: tuple[str, str] | None
+    """What stands before and behind a picture by itself. None: what the chat template writes around it."""
+    converses: bool
+    """Whether pictures and texts may stand together, as a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +282,9 @@ class ModelFolder:
 
     roles: Mapping[Role, RoleSettings] = field(default_factory=dict)
     """How queries and documents are read; empty where they are read alike."""
+
+    pictures: PictureSpec | None = None
+    """How it is shown pictures between texts. None: it is not."""
 
     notes: tuple[str, ...] = ()
     """What the reader had to assume, for the log."""

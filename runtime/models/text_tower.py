@@ -19,6 +19,7 @@ from staged_pool.runtime.models.heads.build import build_heads
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.sight import Sight
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.tokenizing.roles import filling_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
@@ -69,7 +70,13 @@ class TextTower:
 
 
 def build_text_tower(
-    name: str, folder: ModelFolder, source: LoadedTokenizer, loaded: Loaded, *, attention: Attention
+    name: str,
+    folder: ModelFolder,
+    source: LoadedTokenizer,
+    loaded: Loaded,
+    *,
+    attention: Attention,
+    sight: Sight | None = None,
 ) -> TextTower:
     """Build the tower that a folder describes, in the fastest form that is found to be right.
 
@@ -79,11 +86,12 @@ def build_text_tower(
         source: Its tokenizer.
         loaded: Its checkpoint.
         attention: See `EngineConfig`.
+        sight: The eyes of a model that is shown pictures between texts; what is chosen is right for those, too.
 
     Raises:
         ConfigError: Tokenizer, transformer and heads do not fit each other, or cannot be run here.
     """
-    body = Body(loaded.base)
+    body = Body(loaded.base if sight is None else sight.language)
     check_vocabulary(source.backend, body.vocabulary)
     max_tokens = _max_tokens(folder, source.max_tokens, body)
     heads = build_heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
@@ -106,15 +114,18 @@ def build_text_tower(
         lower_case=folder.lower_case,
         pools_prompt=dense_spec is None or dense_spec.pools_prompt,
         gives_types=source.gives_types,
-        chat_template=source.chat_template,
+        chat_template=source.chat_template if folder.pictures is None or folder.pictures.converses else None,
         special_tokens=source.special_tokens,
         pair_template=folder.pair_template,
         roles=roles,
+        sees=sight is not None,
     )
     if folder.scoring == "cross-encoder":
         tokenizer.require_pairs()
     _check_body(name, body.check_positions)
-    if why := body.choose_layout(attention, max_tokens):
+    if sight is not None:
+        sight.check(body.hidden)
+    if why := body.choose_layout(attention, max_tokens, None if sight is None else sight.probe()):
         log.info("model.padded", model=name, reason=why)
     if body.layout == "padded":
         _check_body(name, partial(body.check_padding, max_tokens))
@@ -124,9 +135,11 @@ def build_text_tower(
         parameters = sum(p.numel() for p in loaded.whole.parameters()) - loaded.image_parameters()
     if body.model.device.type == "cpu" and (why := body.prepack(max_tokens)):
         log.info("model.not_prepacked", model=name, reason=why)
+    if sight is not None and (why := sight.prepack()):
+        log.info("model.not_prepacked", model=name, reason=why)
     text = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
     return TextTower(
-        type(loaded.whole if folder.image_heads else body.model).__name__,
+        type(loaded.whole if folder.image_heads or sight is not None else body.model).__name__,
         tokenizer,
         body,
         heads,

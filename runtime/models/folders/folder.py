@@ -28,6 +28,12 @@ from staged_pool.runtime.models.folders.parts import (
 )
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.transformer_settings import read_max_seq_length
+from staged_pool.runtime.models.folders.vision_language import (
+    CONVERSING,
+    is_page_retriever,
+    read_page_folder,
+    with_pictures,
+)
 from staged_pool.runtime.models.specs import (
     DenseSpec,
     ModelFolder,
@@ -85,8 +91,10 @@ def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
         return _label_folder(path, chain, settings, score_template)
     if kind != "SentenceTransformer":
         raise ConfigError(f"{path}: this is a {kind}, not a model that gives one vector for each text")
+    if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
+        return read_page_folder(path)
     folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
-    return with_bge_m3_heads(folder)
+    return with_pictures(with_bge_m3_heads(folder))
 
 
 def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) -> ModelFolder:
@@ -133,24 +141,27 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
 
 
 def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
-    """A transformer without `modules.json`: read as sentence-transformers reads it (mean, not normalised)."""
+    """A transformer without `modules.json`: read as sentence-transformers reads it (mean, not normalised).
+
+    A model that is shown pictures is read as its authors do, whose code sentence-transformers does not replace.
+    """
     config = read_body_config(path, root=path)
     architectures = config.get("architectures") or [""]
+    sees = config.get("model_type") in CONVERSING
     causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
-    mode: PoolingMode = "lasttoken" if causal else "mean"
+    mode: PoolingMode = "lasttoken" if causal or sees else "mean"
+    how = "with" if sees else "without"
     prompts, prompt = read_prompts(settings)
     return ModelFolder(
         path=path,
         body=path,
         config=config,
-        heads=(
-            DenseSpec(pooling=(mode,), modules=(), normalize=False, truncate_dim=settings.positive("truncate_dim")),
-        ),
+        heads=(DenseSpec(pooling=(mode,), modules=(), normalize=sees, truncate_dim=settings.positive("truncate_dim")),),
         similarity=read_similarity(settings),
         **read_matryoshka(path, config, settings),
         prompts=prompts,
         default_prompt=prompt,
-        notes=(f"no modules.json: {mode} pooling without normalisation is assumed",),
+        notes=(f"no modules.json: {mode} pooling {how} normalisation is assumed",),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenizers import Tokenizer
+from torch import nn
 
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.checkpoint import Loaded
@@ -63,7 +64,10 @@ def build_heads(
             case TokenWeightsSpec():
                 heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
             case MultiVectorSpec():
-                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device)
+                own = None if spec.own_layer is None else loaded.whole.get_submodule(spec.own_layer)
+                if not isinstance(own, nn.Linear | None):
+                    raise ConfigError(f"{spec.own_layer} of the checkpoint is not a linear layer")
+                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device, own)
     # Vectors of CLIP's tokens cannot be compared with those of its patches: there is no projection for them.
     if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and not folder.image_heads:
         heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)

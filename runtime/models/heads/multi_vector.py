@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.heads.head import on_host
@@ -22,6 +23,7 @@ class MultiVectorHead:
         spec: See `MultiVectorSpec`.
         token_width: Values of a token vector.
         device: Where it computes.
+        own: The checkpoint's own layer that token vectors go through first, in any dtype. None: there is none.
 
     Raises:
         ConfigError: Weights of the modules are missing or do not fit.
@@ -30,8 +32,12 @@ class MultiVectorHead:
     width: int
     """Values of one vector."""
 
-    def __init__(self, spec: MultiVectorSpec, token_width: int, device: torch.device) -> None:
-        modules, self.width = build_modules(spec.modules, token_width)
+    def __init__(
+        self, spec: MultiVectorSpec, token_width: int, device: torch.device, own: nn.Linear | None = None
+    ) -> None:
+        modules, self.width = build_modules(spec.modules, token_width if own is None else own.out_features)
+        if own is not None:
+            modules = nn.Sequential(copy.deepcopy(own).float(), *modules)
         self._modules = modules.to(device)
 
     def parameters(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from staged_pool.runtime.requests import Chat
+from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
 
 _RESERVED: Final = frozenset(
@@ -36,6 +36,8 @@ class ChatTemplate:
     source: str
     special_tokens: Mapping[str, object] = field(default_factory=dict)
     """The text of each by its name, such as `bos_token`."""
+    sees: bool = False
+    """Whether it takes the content of a message in parts, as templates of models that are shown pictures do."""
 
     def chat(self, chat: Chat, prompt: str = "") -> str:
         """A conversation as one text.
@@ -57,11 +59,21 @@ class ChatTemplate:
             raise InvalidInput(f"{taken[0]} is not an argument of chat templates.", param="chat_template_kwargs")
         messages: list[Mapping[str, object]] = [{"role": "system", "content": prompt}] if prompt else []
         return self.render(
-            [*messages, *chat.messages],
+            [*messages, *map(self._message, chat.messages)],
             add_generation_prompt=chat.add_generation_prompt,
             continue_final_message=chat.continue_final_message,
             arguments=chat.template_arguments,
         )
+
+    def _message(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        """With the parts of its content as templates know them; for those of models of texts, as one text."""
+        content = message.get("content")
+        if not isinstance(content, tuple):
+            return message
+        if not self.sees and all(isinstance(part, str) for part in content):
+            return {**message, "content": "\n".join(content)}
+        parts = [{"type": "image"} if isinstance(part, Image) else {"type": "text", "text": part} for part in content]
+        return {**message, "content": parts}
 
     def render(
         self,

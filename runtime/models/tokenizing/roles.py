@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from staged_pool.runtime.model import Role, Span, TokenIds, TokenSequence
 from staged_pool.runtime.models.specs import ModelFolder, RoleSettings
+from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError
 
@@ -43,6 +44,8 @@ class RoleSpec:
     """Token ids whose vectors are left out of multi_vector."""
     skipped_first: int | None = None
     """A token id whose vector is left out of multi_vector where it stands first."""
+    frame: SpecialTokens | None = None
+    """What goes around a text instead of the tokenizer's special tokens. None: those do."""
 
     def limit(self, asked: int | None, model_max_tokens: int) -> tuple[int | None, int]:
         """How long an input may be.
@@ -190,6 +193,7 @@ def _resolve(role: Role, settings: RoleSettings, tokenizer: Tokenizer, vocabular
         # A word that the vocabulary lacks is not looked up as the unknown token: it would take all of those with it.
         skipped=frozenset(i for i in map(tokenizer.token_to_id, settings.skipped) if i is not None),
         skipped_first=tokenizer.token_to_id(settings.skipped_first) if settings.skipped_first else None,
+        frame=None if settings.frame is None else read_frame(settings.frame, tokenizer),
     )
     if wrong := [i for i in (*spec.marker, spec.expansion) if i >= vocabulary]:
         raise ConfigError(f"token id {wrong[0]} marks or expands a {role}, but the model has only {vocabulary}")

@@ -68,6 +68,21 @@ def find_special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
     raise ConfigError("the tokenizer does more with special tokens than to put them around the text")
 
 
+def read_frame(frame: tuple[str, str], tokenizer: Tokenizer) -> SpecialTokens:
+    """The ids of what is written before and behind a text.
+
+    Raises:
+        ConfigError: The tokenizer joins them with the text, so that they have no ids of their own.
+    """
+    before, after = (e.ids for e in tokenizer.encode_batch_fast(list(frame), add_special_tokens=False))
+    inside = tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)
+    framed = [f"{frame[0]}{probe}{frame[1]}" for probe in _PROBES]
+    whole = tokenizer.encode_batch_fast(framed, add_special_tokens=False)
+    if any(all_of_it.ids != [*before, *e.ids, *after] for all_of_it, e in zip(whole, inside, strict=True)):
+        raise ConfigError(f"the tokenizer joins texts with what goes around them: {frame[0]!r} and {frame[1]!r}")
+    return SpecialTokens(before, after)
+
+
 def find_pair_special_tokens(tokenizer: Tokenizer, *, gives_types: bool) -> PairSpecialTokens:
     """The ids that the tokenizer puts around and between any two texts, and where the second segment begins.
 

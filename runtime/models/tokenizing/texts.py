@@ -71,8 +71,10 @@ class TextReader:
         self._shared = shared
         self._special = special
         self._roles = {role: roles.get(role, PLAIN) for role in ROLES}
+        framed = {role: spec.frame or special for role, spec in self._roles.items()}
         self._marked = {
-            role: SpecialTokens([*special.prefix, *spec.marker], special.suffix) for role, spec in self._roles.items()
+            role: SpecialTokens([*framed[role].prefix, *spec.marker], framed[role].suffix)
+            for role, spec in self._roles.items()
         }
         self._limits = limits
         self._pools_prompt = pools_prompt

@@ -14,7 +14,11 @@ from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
 from staged_pool.runtime.models.tokenizing.pairs import PairReader
 from staged_pool.runtime.models.tokenizing.roles import RoleSpec
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
-from staged_pool.runtime.models.tokenizing.special_tokens import find_pair_special_tokens, find_special_tokens
+from staged_pool.runtime.models.tokenizing.special_tokens import (
+    SpecialTokens,
+    find_pair_special_tokens,
+    find_special_tokens,
+)
 from staged_pool.runtime.models.tokenizing.texts import TextReader
 from staged_pool.runtime.requests import Chat, PairInput, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
@@ -35,11 +39,17 @@ class TextTokenizer:
         special_tokens: What templates are told of the special tokens: the text of each by its name.
         pair_template: What makes one text of a pair. None: the tokenizer's special tokens do.
         roles: How queries and documents are read, where that differs; a text without a role is a document.
+        sees: Whether the chat template is one for messages of texts and pictures.
 
     Raises:
         ConfigError: The special tokens are not a fixed beginning and end, or leave the text no room; or the pair
             template is not one for pairs.
     """
+
+    shared: SharedTokenizer
+    limits: InputLimits
+    special: SpecialTokens
+    """What the tokenizer puts around a text."""
 
     def __init__(
         self,
@@ -54,26 +64,27 @@ class TextTokenizer:
         special_tokens: Mapping[str, object] | None = None,
         pair_template: PairTemplate | None = None,
         roles: Mapping[Role, RoleSpec] | None = None,
+        sees: bool = False,
     ) -> None:
-        self._shared = SharedTokenizer(source, lower_case=lower_case)
-        self._limits = InputLimits(max_tokens, vocabulary)
-        special = find_special_tokens(self._shared.tokenizer)
-        if len(special) >= max_tokens:
+        self.shared = SharedTokenizer(source, lower_case=lower_case)
+        self.limits = InputLimits(max_tokens, vocabulary)
+        self.special = find_special_tokens(self.shared.tokenizer)
+        if len(self.special) >= max_tokens:
             raise ConfigError(f"the model takes {max_tokens} tokens, which its special tokens alone fill")
-        chat = None if chat_template is None else ChatTemplate(chat_template, special_tokens or {})
+        chat = None if chat_template is None else ChatTemplate(chat_template, special_tokens or {}, sees)
         self._texts = TextReader(
-            self._shared, special, self._limits, pools_prompt=pools_prompt, chat_template=chat, roles=roles or {}
+            self.shared, self.special, self.limits, pools_prompt=pools_prompt, chat_template=chat, roles=roles or {}
         )
         self._pairs: PairReader | TemplateReader | ConfigError
         if pair_template is not None:
-            self._pairs = TemplateReader(self._shared, special, self._limits, template=pair_template, chat=chat)
+            self._pairs = TemplateReader(self.shared, self.special, self.limits, template=pair_template, chat=chat)
             return
         try:
-            pair = find_pair_special_tokens(self._shared.tokenizer, gives_types=gives_types)
+            pair = find_pair_special_tokens(self.shared.tokenizer, gives_types=gives_types)
         except ConfigError as error:
             self._pairs = error
         else:
-            self._pairs = PairReader(self._shared, pair, self._limits)
+            self._pairs = PairReader(self.shared, pair, self.limits)
 
     def require_pairs(self) -> None:
         """For a model that is made for pairs.
@@ -99,6 +110,10 @@ class TextTokenizer:
         of_texts, of_pairs = iter(self._texts.read(texts)), iter(self._read_pairs(pairs))
         return [next(of_pairs if isinstance(given.source, PairInput) else of_texts) for given in inputs]
 
+    def write_chat(self, chat: Chat, prompt: str = "") -> str:
+        """See `TextReader.write_chat`."""
+        return self._texts.write_chat(chat, prompt)
+
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
         """Tokenize one text or conversation without prompt and without cutting it.
 
@@ -107,7 +122,7 @@ class TextTokenizer:
         """
         text = source if isinstance(source, str) else self._texts.write_chat(source)
         check_text(text)
-        encoding = self._shared.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        encoding = self.shared.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         return Tokens(encoding.ids, encoding.tokens)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -118,8 +133,8 @@ class TextTokenizer:
         """
         if not ids:
             return ""
-        self._limits.check_ids(ids)
-        text: str = self._shared.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        self.limits.check_ids(ids)
+        text: str = self.shared.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def _read_pairs(

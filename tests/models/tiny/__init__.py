@@ -18,6 +18,7 @@ from tests.models.tiny.layout import edit_json, pooling_flags, write_json, write
 from tests.models.tiny.multi_vector import MULTI_VECTOR
 from tests.models.tiny.prompted import PROMPTED
 from tests.models.tiny.sparse import SPARSE
+from tests.models.tiny.vision_language import PAGES, SEEING, VISION_LANGUAGE
 from tests.models.tiny.vocabularies import byte_bpe, chat_bpe, unigram, word_piece
 
 KINDS = EMBEDDING
@@ -34,6 +35,7 @@ EVERY: Mapping[str, Body] = {
     **TWO_TOWERS,
     **IMAGE_ENCODERS,
     **IMAGE_CLASSIFIERS,
+    **VISION_LANGUAGE,
 }
 """Each kind of model that can be built, by name."""
 
@@ -55,11 +57,14 @@ __all__ = [
     "IMAGE_ENCODERS",
     "KINDS",
     "MULTI_VECTOR",
+    "PAGES",
     "POSITIONS",
     "PROMPTED",
+    "SEEING",
     "SPARSE",
     "TOKEN_CLASSIFIERS",
     "TWO_TOWERS",
+    "VISION_LANGUAGE",
     "WIDTH",
     "bert",
     "build",

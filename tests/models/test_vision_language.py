@@ -1,0 +1,601 @@
+"""Models that are shown pictures between texts give what transformers gives, by the same tokens, alone and together."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import ModelInput, Row, TokenSequence
+from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.folders.folder import read_folder
+from staged_pool.runtime.models.linear import PrepackedLinear
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
+from staged_pool.runtime.models.sight import grid_positions, where_pictures_are
+from staged_pool.runtime.models.sight_tower import SightTower
+from staged_pool.runtime.requests import (
+    MODEL_MAX,
+    Chat,
+    EmbedRequest,
+    Image,
+    Output,
+    ScoreRequest,
+    TextInput,
+)
+from staged_pool.runtime.results import EmbedResult, ScoreResult
+from staged_pool.runtime.tasks.plan import plan
+from staged_pool.stages.errors import ConfigError, InvalidInput, UnusableMedia
+from staged_pool.stages.work import Prepared, Request
+from tests.models import picture_oracle as oracle
+from tests.models.asking import text_tower
+from tests.models.conftest import TinyFolder
+from tests.models.picture_oracle import Array, Part
+from tests.models.pictures import encode
+from tests.models.tiny import PAGES, SEEING, VISION_LANGUAGE, edit_json
+
+Messages: TypeAlias = list[tuple[str, list[Part]]]
+Load: TypeAlias = Callable[..., Encoder]
+
+WIDE, TALL, LARGE, SMALL, SQUARE = (
+    encode(100, 80, "JPEG", 0),
+    encode(70, 150, "PNG", 1),
+    encode(333, 240, "WEBP", 2),
+    encode(31, 47, "PNG", 3),
+    encode(640, 640, "JPEG", 4),
+)
+PICTURES = [WIDE, TALL, LARGE, SMALL, SQUARE]
+CONVERSATIONS: list[Messages] = [
+    [("user", [WIDE, "What is this?"])],
+    [("user", ["first", TALL, "and then", LARGE])],
+    [("user", [SMALL]), ("assistant", ["A sheet of paper."]), ("user", ["and", SQUARE, "?"])],
+    [("user", [WIDE, TALL, WIDE])],
+]
+PREFIX = {"colqwen2": "Query: ", "colpali": "Question: "}
+QUERIES = ["A function call with many arguments", "naïve café, Ωmega 🙂", "short"]
+MULTI = frozenset({Output.MULTI_VECTOR})
+
+EXACT = 1e-4
+"""At float32, where pictures are prepared by transformers' own code."""
+
+
+@pytest.fixture(scope="module")
+def load(tiny_folder: TinyFolder) -> Load:
+    """Loads a kind of tiny model in float32 with exact pictures, once for each set of settings."""
+    loaded: dict[EngineConfig, Encoder] = {}
+
+    def load(kind: str, **settings: Any) -> Encoder:
+        config = EngineConfig(model=str(tiny_folder(kind)), **({"dtype": "float32", "image_path": "exact"} | settings))
+        if config not in loaded:
+            loaded[config] = load_model(config)
+        return loaded[config]
+
+    return load
+
+
+def chat(messages: Messages, **options: object) -> Chat:
+    return Chat(
+        tuple(
+            {
+                "role": role,
+                "content": tuple(Image(part, options) if isinstance(part, bytes) else part for part in parts),
+            }
+            for role, parts in messages
+        )
+    )
+
+
+def said(messages: Messages, **others: Any) -> TextInput:
+    return TextInput(chat(messages), add_special_tokens=False, **others)
+
+
+def read(model: Encoder, request: Request) -> list[Prepared[Any]]:
+    """What the device would read of each input, asked lane by lane as the engine does."""
+    found = []
+    for given in plan(request, model.card).inputs:
+        (prepared,) = model.preprocess([given])
+        if isinstance(prepared, Exception):
+            raise prepared
+        assert isinstance(prepared, Prepared)
+        found.append(prepared)
+    return found
+
+
+def ask(model: Encoder, request: Request, *, alone: bool = False) -> Any:
+    """What is answered, when inputs that may share a batch do so; or each is run alone."""
+    prepared = read(model, request)
+    batches: dict[Any, list[int]] = {}
+    for place, each in enumerate(prepared):
+        batches.setdefault((each.batch_key, place if alone else None), []).append(place)
+    rows: list[Any] = [None] * len(prepared)
+    for places in batches.values():
+        found = model.forward([prepared[place].payload for place in places])
+        for place, row in zip(places, found, strict=True):
+            assert isinstance(row, Row)
+            rows[place] = row
+    return plan(request, model.card).finish(rows, sum(each.cost for each in prepared))
+
+
+def embed(model: Encoder, *inputs: TextInput | Image, alone: bool = False, **others: Any) -> EmbedResult:
+    result: EmbedResult = ask(model, EmbedRequest(inputs=inputs, **others), alone=alone)
+    return result
+
+
+def dense(model: Encoder, *inputs: TextInput | Image, **others: Any) -> Sequence[Array]:
+    found = embed(model, *inputs, **others).dense
+    assert found is not None
+    return list(found)
+
+
+def vectors(model: Encoder, *inputs: TextInput | Image, **others: Any) -> tuple[Array, ...]:
+    found = embed(model, *inputs, outputs=MULTI, **others).multi_vector
+    assert found is not None
+    return found
+
+
+def apart(found: Sequence[Array], wanted: Sequence[Array]) -> float:
+    assert [rows.shape for rows in found] == [rows.shape for rows in wanted]
+    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(found, wanted, strict=True))
+
+
+def cosine(found: Sequence[Array], wanted: Sequence[Array]) -> float:
+    assert [rows.shape for rows in found] == [rows.shape for rows in wanted]
+    return min(float((ours * theirs).sum(axis=-1).min()) for ours, theirs in zip(found, wanted, strict=True))
+
+
+# Conversations
+
+
+@pytest.mark.parametrize("attention", ["packed", "padded"])
+@pytest.mark.parametrize("kind", SEEING)
+def test_conversations_with_pictures_have_the_oracles_vectors(
+    kind: str, attention: str, tiny_folder: TinyFolder, load: Load
+) -> None:
+    model, folder = load(kind, attention=attention), tiny_folder(kind)
+    assert model.card.attention == attention
+    assert model.card.lanes == ("text", "image")
+    found = dense(model, *map(said, CONVERSATIONS))
+    assert apart(found, [oracle.conversation(folder, messages) for messages in CONVERSATIONS]) < EXACT
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_the_oracle_tells_pictures_places_and_words_apart(kind: str, tiny_folder: TinyFolder) -> None:
+    of = partial(oracle.conversation, tiny_folder(kind))
+    found = [
+        of([("user", [WIDE, "What is this?"])]),
+        of([("user", [encode(100, 80, "JPEG", 7), "What is this?"])]),
+        of([("user", [WIDE, "What was this?"])]),
+        of([("user", ["What is this?", WIDE])]),
+        of([("user", [WIDE, TALL])]),
+        of([("user", [TALL, WIDE])]),
+    ]
+    assert min(float(np.abs(a - b).max()) for a, b in itertools.combinations(found, 2)) > 100 * EXACT
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_picture_alone_is_a_message_of_it(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    found = dense(load(kind), *map(Image, PICTURES))
+    wanted = [oracle.conversation(tiny_folder(kind), [("user", [picture])]) for picture in PICTURES]
+    assert apart(found, wanted) < EXACT
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_texts_of_a_model_that_sees_are_read_as_texts(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    model, folder = load(kind), tiny_folder(kind)
+    words: Messages = [("user", ["no picture", "in this"])]
+    request = EmbedRequest(inputs=(TextInput("hello there"), said(words), Image(WIDE)))
+    keys = [each.batch_key for each in read(model, request)]
+    assert keys[0] == keys[1] != keys[2]
+    assert [given.lane for given in plan(request, model.card).inputs] == ["text", "text", "image"]
+    found = dense(model, TextInput("hello there"), said(words))
+    wanted = [oracle.text(folder, "hello there"), oracle.conversation(folder, words)]
+    assert apart(found, wanted) < EXACT
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_prompt_and_the_beginning_of_an_answer_stand_around_a_conversation(
+    kind: str, tiny_folder: TinyFolder, load: Load
+) -> None:
+    given = TextInput(Chat(chat(CONVERSATIONS[0]).messages, add_generation_prompt=True), add_special_tokens=False)
+    found = dense(load(kind), given, prompt="Find what is like this.")
+    wanted = oracle.conversation(
+        tiny_folder(kind), CONVERSATIONS[0], system="Find what is like this.", add_generation_prompt=True
+    )
+    assert apart(found, [wanted]) < EXACT
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_tokens_and_their_positions_are_the_oracles(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    model, folder = load(kind), tiny_folder(kind)
+    tower = model.towers["image"]
+    assert isinstance(tower, SightTower)
+    for messages in CONVERSATIONS:
+        (prepared,) = read(model, EmbedRequest(inputs=(said(messages),)))
+        ids, given = oracle.tokens(folder, messages)
+        sequence: TokenSequence = prepared.payload
+        assert sequence.ids == ids[0].tolist()
+        layout = tower.sight.layout
+        where = grid_positions(sequence, where_pictures_are(sequence, layout), layout)
+        assert np.array_equal(where, oracle.positions(folder, ids, given))
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_options_of_a_picture_change_how_many_tokens_it_takes(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    model, folder = load(kind), tiny_folder(kind)
+    counts = set()
+    for options in ({}, {"max_pixels": 6 * 28 * 28}, {"min_pixels": 30 * 28 * 28}):
+        messages: Messages = [("user", [SQUARE, "and", SMALL])]
+        given = TextInput(chat(messages, **options), add_special_tokens=False)
+        (prepared,) = read(model, EmbedRequest(inputs=(given,)))
+        ids, _ = oracle.tokens(folder, messages, options=options)
+        assert prepared.payload.ids == ids[0].tolist()
+        counts.add(prepared.cost)
+        assert apart(dense(model, given), [oracle.conversation(folder, messages, options=options)]) < EXACT
+    assert len(counts) == 3
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_usage_counts_the_tokens_of_pictures(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    usage = embed(load(kind), *map(said, CONVERSATIONS), TextInput("hello")).usage
+    shown = sum(oracle.tokens(tiny_folder(kind), messages)[0].shape[1] for messages in CONVERSATIONS)
+    words = read(load(kind), EmbedRequest(inputs=(TextInput("hello"),)))[0].cost
+    assert usage.prompt_tokens == shown + words
+
+
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_conversation_scores_texts_pictures_and_both(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    model, folder = load(kind), tiny_folder(kind)
+    query, both = chat([("user", [TALL, "like this"])]), chat([("user", ["it is", WIDE])])
+    result: ScoreResult = ask(
+        model, ScoreRequest(queries=(query,), documents=("a text", Image(LARGE), both, "another"))
+    )
+    wanted = np.array(
+        [
+            oracle.text(folder, "a text"),
+            oracle.conversation(folder, [("user", [LARGE])]),
+            oracle.conversation(folder, [("user", ["it is", WIDE])]),
+            oracle.text(folder, "another"),
+        ]
+    ) @ oracle.conversation(folder, [("user", [TALL, "like this"])])
+    assert np.abs(result.scores - wanted).max() < EXACT
+
+
+# Pages
+
+
+@pytest.mark.parametrize("attention", ["packed", "padded"])
+@pytest.mark.parametrize("kind", PAGES)
+def test_pages_and_queries_have_the_oracles_vectors(
+    kind: str, attention: str, tiny_folder: TinyFolder, load: Load
+) -> None:
+    model, folder = load(kind, attention=attention), tiny_folder(kind)
+    assert model.card.attention == attention
+    assert model.card.outputs == (Output.MULTI_VECTOR,)
+    pages = vectors(model, *map(Image, PICTURES))
+    assert apart(pages, [oracle.page(folder, picture) for picture in PICTURES]) < EXACT
+    queries = vectors(model, *map(TextInput, QUERIES), prompt_name="query")
+    assert apart(queries, [oracle.query(folder, query) for query in QUERIES]) < EXACT
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_the_oracle_tells_pages_and_queries_apart(kind: str, tiny_folder: TinyFolder) -> None:
+    folder = tiny_folder(kind)
+    pages = [oracle.page(folder, picture).mean(axis=0) for picture in PICTURES]
+    queries = [oracle.query(folder, query).mean(axis=0) for query in QUERIES]
+    for found in (pages, queries):
+        assert min(float(np.abs(a - b).max()) for a, b in itertools.combinations(found, 2)) > 100 * EXACT
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_tokens_of_pages_and_queries_are_the_processors(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    model, folder = load(kind), tiny_folder(kind)
+    read_pages = read(model, EmbedRequest(inputs=tuple(map(Image, PICTURES)), outputs=MULTI))
+    assert [each.payload.ids for each in read_pages] == [oracle.page_tokens(folder, picture) for picture in PICTURES]
+    asked = EmbedRequest(inputs=tuple(map(TextInput, QUERIES)), outputs=MULTI, prompt_name="query")
+    assert [each.payload.ids for each in read(model, asked)] == [oracle.query_tokens(folder, q) for q in QUERIES]
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_scores_of_pages_are_maxsim(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    model, folder = load(kind), tiny_folder(kind)
+    assert model.card.scoring == "late-interaction"
+    pages = [oracle.page(folder, picture) for picture in PICTURES]
+    for query in QUERIES:
+        result: ScoreResult = ask(model, ScoreRequest(queries=(query,), documents=tuple(map(Image, PICTURES))))
+        asked = oracle.query(folder, query)
+        wanted = [float((asked @ page.T).max(axis=1).sum()) for page in pages]
+        assert np.abs(result.scores - wanted).max() < EXACT
+        assert result.usage.prompt_tokens == len(asked) + sum(map(len, pages))
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_may_come_as_the_only_message(kind: str, load: Load) -> None:
+    model = load(kind)
+    assert apart(vectors(model, said([("user", [WIDE])])), vectors(model, Image(WIDE))) == 0
+
+
+@pytest.mark.parametrize("kind", PAGES)
+@pytest.mark.parametrize("messages", [[("user", [WIDE, "a word"])], [("user", [WIDE, TALL])], CONVERSATIONS[2]])
+def test_models_of_pages_read_no_conversations(kind: str, messages: Messages, load: Load) -> None:
+    with pytest.raises(InvalidInput, match="one image or one text at a time"):
+        vectors(load(kind), said(messages))
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_cutting_a_query_leaves_what_stands_around_it(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    long = "A function call with many arguments and one more. " * 40
+    request = EmbedRequest(inputs=(TextInput(long, 40),), outputs=MULTI, prompt_name="query")
+    (cut,) = read(load(kind), request)
+    whole = oracle.query_tokens(tiny_folder(kind), long)
+    behind = 11  # ten tokens to think with, and the end of the line
+    assert cut.payload.ids == whole[: 40 - behind] + whole[-behind:]
+
+
+@pytest.mark.parametrize(("kind", "before"), [("colqwen2", 0), ("colpali", 1)])
+def test_a_text_without_a_role_is_read_without_what_stands_around_a_query(
+    kind: str, before: int, tiny_folder: TinyFolder, load: Load
+) -> None:
+    (text,) = read(load(kind), EmbedRequest(inputs=(TextInput("Query: a word"),), outputs=MULTI))
+    (marked,) = read(load(kind), EmbedRequest(inputs=(TextInput("a word"),), outputs=MULTI, prompt_name="query"))
+    own = len(load(kind).tokenize("Query: a word", add_special_tokens=False).ids)
+    assert text.cost == before + own
+    assert marked.cost == before + len(load(kind).tokenize(PREFIX[kind] + "a word", add_special_tokens=False).ids) + 11
+
+
+# Together and alone, fast and exact, wide and narrow
+
+
+def _all(kind: str) -> list[TextInput | Image]:
+    if kind in PAGES:
+        return [*map(Image, PICTURES)]
+    return [*map(said, CONVERSATIONS), *map(Image, PICTURES)]
+
+
+def _answers(model: Encoder, kind: str, **others: Any) -> Sequence[Array]:
+    return vectors(model, *_all(kind), **others) if kind in PAGES else dense(model, *_all(kind), **others)
+
+
+@pytest.mark.parametrize("attention", ["packed", "padded"])
+@pytest.mark.parametrize("kind", VISION_LANGUAGE)
+def test_a_vector_does_not_depend_on_what_shares_its_batch(kind: str, attention: str, load: Load) -> None:
+    model = load(kind, attention=attention)
+    assert apart(_answers(model, kind, alone=True), _answers(model, kind)) < EXACT / 4
+
+
+@pytest.mark.parametrize("kind", VISION_LANGUAGE)
+def test_pictures_that_are_prepared_fast_give_nearly_the_same(kind: str, load: Load) -> None:
+    fast = load(kind, image_path="fast")
+    assert cosine(_answers(fast, kind), _answers(load(kind), kind)) > 0.999
+
+
+@pytest.mark.parametrize("kind", VISION_LANGUAGE)
+def test_bfloat16_is_as_near_as_it_can_be(kind: str, load: Load) -> None:
+    narrow = load(kind, dtype="bfloat16")
+    assert narrow.card.attention == "packed"
+    assert cosine(_answers(narrow, kind), _answers(load(kind), kind)) > 0.98
+    assert cosine(_answers(narrow, kind, alone=True), _answers(narrow, kind)) > 0.99
+
+
+@pytest.mark.parametrize("kind", VISION_LANGUAGE)
+def test_weights_are_laid_out_for_the_processor_in_eyes_and_language(kind: str, load: Load) -> None:
+    tower = load(kind).towers["image"]
+    assert isinstance(tower, SightTower)
+    for part in tower.sight.parts():
+        kinds = {type(module) for module in part.modules()}
+        assert PrepackedLinear in kinds
+        assert not kinds & {torch.nn.Linear, torch.nn.Conv3d}
+    assert any(isinstance(module, PrepackedLinear) for module in text_tower(load(kind)).body.model.modules())
+
+
+def test_a_convolution_of_whole_patches_is_a_product_of_matrices() -> None:
+    convolution = torch.nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4))
+    model = torch.nn.ModuleList([convolution, torch.nn.Conv3d(8, 8, 1, padding=1)])
+    patches = torch.randn(5, 3, 2, 4, 4)
+    with torch.inference_mode():
+        wanted = convolution(patches)
+        restore = flatten_patches(model)
+        flat, other = model
+        assert isinstance(flat, PatchLinear)
+        assert isinstance(other, torch.nn.Conv3d)  # it may look beyond a patch
+        assert (flat(patches) - wanted).abs().max() < 1e-5
+        with pytest.raises(ValueError, match="the kernel of"):
+            flat(torch.randn(5, 3, 4, 4, 4))
+    restore()
+    assert next(iter(model)) is convolution
+
+
+# What is refused
+
+
+def refusal(model: Encoder, given: TextInput | Image, **others: Any) -> InvalidInput:
+    request = EmbedRequest(inputs=(given,), outputs=frozenset(model.card.outputs[:1]), **others)
+    with pytest.raises(InvalidInput) as caught:
+        read(model, request)
+    return caught.value
+
+
+def test_an_input_that_is_too_long_is_refused(load: Load) -> None:
+    messages: Messages = [("user", [SQUARE] * 9)]
+    error = refusal(load("qwen2-vl"), said(messages))
+    assert "maximum context length is 320 tokens" in str(error)
+    assert "324 of them for images" in str(error)
+    assert error.param == "input"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_words_are_cut_and_pictures_are_not(side: Any, tiny_folder: TinyFolder, load: Load) -> None:
+    model = load("qwen2-vl")
+    words = "many words " * 20
+    messages: Messages = [("user", [WIDE, words] if side == "right" else [words, WIDE])]
+    whole = oracle.tokens(tiny_folder("qwen2-vl"), messages)[0][0].tolist()
+    (cut,) = read(model, EmbedRequest(inputs=(said(messages, max_tokens=45, truncate_side=side),)))
+    assert cut.payload.ids == (whole[:45] if side == "right" else whole[-45:])
+    wrong: Messages = [("user", [words, WIDE] if side == "right" else [WIDE, words])]
+    for room in (1, 45):
+        error = refusal(model, said(wrong, max_tokens=room, truncate_side=side))
+        assert "would cut an image" in str(error)
+        assert error.param == "truncate_prompt_tokens"
+    assert refusal(model, said([("user", [SQUARE] * 9)], max_tokens=MODEL_MAX)).param == "truncate_prompt_tokens"
+
+
+def test_a_limit_on_own_tokens_does_not_cut_pictures(load: Load) -> None:
+    model = load("qwen2-vl")
+    documents = (chat([("user", [WIDE, "many words " * 9])]),)
+    request = ScoreRequest(queries=("x",), documents=documents, max_document_tokens=40)
+    assert [each.cost for each in read(model, request)][1] == 40
+    with pytest.raises(InvalidInput, match="would cut an image"):
+        read(model, ScoreRequest(queries=("x",), documents=documents, max_document_tokens=20))
+
+
+def test_a_text_cannot_pose_as_a_picture(load: Load) -> None:
+    for words in ("<|image_pad|>", "<|vision_start|><|image_pad|><|image_pad|>"):
+        error = refusal(load("qwen2-vl"), said([("user", [WIDE, words])]))
+        assert "must not spell the token" in str(error)
+        assert error.param == "messages"
+
+
+def test_a_picture_that_is_none_is_named_by_its_place(load: Load) -> None:
+    model = load("qwen2-vl")
+    error = refusal(model, said([("user", [WIDE, b"no picture", TALL])]))
+    assert str(error).startswith("Image 2 of 3: ")
+    assert error.param == "messages"
+    damaged = refusal(model, Image(LARGE[: len(LARGE) // 2]))
+    assert isinstance(damaged, UnusableMedia)
+    assert damaged.param == "input"
+
+
+def test_a_wrong_input_leaves_the_others_as_they_are(load: Load) -> None:
+    model = load("colpali")
+    given = [ModelInput(Image(data), MULTI) for data in (WIDE, b"no picture", TALL)]
+    found = model.preprocess(given)
+    assert [isinstance(each, Prepared) for each in found] == [True, False, True]
+
+
+# Folders
+
+
+def copied(kind: str, tiny_folder: TinyFolder, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_folder(kind), tmp_path / "model"))
+
+
+def loaded(folder: Path) -> Encoder:
+    return load_model(EngineConfig(model=str(folder), dtype="float32"))
+
+
+def test_a_folder_without_an_image_processor_is_refused(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = copied("qwen2-vl", tiny_folder, tmp_path)
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"preprocessor_config\.json"):
+        loaded(folder)
+
+
+def test_patches_that_are_merged_otherwise_than_the_weights_want_are_refused(
+    tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    folder = copied("qwen2-vl", tiny_folder, tmp_path)
+    edit_json(folder / "preprocessor_config.json", merge_size=1)
+    with pytest.raises(ConfigError, match="merge_size=1"):
+        loaded(folder)
+
+
+def test_words_around_a_page_and_a_query_are_the_folders(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = copied("colqwen2", tiny_folder, tmp_path)
+    words = {"query_prefix": "Look for: ", "visual_prompt_prefix": "<|vision_start|><|image_pad|><|vision_end|>Page."}
+    edit_json(folder / "processor_config.json", **words)
+    model = loaded(folder)
+    (page,) = read(model, EmbedRequest(inputs=(Image(WIDE),), outputs=MULTI))
+    assert page.payload.ids == oracle.page_tokens(folder, WIDE)
+    (query,) = read(model, EmbedRequest(inputs=(TextInput("x"),), outputs=MULTI, prompt_name="query"))
+    assert query.payload.ids == oracle.query_tokens(folder, "x")
+
+
+def test_words_around_a_page_must_have_a_place_for_it(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    folder = copied("colqwen2", tiny_folder, tmp_path)
+    edit_json(folder / "processor_config.json", visual_prompt_prefix="Describe the image.")
+    with pytest.raises(ConfigError, match="visual_prompt_prefix must have one"):
+        loaded(folder)
+
+
+def _in_one(config: dict[str, Any]) -> dict[str, Any]:
+    """As the first folders of the family have it: settings of the language model beside all others."""
+    text = config.pop("text_config")
+    del text["model_type"], text["layer_types"]
+    rope = text.pop("rope_parameters")
+    text["rope_theta"] = rope["rope_theta"]
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    vision = {"in_chans": 3, "spatial_patch_size": 14, "model_type": "qwen2_vl"}
+    return {**text, **config, "vision_config": {**config["vision_config"], **vision}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("qwen2-vl", {}),
+        ("qwen2-vl", {"visual.": "model.visual.", "model.": "model.language_model."}),
+        ("qwen2-vl", {"lm_head.": None}),
+        ("colqwen2", {"vlm.": "vlm.model."}),
+        ("colpali", {"vlm.vision_tower.": "vlm.vision_tower.vision_model."}),
+    ],
+    ids=["config-in-one", "inner-model", "no-answers", "inner-model-of-pages", "inner-eyes-of-pages"],
+)
+def test_folders_of_other_versions_give_the_same(
+    kind: str, names: dict[str, str | None], tiny_folder: TinyFolder, tmp_path: Path, load: Load
+) -> None:
+    folder = copied(kind, tiny_folder, tmp_path)
+    weights = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        start = next((start for start in names if name.startswith(start)), "")
+        if (instead := names.get(start, start)) is not None:
+            weights[instead + name.removeprefix(start)] = weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if not names:
+        path = folder / "config.json"
+        path.write_text(json.dumps(_in_one(json.loads(path.read_text()))))
+    model = load_model(EngineConfig(model=str(folder), dtype="float32", image_path="exact"))
+    assert apart(_answers(model, kind), _answers(load(kind), kind)) < EXACT / 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("qwen2-vl", {"architectures": ["ColQwen2"]}, "architectures=.'ColQwen2'. is not supported"),
+        ("qwen2-vl", {"model_type": "paligemma"}, "model_type='paligemma' is shown pictures, which is not supported"),
+    ],
+)
+def test_models_that_are_shown_pictures_in_other_ways_are_refused(
+    kind: str, changes: dict[str, Any], reason: str, tiny_folder: TinyFolder, tmp_path: Path
+) -> None:
+    folder = copied(kind, tiny_folder, tmp_path)
+    edit_json(folder / "config.json", **changes)
+    with pytest.raises(ConfigError, match=reason):
+        read_folder(folder)
+
+
+def test_wrong_eyes_are_found_out(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared at load: here, positions that are counted as those of words."""
+
+    def as_words(sequence: TokenSequence, *_: object) -> Any:
+        return np.tile(np.arange(len(sequence.ids)), (3, 1))
+
+    monkeypatch.setattr("staged_pool.runtime.models.sight.grid_positions", as_words)
+    with pytest.raises(ConfigError, match="gives other vectors when shown a picture"):
+        loaded(tiny_folder("qwen2-vl"))
+
+
+@pytest.mark.parametrize("kind", VISION_LANGUAGE)
+def test_the_card_names_the_class_and_counts_eyes_and_language(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    stored = load_file(tiny_folder(kind) / "model.safetensors")
+    own = sum(weight.numel() for name, weight in stored.items() if not name.startswith("lm_head"))
+    card = load(kind).card
+    assert card.parameters == own
+    assert [card.architecture] == json.loads((tiny_folder(kind) / "config.json").read_text())["architectures"]
