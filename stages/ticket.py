@@ -81,6 +81,7 @@ class Ticket:
         load: See `Load`.
         deadline: On the clock of the stages, in seconds; `math.inf` for none.
         timeline: Where the stages note their times; the caller may hold it too.
+        share: Of the device, compared with other requests.
         stream: Gets each row, too. `encode` then makes the answer out of the number of tokens alone.
     """
 
@@ -100,6 +101,7 @@ class Ticket:
         "load",
         "numbers",
         "settled",
+        "share",
         "stage",
         "timeline",
     )
@@ -112,11 +114,13 @@ class Ticket:
         *,
         deadline: float = math.inf,
         timeline: Timeline | None = None,
+        share: float = 1.0,
         stream: RowStream | None = None,
     ) -> None:
         self.load = load
         self.deadline = deadline
         self.timeline = timeline if timeline is not None else Timeline()
+        self.share = share
         self.stage = "door"
         """Where the request was last seen: names the stage in a deadline's message and in metrics."""
         self.settled = False
