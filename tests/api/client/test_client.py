@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -203,18 +204,76 @@ async def test_a_stream_gives_every_vector_once(blocking: bool) -> None:
     assert usage.prompt_tokens == sum(map(len, texts))
 
 
-async def test_a_stream_that_is_left_early_is_closed(blocking: bool) -> None:
-    def in_thread(url: str) -> int:
-        with Client(url) as client, client.embed_stream(["a", "b", "c"]) as stream:
-            return next(stream)[0]
+def held_after_the_first() -> tuple[LetterModel, Gate]:
+    """A model that computes one text, and then waits."""
+    gate, model = Gate(), LetterModel()
+    model.on_forward = lambda texts: gate() if len(model.forwarded) > 1 else None
+    return model, gate
 
-    async with letters() as (url, served):
+
+ONE_BY_ONE = EngineConfig(max_batch_items=1, chunk_items=1)
+
+
+async def test_a_vector_comes_before_the_next_one_is_computed(blocking: bool) -> None:
+    model, gate = held_after_the_first()
+    texts = ["a", "bb", "ccc"]
+
+    def in_thread(url: str) -> tuple[Any, list[Any]]:
+        with Client(url) as client, client.embed_stream(texts) as stream:
+            first = next(stream)
+            gate.open()
+            return first, list(stream)
+
+    async with letters(model, engine=ONE_BY_ONE) as (url, _):
+        if blocking:
+            first, others = await anyio.to_thread.run_sync(in_thread, url)
+        else:
+            async with AsyncClient(url) as client, client.embed_stream(texts) as stream:
+                first = await anext(stream)
+                gate.open()
+                others = [vector async for vector in stream]
+    assert sorted(index for index, _ in (first, *others)) == [0, 1, 2]
+    for index, vector in (first, *others):
+        assert_array_equal(vector, expected(texts[index]))
+
+
+@pytest.mark.filterwarnings("ignore:Async generator 'http:ResourceWarning")  # httpx leaves its own to the collector
+async def test_a_stream_that_is_left_early_ends_the_request(blocking: bool) -> None:
+    model, gate = held_after_the_first()
+    texts = ["a"] * 50
+
+    def in_thread(url: str) -> None:
+        with Client(url) as client, client.embed_stream(texts) as stream:
+            next(stream)
+
+    async with letters(model, engine=ONE_BY_ONE) as (url, served):
         if blocking:
             await anyio.to_thread.run_sync(in_thread, url)
         else:
-            async with AsyncClient(url) as client, client.embed_stream(["a", "b", "c"]) as stream:
+            async with AsyncClient(url) as client, client.embed_stream(texts) as stream:
                 await anext(stream)
         await until(lambda: served.inside == 0)
+        gate.open()
+    assert len(model.forwarded) < len(texts)
+    gc.collect()
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_raised_there(blocking: bool) -> None:
+    texts = ["fine"] * 6 + ["NaN"]
+
+    def in_thread(url: str) -> None:
+        with Client(url) as client, client.embed_stream(texts) as stream:
+            list(stream)
+
+    async def here(url: str) -> None:
+        async with AsyncClient(url) as client, client.embed_stream(texts) as stream:
+            async for _ in stream:
+                pass
+
+    async with letters(engine=ONE_BY_ONE) as (url, _):
+        with pytest.raises(ModelFailed) as raised:
+            await (anyio.to_thread.run_sync(in_thread, url) if blocking else here(url))
+    assert raised.value.index == 6
 
 
 async def test_a_stream_that_is_refused_raises_at_its_first_vector(blocking: bool) -> None:
