@@ -16,7 +16,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import staged_pool
-from staged_pool.api.listener import bind_unix
+from staged_pool.api.listener import bind, bind_unix
 from staged_pool.client import AsyncClient, BadAnswer, Client, ConnectionFailed, RetryPolicy, Unauthorized
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import MODEL_MAX, Image
@@ -101,9 +101,11 @@ async def check_vectors(ask: Ask, server: TinyServer) -> None:
         (TEXTS, {"outputs": ["dense", "sparse"]}),
         (TEXTS, {"outputs": "sparse", "prompt": "query: "}),
         (TEXTS, {"outputs": every}),
+        (TEXTS, {"prompt_name": "query", "model": "prompted"}),
     ]
     for inputs, options in asked:
-        found, wanted = await ask("embed", inputs, **options), await engine.embed(inputs, **options)
+        found = await ask("embed", inputs, **options)
+        wanted = await server.engines[options.pop("model", "embedder")].embed(inputs, **options)
         assert (found.usage, found.model) == (wanted.usage, wanted.model)
         assert (found.dense is None) == (wanted.dense is None)
         if wanted.dense is not None:
@@ -415,6 +417,13 @@ async def test_a_cancelled_call_leaves_nothing_on_the_server() -> None:
         assert_array_equal((await client.embed("after")).embeddings, [expected("after")])
 
 
+async def test_a_server_that_was_started_again_is_found_again(blocking: bool, unused_port: int) -> None:
+    async with asking(blocking, f"http://127.0.0.1:{unused_port}") as ask:
+        for _ in range(2):
+            async with serving(engine_on(LetterModel()), listener=bind("127.0.0.1", unused_port)):
+                assert_array_equal((await ask("embed", "a")).embeddings, [expected("a")])
+
+
 async def test_where_nobody_listens_that_is_said(blocking: bool, unused_port: int) -> None:
     async with asking(blocking, f"http://127.0.0.1:{unused_port}", retry=NOT_AGAIN) as ask:
         for method, args in (("embed", ("a",)), ("ready", ()), ("models", ())):
@@ -424,8 +433,6 @@ async def test_where_nobody_listens_that_is_said(blocking: bool, unused_port: in
 
 @pytest.fixture
 def unused_port() -> int:
-    from staged_pool.api.listener import bind
-
     with bind("127.0.0.1", 0) as listener:
         port: int = listener.getsockname()[1]
     return port
