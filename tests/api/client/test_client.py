@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -309,7 +311,9 @@ async def test_no_more_requests_are_out_at_once_than_may_be(blocking: bool) -> N
 async def test_a_bar_is_drawn_on_standard_error(blocking: bool, capsys: pytest.CaptureFixture[str]) -> None:
     async with letters() as (url, _), asking(blocking, url, batch_items=1) as ask:
         await ask("embed", ["a", "b", "c"], progress=True)
-    assert capsys.readouterr().out == ""
+    shown = capsys.readouterr()
+    assert "3/3" in shown.err
+    assert shown.out == ""
 
 
 async def test_a_failed_batch_is_named_and_ends_the_call(blocking: bool) -> None:
@@ -513,6 +517,12 @@ def test_a_setting_that_makes_no_sense_is_refused(
     with pytest.raises(ConfigError, match=message) as raised:
         client(**settings)
     assert "cret" not in str(raised.value)
+
+
+def test_without_httpx_it_is_said_what_to_install() -> None:
+    code = "import sys; sys.modules['httpx'] = None; import staged_pool; staged_pool.Client"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stderr.splitlines()[-1] == "ImportError: staged_pool.Client needs httpx: install staged-pool[client]"
 
 
 def test_the_clients_are_part_of_the_library() -> None:
