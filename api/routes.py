@@ -109,6 +109,7 @@ class Routes:
             exchange.encode,
             body_bytes=len(body),
             timeout_s=call.timeout_s(),
+            share=call.share(),
             timeline=call.timeline,
         )
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
@@ -124,6 +125,7 @@ class Routes:
             call.lines.give,
             body_bytes=len(body),
             timeout_s=call.timeout_s(),
+            share=call.share(),
             timeline=call.timeline,
         )
         return Answer(exchange.last(tokens))

@@ -111,7 +111,7 @@ def encode_pooling(
         {"index": index, "object": "pooling", **_entry(dict(zip(tasks, row, strict=True)), by_name, encoding)}
         for index, row in enumerate(columns)
     )
-    largest = max(_size(row) for each in rows.values() for row in each)
+    largest = max(row.size for each in rows.values() for row in each)
     return listing("pooling", data, item_values=largest * len(tasks), **about)
 
 
@@ -120,10 +120,6 @@ def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Map
         return {"data": {task: _encoded(values, encoding) for task, values in row.items()}}
     [values] = row.values()
     return {"data": _encoded(values, encoding), **({} if isinstance(values, SparseVector) else encoding.scale(values))}
-
-
-def _size(row: Values) -> int:
-    return row.indices.size * 2 if isinstance(row, SparseVector) else row.size
 
 
 def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: Task) -> Sequence[Values]:
