@@ -262,7 +262,7 @@ def test_a_server_on_a_unix_socket_removes_it_when_it_ends(
     processes.append(server)
     transport = httpx.HTTPTransport(uds=str(path))
     with httpx.Client(transport=transport, base_url="http://pool", timeout=30) as client:
-        while not _is_ready(client):
+        while not _listens(path) or client.get("/ready").status_code != 200:
             assert server.process.poll() is None, server.events
             time.sleep(0.05)
         assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
@@ -270,11 +270,9 @@ def test_a_server_on_a_unix_socket_removes_it_when_it_ends(
     assert not path.exists()
 
 
-def _is_ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/ready").status_code == 200
-    except httpx.ConnectError:
-        return False
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 @pytest.mark.parametrize(
