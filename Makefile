@@ -2,6 +2,7 @@
 # make test    set up, and run the tests
 # make check   formatting, lint, types, contents of the wheel
 # make sim     many random schedules of the real engine in virtual time
+# make fuzz    requests made up from /openapi.json, to a server with tiny models
 # make perf    the measurements of the README
 # make format  let ruff rewrite the files
 # make clean   remove what make made
@@ -10,6 +11,7 @@ PYTHON ?= python3
 SERVE_ARGS ?=
 PYTEST_ARGS ?=
 SEEDS ?= 20000
+EXAMPLES ?= 100
 # Which build of torch: see README.md, "Set-up". Empty takes what the package index offers.
 TORCH_PIP_ARGS ?=
 
@@ -21,7 +23,7 @@ FILES := $(shell find stages runtime api -name '*.py' | LC_ALL=C sort | cksum | 
 RUN := $(VENV)/.run-$(FILES)
 DEV := $(VENV)/.dev-$(FILES)
 
-.PHONY: serve test check sim perf format clean
+.PHONY: serve test check sim fuzz perf format clean
 .DELETE_ON_ERROR:
 
 serve: $(RUN)
@@ -39,6 +41,9 @@ check: $(DEV)
 
 sim: $(DEV)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+fuzz: $(DEV)
+	$(BIN)/python -m tests.fuzz --examples $(EXAMPLES)
 
 perf: $(DEV)
 	$(BIN)/python -m perf all

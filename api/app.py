@@ -13,16 +13,22 @@ from starlette.routing import Route, Router
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.call import LINES, Answer, Call, Handler, Lines
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.entrance import is_preflight
+from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
+from staged_pool.api.pages import HTML, PAGES
 from staged_pool.api.routes import PROBES, TASKS, TEI_PATHS, Routes, no_such_route
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
+from staged_pool.stages.errors import shortened
 from staged_pool.stages.ticket import Timeline
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
-"""A refusal for overload must be cheap: one in this time has a log line, which says how many had none."""
+"""A refusal for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
+which says how many had none."""
 
 STAGE_TIMES: Final = ("parse", "preprocess", "queue", "device", "postprocess")
 log = structlog.get_logger("staged_pool.api")
@@ -36,15 +42,16 @@ class Application:
     Args:
         lobby: Leads to the engine.
         traffic: What the HTTP side holds, for the metrics.
-        auto_truncate: Whether the routes of text-embeddings-inference cut texts that are too long, as its clients
-            expect, where a request does not say.
+        config: Who may ask, what is logged of it, and how the routes of text-embeddings-inference cut.
     """
 
-    def __init__(self, lobby: Lobby, traffic: Traffic | None = None, *, auto_truncate: bool = True) -> None:
+    def __init__(self, lobby: Lobby, traffic: Traffic | None = None, config: ServerConfig | None = None) -> None:
         self._lobby = lobby
+        self._config = config or ServerConfig()
+        self._keys = Keys(self._config.api_keys)
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
-        self._refusals = _Sample(every_s=REFUSALS_LOGGED_EVERY_S)
-        resources = Routes(lobby, self._metrics, auto_truncate=auto_truncate).table()
+        self._refusals = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
+        resources = Routes(lobby, self._metrics, self._config).table()
         routes = [Route(path, _Resource(self, handlers)) for path, handlers in resources.items()]
         self._paths = frozenset(resources)
         self._router = Router(routes, default=self._not_found, redirect_slashes=False)
@@ -54,6 +61,12 @@ class Application:
             await self._not_found(scope, receive, send)
         else:
             await self._router(scope, receive, send)
+
+    def admit(self, scope: Scope) -> Problem | None:
+        """Why a request must not enter, whatever it wants; asked before anything of its body is read."""
+        if self._config.cors_origins and is_preflight(scope):
+            return None
+        return self._keys.admit(scope)
 
     def turn_away(self, scope: Scope, body_bytes: int) -> Problem | None:
         """Whether the engine would refuse this request for overload; asked before anything is done for it.
@@ -72,7 +85,7 @@ class Application:
 
     def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[int, Headers, bytes] | None:
         """The answer to a request that is turned away, logged and counted; None where it is not."""
-        if (problem := self.turn_away(scope, body_bytes)) is None:
+        if (problem := self.admit(scope) or self.turn_away(scope, body_bytes)) is None:
             return None
         call = _call(scope, _nothing_to_receive)
         answer = Answer.of(problem, call.describe)
@@ -84,7 +97,10 @@ class Application:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
 
         async def handler(call: Call) -> Answer:
-            return Answer.of(problem, call.describe)
+            answer, page = Answer.of(problem, call.describe), PAGES.get(call.scope["path"])
+            if problem.row is status.UNAUTHORIZED and page is not None:  # it asks for the key, which a browser cannot
+                return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
+            return answer
 
         async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
             await self.respond(handler, scope, receive, send)
@@ -139,21 +155,34 @@ class Application:
         route = path if path in self._paths else "other"
         self._metrics.observe(route, outcome.status, seconds)
         left_out = 0
-        if outcome.status == 429 and (left_out := self._refusals.count()) < 0:
+        sample = self._refusals.get(outcome.status)
+        if not self._config.access_log or (sample is not None and (left_out := sample.count()) < 0):
             return
-        fields: dict[str, object] = {"method": call.scope["method"], "path": path, "status": outcome.status}
+        fields: dict[str, object] = {
+            "method": call.scope["method"],
+            "path": path if route == path else shortened(path),
+            "status": outcome.status,
+        }
         if outcome.word is not None:
             fields["error"] = outcome.word
         if call.body_bytes is not None:
             fields["body_bytes"] = call.body_bytes
+        lines_bytes = 0 if call.lines is None else call.lines.sent_bytes
+        fields["answer_bytes"] = lines_bytes or sum(map(len, outcome.pieces))
+        if call.model is not None:
+            fields["model"] = call.model
+        if TENANT in call.scope:
+            fields["tenant"] = call.scope[TENANT]
+        if self._config.log_clients and call.scope.get("client"):
+            fields["client"] = call.scope["client"][0]
         if call.timeline is not None:
             fields |= {"items": call.timeline.items, "tokens": call.timeline.tokens}
             fields |= {f"{name}_ms": ms for name, ms in _milliseconds(call.timeline)}
         if left_out:
             fields["refusals_left_out"] = left_out
         fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}
-        if call.trace_id is not None:
-            fields["trace_id"] = call.trace_id
+        if (trace_id := call.trace_id) is not None:
+            fields["trace_id"] = trace_id
         (log.debug if path in PROBES else log.info)("request.finished", **fields)
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -30,7 +30,7 @@ MAX_TIMEOUT_S: Final = 86_400.0
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
 _SHARES: Final = {b"interactive": 1.0, b"bulk": 1 / 8}
 LINES: Final = b"application/x-ndjson"
-_TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")  # W3C Trace Context, 3.2
+_TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -68,16 +68,19 @@ class Lines:
         self._send = send
         self._headers = headers
         self.begun = False
+        self.sent_bytes = 0
 
     async def give(self, lines: bytes) -> None:
         """Send some lines, each with its end. Waits for a client who is slow to read."""
         if not self.begun:
             self.begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+        self.sent_bytes += len(lines)
         await self._send({"type": "http.response.body", "body": lines, "more_body": True})
 
     async def end(self, last: bytes) -> None:
         """Send the last line."""
+        self.sent_bytes += len(last) + 1
         await self._send({"type": "http.response.body", "body": last + b"\n"})
 
 
@@ -90,10 +93,10 @@ class Call:
         "describe",
         "headers",
         "lines",
+        "model",
         "request_id",
         "scope",
         "timeline",
-        "trace_id",
     )
 
     def __init__(self, scope: Scope, receive: Receive, describe: Describe) -> None:
@@ -106,11 +109,16 @@ class Call:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        trace = _TRACE_PARENT.fullmatch(self.headers.get(b"traceparent", b""))
-        self.trace_id = trace[1].decode() if trace else None
-        """Of the trace that the client says it is part of."""
         self.body_bytes: int | None = None
         self.timeline: Timeline | None = None
+        self.model: str | None = None
+        """The model that was asked, once that is known."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """Of the trace that the request belongs to, where its `traceparent` is one (W3C Trace Context, section 3.2)."""
+        given = _TRACE_PARENT.fullmatch(self.headers.get(b"traceparent", b""))
+        return given["trace"].decode() if given and given["trace"].strip(b"0") else None
 
     async def json_body(self) -> bytes | bytearray:
         """The body, which says that it is JSON. The guard has made one message of it.

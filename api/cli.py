@@ -37,8 +37,10 @@ from staged_pool.api.flags import (
     TrustRemoteCode,
     flag,
 )
-from staged_pool.api.listener import bind
+from staged_pool.api.keys import read_keys
+from staged_pool.api.listener import bind, bind_udp, bind_unix
 from staged_pool.api.program import errors_in_flag_words, prepare_environment, run
+from staged_pool.api.tls import server_context
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 
@@ -76,7 +78,46 @@ def serve(
         str, flag("--host", "Server", "Address to listen on. 0.0.0.0 serves other machines too.")
     ] = _SERVER.host,
     port: Annotated[int, flag("--port", "Server", "TCP port. 0: any free one; the log says which.")] = _SERVER.port,
+    unix_socket: Annotated[
+        Path | None,
+        flag("--unix-socket", "Server", "Listen on this path instead of host and port. User and group may connect."),
+    ] = None,
+    quic_port: Annotated[
+        int | None,
+        flag("--quic-port", "Server", "Serve HTTP/3 too, on this UDP port. Needs a certificate, and aioquic."),
+    ] = None,
+    root_path: Annotated[
+        str, flag("--root-path", "Server", "What a proxy puts before every path, such as /models.")
+    ] = _SERVER.root_path,
     backend: BackendFlag = "asyncio",
+    api_key: Annotated[
+        list[str] | None,
+        flag(
+            "--api-key",
+            "Access",
+            "Ask for a key (Authorization: Bearer) on every route but /health, /ready and /ping. Repeat it for "
+            "several. Other users of the machine see flags: prefer the variable, or --api-key-file.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, flag("--api-key-file", "Access", "The same, one key a line; # begins a comment.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        flag(
+            "--cors-origin",
+            "Access",
+            "Let pages of this origin (https://example.org; * for all) read answers. Repeat it for several.",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, flag("--tls-cert", "Access", "Serve over TLS: PEM file of the certificate and its chain.")
+    ] = None,
+    tls_key: Annotated[Path | None, flag("--tls-key", "Access", "PEM file of its private key.")] = None,
+    tls_ca: Annotated[
+        Path | None,
+        flag("--tls-ca", "Access", "Ask clients for a certificate that comes from a root in this PEM file."),
+    ] = None,
     model: Models = None,
     revision: Revision = None,
     offline: Offline = False,
@@ -232,6 +273,12 @@ def serve(
     ] = _DEFAULT.drain_timeout_s,
     log_level: LogLevelFlag = "info",
     log_format: LogFormatFlag = "auto",
+    access_log: Annotated[
+        bool, flag("--access-log/--no-access-log", "Logs", "A `request.finished` line for each request.")
+    ] = _SERVER.access_log,
+    log_clients: Annotated[
+        bool, flag("--log-clients", "Logs", "Put clients' addresses into these lines; they may be personal data.")
+    ] = _SERVER.log_clients,
 ) -> None:
     """Serve a model over HTTP.
 
@@ -243,6 +290,16 @@ def serve(
         server = ServerConfig(
             host=host,
             port=port,
+            unix_socket=unix_socket,
+            quic_port=quic_port,
+            root_path=root_path.rstrip("/"),
+            api_keys=(*(api_key or ()), *(read_keys(api_key_file) if api_key_file else ())),
+            cors_origins=tuple(cors_origin or ()),
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            tls_ca=tls_ca,
+            access_log=access_log,
+            log_clients=log_clients,
             body_limit_bytes=body_limit_bytes,
             bodies_limit_bytes=max(_SERVER.bodies_limit_bytes, 4 * body_limit_bytes),
             body_timeout_s=body_timeout,
@@ -284,14 +341,20 @@ def serve(
             drain_timeout_s=drain_timeout,
         )
         engines = [replace(first, model=source, served_name=name) for name, source in _named(model, served_name)]
-        listener = bind(server.host, server.port)
+        server_context(server)  # before anything heavy: its files may be wrong
+        listener = bind(server.host, server.port) if unix_socket is None else bind_unix(unix_socket)
+        if quic_port is not None:
+            from staged_pool.api.http3 import check_installed
+
+            check_installed()
+        quic_listener = None if quic_port is None else bind_udp(server.host, quic_port)
         prepare_environment(offline=offline)
 
         from staged_pool.api import logs
         from staged_pool.api.server import serve as run_server
 
         logs.configure(log_level, log_format)
-        run(backend, lambda: run_server(server, engines, listener))
+        run(backend, lambda: run_server(server, engines, listener, quic_listener))
 
 
 for command in (oneshot.embed, oneshot.score, oneshot.classify, oneshot.check):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from staged_pool.api.entrance import check_origins, check_root_path
+from staged_pool.api.keys import check_keys
 from staged_pool.stages.errors import ConfigError
 
 
@@ -20,6 +23,38 @@ class ServerConfig:
 
     port: int = 8000
     """TCP port. 0: any free one; the log says which."""
+
+    unix_socket: Path | None = None
+    """Path of a Unix socket to listen on instead of `host` and `port`. Who may connect is what the rights of its folder
+    say: the socket itself lets its user and group in."""
+
+    tls_cert: Path | None = None
+    """PEM file of the server's certificate and those between it and the root. Given, everything is TLS."""
+
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key, without a password."""
+
+    tls_ca: Path | None = None
+    """PEM file of the roots that clients' certificates must come from. None: clients need none."""
+
+    quic_port: int | None = None
+    """UDP port of HTTP/3, on the address of `host`. None: no HTTP/3."""
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Requests must bring one of them, but for those of probes. Empty: everyone may ask."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Origins of the pages in browsers that may read answers, such as `https://example.org`; `*` for all. Empty: the
+    pages of this server alone."""
+
+    root_path: str = ""
+    """What a proxy puts before every path, such as `/models`. Requests are answered with it and without."""
+
+    access_log: bool = True
+    """Whether each request has its `request.finished` line. A line costs the event loop some 50 microseconds."""
+
+    log_clients: bool = False
+    """Whether that line has the client's address, which in many places is personal data."""
 
     body_limit_bytes: int = 32 * 2**20
     """One request's body at most; a longer one is answered 413 and never held."""
@@ -62,6 +97,12 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         self._check("port", 0, 65_535)
+        if self.quic_port is not None:
+            self._check("quic_port", 0, 65_535)
+        check_keys(self.api_keys)
+        check_origins(self.cors_origins)
+        check_root_path(self.root_path)
+        self._check_tls()
         self._check("body_limit_bytes", 1, 2**31)
         self._check("bodies_limit_bytes", self.body_limit_bytes, 2**40)
         self._check("body_timeout_s", 0.001, 86_400)
@@ -72,6 +113,21 @@ class ServerConfig:
         self._check("write_timeout_s", 0.001, 86_400)
         self._check("max_connections", 1, 10**6)
         self._check("max_http_requests", 1, 10**6)
+
+    def _check_tls(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "tls_key" if self.tls_key is None else "tls_cert"
+            raise ConfigError(f"{missing}=None: TLS needs a certificate and its key")
+        if self.tls_ca is not None and self.tls_cert is None:
+            raise ConfigError("tls_cert=None: certificates of clients are asked for over TLS only")
+        if self.quic_port is not None and self.tls_cert is None:
+            raise ConfigError("tls_cert=None: HTTP/3 is never without TLS")
+        if self.quic_port is not None and self.tls_ca is not None:
+            raise ConfigError(
+                f"quic_port={self.quic_port}: HTTP/3 does not ask clients for certificates, as tls_ca wants"
+            )
+        if self.quic_port is not None and self.unix_socket is not None:
+            raise ConfigError(f"quic_port={self.quic_port}: not together with a Unix socket")
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import ssl
 import traceback
 from collections.abc import Callable
 from types import ModuleType
@@ -33,6 +34,8 @@ from staged_pool.api.transports import AsyncioTransport, Transport, TrioTranspor
 if TYPE_CHECKING:
     import trio
 
+    from staged_pool.api.transports import TrioTls
+
 log = structlog.get_logger("staged_pool.api")
 
 
@@ -41,8 +44,16 @@ class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is u
 
     limits: ServerConfig
     traffic: Traffic
+    tls: ssl.SSLContext | None = None
     express: Callable[[bytes], bytes | None] = staticmethod(lambda data: None)
     """The answer to what has arrived, where there is no need for a protocol to find it."""
+
+    @property
+    def ssl_enabled(self) -> bool:
+        return self.tls is not None
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        return self.tls
 
 
 def take_connections(worker: ModuleType) -> None:
@@ -72,7 +83,7 @@ async def _serve_asyncio(  # noqa: PLR0917  # as Hypercorn calls it
 
 
 async def _serve_trio(
-    app: object, config: ConnectionConfig, context: object, state: object, stream: trio.SocketStream
+    app: object, config: ConnectionConfig, context: object, state: object, stream: trio.SocketStream | TrioTls
 ) -> None:
     await Connection(TrioTransport(stream), app, config, context, state).run()
 
@@ -84,6 +95,7 @@ class Connection:
 
     - One more than `max_connections` is closed at once.
     - It may be idle for `keep_alive_s`, the first time too; idle is that no request has begun to arrive.
+    - A TLS handshake must end within `head_timeout_s`.
     - The head of a request must arrive within `head_timeout_s` of its first byte. (The body has its time in `Guard`.)
     - Of an answer, a piece of 64 KiB must be read within `write_timeout_s`; else the connection is reset.
     """
@@ -122,6 +134,12 @@ class Connection:
 
     async def _serve(self) -> None:
         try:
+            protocol: str | None = None
+            if self._config.tls is not None:
+                with self._traffic.patience(self._limits.head_timeout_s) as patience:
+                    protocol = await self._transport.handshake()
+                if patience.cancelled_caught:
+                    return
             async with self._transport.spawner() as spawner:
                 socket = self._transport.socket
                 self._protocol = ProtocolWrapper(
@@ -130,16 +148,17 @@ class Connection:
                     self._context,
                     spawner,
                     ConnectionState(self._state),
-                    False,  # no TLS
+                    self._config.tls is not None,
                     parse_socket_addr(socket.family, socket.getpeername()),
                     parse_socket_addr(socket.family, socket.getsockname()),
                     self._handle,
+                    protocol,
                 )
                 await self._protocol.initiate()
                 self._update(idle=True)
                 await self._receive()
         except* OSError:
-            pass  # the client left before it could be asked for its address
+            pass  # no handshake, or the client left before it could be asked for its address
         finally:
             await self._close()
 

@@ -1,9 +1,9 @@
-"""Refuse what comes while the server is overloaded at the cost of reading it, before any machinery of HTTP starts.
+"""Refuse what has no key, or comes while the server is overloaded, before any machinery of HTTP starts.
 
 A refusal the usual way costs a quarter of a millisecond, and on a small machine every one of them takes the cores, and
 the interpreter, from the forwards that run: with ten times as many requests as can be answered, a third of the answers
 would be lost. So a request that lies complete in one piece, on a connection where nothing else goes on, is looked at
-here first. Anything unusual about it is left to the usual way, which gives the same refusal.
+here first, at the cost of reading it. Anything unusual about it is left to the usual way, which gives the same refusal.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Final
 
 from staged_pool.api.app import Application
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.entrance import below
 
 _REQUEST: Final = re.compile(
     rb"POST (?P<path>/[!-~]*) HTTP/1\.1\r\n(?P<headers>(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*\r\n)+)\r\n"
 )
 """A head that can be read in one way only."""
 
-_UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection", b"http2-settings"})
-"""Headers that change where a request ends, or what becomes of its connection."""
+_UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection", b"http2-settings", b"origin"})
+"""Headers that change where a request ends, what becomes of its connection, or who may read its answer."""
 
 _LENGTH: Final = re.compile(rb"[0-9]{1,10}")
 
@@ -30,7 +31,7 @@ class Express:
     """Looks at what has arrived on a connection that has no request in hand.
 
     Args:
-        application: Knows whether a request is to be turned away, and logs and counts it.
+        application: Knows whether a request may enter or is to be turned away, and logs and counts it.
         config: Requests beyond its limits are left to the usual way.
     """
 
@@ -51,7 +52,7 @@ class Express:
         scope = {
             "type": "http",
             "method": "POST",
-            "path": request["path"].decode("ascii"),
+            "path": below(self._config.root_path, request["path"].decode("ascii")),
             "http_version": "1.1",
             "headers": list(headers.items()),
         }

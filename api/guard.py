@@ -51,6 +51,7 @@ class Guard:
         traffic: Where the requests that are being handled, and their bodies, are counted.
         turn_away: Asked about each request that has a body of so many bytes, before the application: a problem that
             it can be answered with there and then. Under overload this is what most requests cost.
+        admit: Asked about each request before its body is read: a problem that keeps it out.
     """
 
     def __init__(
@@ -59,10 +60,13 @@ class Guard:
         refuse: Callable[[Problem], App],
         config: ServerConfig,
         traffic: Traffic | None = None,
+        *,
         turn_away: Callable[[Scope, int], Problem | None] = lambda scope, body_bytes: None,
+        admit: Callable[[Scope], Problem | None] = lambda scope: None,
     ) -> None:
         self._app = app
         self._refuse = refuse
+        self._admit = admit
         self._turn_away = turn_away
         self._traffic = traffic or Traffic()
         self._config = config
@@ -81,7 +85,10 @@ class Guard:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         intake = _Intake(receive)
-        if self._traffic.requests > self._config.max_http_requests:
+        if problem := self._admit(scope):
+            await self._decline(problem, scope, intake, send, linger_s=0 if self._is_full else LINGER_S)
+            return
+        if self._is_full:
             message = f"The server handles as many requests at once as it may: {self._config.max_http_requests}"
             problem = Problem(row=status.TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)
             await self._decline(problem, scope, intake, send, linger_s=0)
@@ -107,6 +114,10 @@ class Guard:
                 tasks.start_soon(exchange.watch, tasks.cancel_scope)
                 await self._app(scope, exchange.receive, exchange.send)
                 tasks.cancel_scope.cancel()
+
+    @property
+    def _is_full(self) -> bool:
+        return self._traffic.requests > self._config.max_http_requests
 
     async def _read(self, intake: _Intake, room: _Room) -> bytes | bytearray:
         body: bytes | bytearray = b""

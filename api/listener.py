@@ -5,11 +5,28 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
 
 from staged_pool.stages.errors import ConfigError
 
 BACKLOG = 1024
 """Connections that the kernel keeps waiting for us."""
+
+
+SOCKET_MASK: Final = 0o117
+"""Of the rights to a Unix socket: its user and group may connect."""
+
+
+def bind_udp(host: str, port: int) -> socket.socket:
+    """A UDP socket on `host` and `port`.
+
+    Raises:
+        ConfigError: As for `bind`.
+    """
+    return _bound(host, port, socket.SOCK_DGRAM)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -21,22 +38,110 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: The address is not ours, the port is taken, or the system does not allow it.
     """
+    return _bound(host, port, socket.SOCK_STREAM)
+
+
+def _bound(host: str, port: int, type_: socket.SocketKind) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=type_, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(f"host={host!r}: no such host name or address") from error
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if type_ == socket.SOCK_STREAM:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
+        if type_ == socket.SOCK_STREAM:
+            listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(_reason(error, host, port)) from error
     listener.setblocking(False)
     return listener
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A socket that listens on a path of the file system, for clients on this machine.
+
+    A socket that a server has left behind is replaced. To be called before there are threads: what they create
+    meanwhile would have its rights.
+
+    Returns:
+        A non-blocking Unix socket.
+
+    Raises:
+        ConfigError: Somebody listens there, something else is there, or the path cannot be used.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        mask = os.umask(SOCKET_MASK)  # chmod() afterwards would come too late for the first client
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(path) from error
+        reason = os.strerror(error.errno) if error.errno else "it is too long"
+        raise ConfigError(f"unix_socket={str(path)!r}: cannot listen ({reason})") from error
+    except ConfigError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"unix_socket={str(path)!r}: there is something else than a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:  # nobody listens
+            path.unlink(missing_ok=True)
+            return
+        except BlockingIOError:  # somebody does, and has many waiting
+            pass
+    raise _in_use(path)
+
+
+def _in_use(path: Path) -> ConfigError:
+    return ConfigError(f"unix_socket={str(path)!r}: another process already listens there; stop it first")
+
+
+class SocketFile:
+    """The file of a listening Unix socket: removed once the server ends, if it is still this server's.
+
+    Args:
+        listener: Any listening socket. One that has no file has nothing to remove.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._path = Path(listener.getsockname()) if listener.family == socket.AF_UNIX else None
+        self._made = self._identity()
+
+    def remove(self) -> None:
+        """Does nothing if another server has put its own in its place."""
+        if self._path is not None and self._made is not None and self._identity() == self._made:
+            with suppress(OSError):
+                self._path.unlink()
+
+    def _identity(self) -> tuple[int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            found = self._path.lstat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 def _reason(error: OSError, host: str, port: int) -> str:
@@ -49,7 +154,10 @@ def _reason(error: OSError, host: str, port: int) -> str:
     return f"host={host!r}, port={port}: cannot listen ({os.strerror(error.errno or 0)})"
 
 
-def url(listener: socket.socket) -> str:
+def url(listener: socket.socket, *, tls: bool = False) -> str:
     """Where a client on this machine reaches the socket."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    scheme = "https" if tls else "http"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{scheme}://{host}:{port}"

@@ -18,12 +18,16 @@ import structlog
 from hypercorn.config import Config as HypercornConfig
 
 from staged_pool.api.app import Application
+from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connections import ConnectionConfig, take_connections
+from staged_pool.api.entrance import Entrance, cors
 from staged_pool.api.express import Express
 from staged_pool.api.guard import Guard
-from staged_pool.api.listener import BACKLOG, url
+from staged_pool.api.http3 import Http3
+from staged_pool.api.listener import BACKLOG, SocketFile, url
 from staged_pool.api.lobby import Lobby
+from staged_pool.api.tls import server_context
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
@@ -44,7 +48,12 @@ OpenEngines: TypeAlias = Callable[[Sequence[EngineConfig]], AbstractAsyncContext
 log = structlog.get_logger("staged_pool.server")
 
 
-async def serve(config: ServerConfig, models: Sequence[EngineConfig], listener: socket.socket) -> None:
+async def serve(
+    config: ServerConfig,
+    models: Sequence[EngineConfig],
+    listener: socket.socket,
+    quic_listener: socket.socket | None = None,
+) -> None:
     """Run a server until it is told to stop. Takes over the process: its signals, and in the worst case its end.
 
     The first SIGTERM or SIGINT drains: `/ready` turns 503, new requests are refused, those inside are finished for
@@ -55,13 +64,14 @@ async def serve(config: ServerConfig, models: Sequence[EngineConfig], listener: 
         config: Limits of HTTP; its host and port have become `listener`.
         models: What is loaded while HTTP answers already; at least one.
         listener: A listening socket, see `bind`. Owned by the server from here on.
+        quic_listener: A UDP socket for HTTP/3, see `bind_udp`, with the certificate in `config`. Owned as well.
 
     Raises:
         ConfigError: A model cannot be loaded as configured.
         DeviceLost: An engine broke while it served.
     """
     _allow_files(config.max_connections + SPARE_FILES)
-    await Server(config, models, owns_process=True).run(listener)
+    await Server(config, models, owns_process=True).run(listener, quic_listener)
 
 
 class Server:
@@ -72,6 +82,9 @@ class Server:
         models: What is loaded; at least one.
         owns_process: Handle signals, and end the process if it does not end by itself.
         open_engines: Makes the engines; for a host that has models of its own.
+
+    Raises:
+        ConfigError: The files of TLS are not what they should be.
     """
 
     def __init__(
@@ -85,6 +98,7 @@ class Server:
         self.lobby = Lobby()
         self.traffic = Traffic()
         self._config = config
+        self._tls = server_context(config)
         self._models = models
         self._drain_timeout_s = max(model.drain_timeout_s for model in models)
         self._owns_process = owns_process
@@ -93,16 +107,30 @@ class Server:
         self._serving = anyio.CancelScope()
         self._failure: Exception | None = None
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
         """Serve until `close()` is called or the engine fails.
 
         Do not cancel this while it serves: Hypercorn on asyncio does not end cleanly then. Call `close()`.
+
+        Args:
+            listener: See `serve`.
+            quic_listener: See `serve`.
 
         Raises:
             ConfigError: The engine cannot be loaded as configured.
             DeviceLost: The engine broke while it served.
         """
-        log.info("server.listening", url=url(listener))
+        log.info("server.listening", url=url(listener, tls=self._tls is not None))
+        file = SocketFile(listener)
+        try:
+            await self._run(listener, quic_listener)
+        finally:
+            file.remove()
+        if self._failure is not None:
+            raise self._failure
+        log.info("server.stopped")
+
+    async def _run(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         async with anyio.create_task_group() as background:
             background.start_soon(self.traffic.lag.watch)
             if self._owns_process:
@@ -110,11 +138,8 @@ class Server:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._run_engine)
                 # A task of its own: Hypercorn on asyncio and Python 3.11 leaves its task marked as being cancelled.
-                tasks.start_soon(self._run_http, listener)
+                tasks.start_soon(self._run_http, listener, quic_listener)
             background.cancel_scope.cancel()
-        if self._failure is not None:
-            raise self._failure
-        log.info("server.stopped")
 
     async def close(self) -> None:
         """Refuse new requests, finish those inside, and let `run()` return."""
@@ -154,16 +179,45 @@ class Server:
         self._end_process_after(GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
         self._stop_http.set()
 
-    async def _run_http(self, listener: socket.socket) -> None:
+    async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         backend = sniffio.current_async_library()
         take_connections(importlib.import_module(f"hypercorn.{backend}.run"))
         hypercorn = importlib.import_module(f"hypercorn.{backend}")
-        application = Application(self.lobby, self.traffic, auto_truncate=self._config.auto_truncate)
-        guard = Guard(application, application.refuse, self._config, self.traffic, application.turn_away)
+        application = Application(self.lobby, self.traffic, self._config)
         config = self._hypercorn_config(listener)
         config.express = Express(application, self._config).refuse
-        await hypercorn.serve(guard, config, shutdown_trigger=self._end_of_http)
+        app = self._wrapped(application)
+        async with anyio.create_task_group() as quic:
+            if quic_listener is not None:
+                config.alt_svc_headers = [f'h3=":{quic_listener.getsockname()[1]}"; ma=3600']
+                quic.start_soon(Http3(app, self._config, self.traffic).run, quic_listener)
+            await hypercorn.serve(app, config, shutdown_trigger=self._end_of_http)
+            await self._until_quiet()
+            quic.cancel_scope.cancel()
         self._serving.cancel()
+
+    async def _until_quiet(self) -> None:
+        """What is left when Hypercorn has ended is HTTP/3's, which nobody else waits for."""
+        with anyio.move_on_after(GRACE_S):
+            while self.traffic.connections:
+                await self.traffic.changed()
+
+    def _wrapped(self, application: Application) -> App:
+        """The application with everything that stands before it."""
+        origins = self._config.cors_origins
+
+        def readable(app: App) -> App:
+            return cors(app, origins) if origins else app
+
+        guard = Guard(
+            readable(application),
+            lambda problem: readable(application.refuse(problem)),
+            self._config,
+            self.traffic,
+            turn_away=application.turn_away,
+            admit=application.admit,
+        )
+        return Entrance(guard, self._config.root_path) if self._config.root_path else guard
 
     async def _end_of_http(self) -> None:
         await self._stop_http.wait()
@@ -173,6 +227,8 @@ class Server:
         config = ConnectionConfig()
         config.limits = self._config
         config.traffic = self.traffic
+        config.tls = self._tls
+        config.ssl_handshake_timeout = self._config.head_timeout_s
         config.bind = [f"fd://{listener.detach()}"]
         config.backlog = BACKLOG
         config.logger_class = HypercornLog

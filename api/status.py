@@ -48,6 +48,7 @@ TABLE: Final[dict[type[BaseException], Row]] = {
 UNEXPECTED: Final = Row(500, "InternalServerError", "bug")
 
 BAD_FRAMING: Final = Row(400, "BadRequestError", "bad_framing")
+UNAUTHORIZED: Final = Row(401, "AuthenticationError", "unauthorized")
 SLOW_BODY: Final = Row(408, "TimeoutError", "slow_body")
 TOO_MANY_PIECES: Final = Row(400, "BadRequestError", "too_many_pieces")
 BODY_TOO_LARGE: Final = Row(413, "RequestTooLargeError", "body_too_large")
@@ -88,7 +89,10 @@ class Problem:
         return self.status, self.body()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """`Retry-After`, where a retry has a chance: whole seconds, rounded up, at least 1."""
+        """`Retry-After`, where a retry has a chance: whole seconds, rounded up, at least 1. Without a key, the way to
+        send one (RFC 9110, section 11.6.1)."""
+        if self.row is UNAUTHORIZED:
+            return [(b"www-authenticate", b"Bearer")]
         if self.retry_after_s is None:
             return []
         seconds = max(1, math.ceil(self.retry_after_s))

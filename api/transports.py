@@ -11,15 +11,20 @@ import os
 import socket
 import struct
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import trio
+
+    TrioTls: TypeAlias = trio.SSLStream[trio.SocketStream]
 
 RECEIVE_BYTES: Final = 2**16
 
 WAITING_BYTES: Final = 2**16
 """What may wait in a transport of asyncio without anyone who waits for it."""
+
+GOODBYE_S: Final = 0.5
+"""How long a client may take to answer TLS's goodbye, which few insist on."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER: closing drops what is unsent, so that the kernel does not keep it for a client that never reads."""
@@ -43,6 +48,13 @@ class Transport(Protocol):
         """For its addresses."""
 
     def spawner(self) -> Spawner: ...
+
+    async def handshake(self) -> str | None:
+        """Begin TLS, on a connection that has it; which protocol the client has chosen of those offered, if it has.
+
+        Raises:
+            OSError: There is no agreement, or the client is gone.
+        """
 
     async def receive(self) -> bytes:
         """The next bytes; none when the client has closed, or either side is gone. Cancelled, it loses nothing."""
@@ -81,6 +93,10 @@ class AsyncioTransport:
 
         group: Spawner = TaskGroup(asyncio.get_running_loop())
         return group
+
+    async def handshake(self) -> str | None:
+        chosen: str | None = self._writer.get_extra_info("ssl_object").selected_alpn_protocol()  # the loop has begun it
+        return chosen
 
     async def receive(self) -> bytes:
         with contextlib.suppress(OSError):
@@ -122,12 +138,16 @@ class AsyncioTransport:
 
 
 class TrioTransport:
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream | TrioTls) -> None:
         self._stream = stream
+        transport: Any = getattr(stream, "transport_stream", stream)
+        self._socket = transport.socket
+        self._is_tls = transport is not stream
+        self._receiving: trio.CancelScope | None = None
 
     @property
     def socket(self) -> Any:
-        return self._stream.socket
+        return self._socket
 
     def spawner(self) -> Spawner:
         from hypercorn.trio.task_group import TaskGroup
@@ -135,11 +155,28 @@ class TrioTransport:
         group: Spawner = TaskGroup()
         return group
 
+    async def handshake(self) -> str | None:
+        import trio
+
+        stream: Any = self._stream
+        try:
+            await stream.do_handshake()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise BrokenPipeError(str(error)) from error
+        chosen: str | None = stream.selected_alpn_protocol()
+        return chosen
+
     async def receive(self) -> bytes:
         import trio
 
-        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+        self._receiving = trio.CancelScope()
+        with self._receiving:
+            try:
+                return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+            finally:
+                self._receiving = None
         return b""
 
     def send_nowait(self, data: bytes) -> bool:
@@ -154,11 +191,25 @@ class TrioTransport:
             raise BrokenPipeError(str(error)) from error
 
     async def close(self) -> None:
-        self._stream.socket.close()  # what was sent is the kernel's already, which goes on sending it
+        if self._is_tls:
+            await self._say_goodbye()
+        self._socket.close()  # what was sent is the kernel's already, which goes on sending it
+
+    async def _say_goodbye(self) -> None:
+        """Of TLS, so that the client knows that nothing was cut off. Trio's `aclose()` says none to clients of HTTP."""
+        import trio
+
+        stream: Any = self._stream
+        with trio.move_on_after(GOODBYE_S):
+            while self._receiving is not None:  # it and the goodbye exclude each other
+                self._receiving.cancel()
+                await trio.lowlevel.checkpoint()
+            with contextlib.suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+                await stream.unwrap()
 
     def cut(self) -> None:
-        _drop_unsent(self.socket)
-        self._stream.socket.close()
+        _drop_unsent(self._socket)
+        self._socket.close()
 
 
 def _write_through(descriptor: int, data: bytes) -> bytes:

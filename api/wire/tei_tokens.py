@@ -30,7 +30,7 @@ _TYPES: Final = {
     "too_many_requests": "overloaded",
     "invalid_input": "validation",
 }
-_TYPES_BY_STATUS: Final = {404: "validation", 408: "validation", 503: "unhealthy"}
+_TYPES_BY_STATUS: Final = {401: "validation", 404: "validation", 408: "validation", 503: "unhealthy"}
 
 
 def tei_error(problem: Problem) -> tuple[int, bytes]:

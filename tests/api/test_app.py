@@ -70,7 +70,9 @@ async def test_the_answer_says_where_the_time_went() -> None:
 
 async def test_one_line_is_logged_for_a_request_and_holds_none_of_its_input(logged: Logged) -> None:
     async with served() as client:
-        await client.post("/v1/embeddings?q=1", json={"input": ["secret", "b"]}, headers={"x-request-id": "r1"})
+        answer = await client.post(
+            "/v1/embeddings?q=1", json={"input": ["secret", "b"]}, headers={"x-request-id": "r1"}
+        )
     line = finished(logged)
     assert "secret" not in str(line)
     times = {name: line.pop(name) for name in list(line) if name.endswith("_ms")}
@@ -82,8 +84,10 @@ async def test_one_line_is_logged_for_a_request_and_holds_none_of_its_input(logg
         "method": "POST",
         "path": "/v1/embeddings",
         "status": 200,
+        "model": "letters",
         "items": 2,
         "tokens": 7,
+        "answer_bytes": len(answer.content),
         "body_bytes": len(json.dumps({"input": ["secret", "b"]}, separators=(",", ":"))),
         "request_id": "r1",
     }

@@ -21,7 +21,7 @@ def test_the_wheel_holds_what_the_tree_holds(tmp_path: Path) -> None:
     python = ROOT / "api" / "python"
     expected = {f"staged_pool/{path.name}" for path in [*python.glob("*.py"), python / "py.typed"]}
     for folder, place in PLACES.items():
-        for path in (ROOT / folder).rglob("*.py"):
+        for path in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.html")]:
             if python not in path.parents:
                 expected.add(f"{place}/{path.relative_to(ROOT / folder).as_posix()}")
     assert found == expected

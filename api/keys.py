@@ -1,0 +1,103 @@
+"""API keys: whose a request is, decided from its headers alone, before anything of its body is read."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from staged_pool.api import status
+from staged_pool.api.asgi import Scope
+from staged_pool.api.status import Problem
+from staged_pool.stages.errors import ConfigError
+
+OPEN: Final = frozenset({"/health", "/ready", "/ping"})
+"""What probes ask, and they have no key. Every other path needs one, also a path that there is not."""
+
+TENANT: Final = "staged_pool.tenant"
+"""Where the scope of a request says whose key it has."""
+
+KEY_LIMIT: Final = 4096
+
+_KEY: Final = re.compile(r"[!-~]+")
+_BEARER: Final = re.compile(rb"bearer +(?P<key>[^ ]+) *", re.IGNORECASE)  # RFC 9110, section 11.4
+_SENDS: Final = "send one as `Authorization: Bearer <key>`"
+
+
+class Keys:
+    """The keys of one server; none of them is kept, only what they hash to.
+
+    Args:
+        keys: As their owners send them. Without any, every request may enter.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = {hashlib.sha256(key.encode()).digest(): _tenant(key) for key in keys}
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def admit(self, scope: Scope) -> Problem | None:
+        """Why a request must not enter; None where it may, and then its scope says who asks.
+
+        Args:
+            scope: Of the request; its path without the prefix of a proxy.
+        """
+        if not self._digests or scope["path"] in OPEN:
+            return None
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if not given:
+            return Problem(row=status.UNAUTHORIZED, message=f"An API key is required; {_SENDS}")
+        bearer = _BEARER.fullmatch(given[0])
+        if bearer is None or len(given) > 1:
+            return Problem(row=status.UNAUTHORIZED, message=f"The API key cannot be read; {_SENDS}")
+        if (tenant := self._tenant_of(bearer["key"])) is None:
+            return Problem(row=status.UNAUTHORIZED, message="The API key is not one of this server's")
+        scope[TENANT] = tenant
+        return None
+
+    def _tenant_of(self, given: bytes) -> str | None:
+        """Takes as long for every key: digests are compared, in constant time, and always all of them."""
+        digest = hashlib.sha256(given).digest()
+        found = None
+        for known, tenant in self._digests.items():
+            if hmac.compare_digest(digest, known):
+                found = tenant
+        return found
+
+
+def check_keys(keys: Iterable[str]) -> None:
+    """Refuse keys that no client could send.
+
+    Raises:
+        ConfigError: Says what is wrong, and never the key.
+    """
+    for number, key in enumerate(keys, start=1):
+        if len(key) > KEY_LIMIT or not _KEY.fullmatch(key):
+            right = f"1 to {KEY_LIMIT} visible ASCII characters without spaces"
+            raise ConfigError(f"api_key=(number {number}): must be {right}")
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys of a file, one a line. Empty lines, and lines that begin with #, are skipped.
+
+    Raises:
+        ConfigError: It cannot be read, or has no key.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"api_key_file={str(path)!r}: cannot be read ({reason})") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:  # an empty file must not open the server to everyone
+        raise ConfigError(f"api_key_file={str(path)!r}: has no key; expected one a line")
+    return keys
+
+
+def _tenant(key: str) -> str:
+    """What logs and queues call the owner of a key: too little of a hash to find the key by."""
+    return hashlib.blake2b(key.encode(), digest_size=4, person=b"tenant").hexdigest()
