@@ -3,6 +3,7 @@
 # make check   formatting, lint, types, contents of the wheel
 # make clients openai's, cohere's, langchain's and other clients against a server
 # make sim     many random schedules of the real engine in virtual time
+# make fuzz    requests made up from /openapi.json, to a server with tiny models
 # make perf    the measurements of the README
 # make format  let ruff rewrite the files
 # make clean   remove what make made
@@ -11,6 +12,7 @@ PYTHON ?= python3
 SERVE_ARGS ?=
 PYTEST_ARGS ?=
 SEEDS ?= 20000
+EXAMPLES ?= 100
 # Which build of torch: see README.md, "Set-up". Empty takes what the package index offers.
 TORCH_PIP_ARGS ?=
 
@@ -23,7 +25,7 @@ RUN := $(VENV)/.run-$(FILES)
 DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
 
-.PHONY: serve test check clients sim perf format clean
+.PHONY: serve test check clients sim fuzz perf format clean
 .DELETE_ON_ERROR:
 
 serve: $(RUN)
@@ -44,6 +46,9 @@ clients: $(CLIENTS)
 
 sim: $(DEV)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+fuzz: $(DEV)
+	$(BIN)/python -m tests.fuzz --examples $(EXAMPLES)
 
 perf: $(DEV)
 	$(BIN)/python -m perf all

@@ -18,6 +18,7 @@ from staged_pool.api.entrance import is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
+from staged_pool.api.pages import HTML, PAGES
 from staged_pool.api.routes import PROBES, TASKS, TEI_PATHS, Routes, no_such_route
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
@@ -41,7 +42,7 @@ class Application:
     Args:
         lobby: Leads to the engine.
         traffic: What the HTTP side holds, for the metrics.
-        config: Who may ask, what is logged of it, and whether the routes of text-embeddings-inference cut long texts.
+        config: Who may ask, what is logged of it, and how the routes of text-embeddings-inference cut.
     """
 
     def __init__(self, lobby: Lobby, traffic: Traffic | None = None, config: ServerConfig | None = None) -> None:
@@ -50,7 +51,7 @@ class Application:
         self._keys = Keys(self._config.api_keys)
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
         self._refusals = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
-        resources = Routes(lobby, self._metrics, auto_truncate=self._config.auto_truncate).table()
+        resources = Routes(lobby, self._metrics, self._config).table()
         routes = [Route(path, _Resource(self, handlers)) for path, handlers in resources.items()]
         self._paths = frozenset(resources)
         self._router = Router(routes, default=self._not_found, redirect_slashes=False)
@@ -96,7 +97,10 @@ class Application:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
 
         async def handler(call: Call) -> Answer:
-            return Answer.of(problem, call.describe)
+            answer, page = Answer.of(problem, call.describe), PAGES.get(call.scope["path"])
+            if problem.row is status.UNAUTHORIZED and page is not None:  # it asks for the key, which a browser cannot
+                return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
+            return answer
 
         async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
             await self.respond(handler, scope, receive, send)
@@ -163,7 +167,8 @@ class Application:
             fields["error"] = outcome.word
         if call.body_bytes is not None:
             fields["body_bytes"] = call.body_bytes
-        fields["answer_bytes"] = len(outcome.body)
+        lines_bytes = 0 if call.lines is None else call.lines.sent_bytes
+        fields["answer_bytes"] = lines_bytes or sum(map(len, outcome.pieces))
         if call.model is not None:
             fields["model"] = call.model
         if TENANT in call.scope:
@@ -176,8 +181,8 @@ class Application:
         if left_out:
             fields["refusals_left_out"] = left_out
         fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}
-        if call.trace_id is not None:
-            fields["trace_id"] = call.trace_id
+        if (trace_id := call.trace_id) is not None:
+            fields["trace_id"] = trace_id
         (log.debug if path in PROBES else log.info)("request.finished", **fields)
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -28,6 +28,7 @@ MAX_TIMEOUT_S: Final = 86_400.0
 """A day: more is a mistake in the unit."""
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
+_SHARES: Final = {b"interactive": 1.0, b"bulk": 1 / 8}
 LINES: Final = b"application/x-ndjson"
 _TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -67,16 +68,19 @@ class Lines:
         self._send = send
         self._headers = headers
         self.begun = False
+        self.sent_bytes = 0
 
     async def give(self, lines: bytes) -> None:
         """Send some lines, each with its end. Waits for a client who is slow to read."""
         if not self.begun:
             self.begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+        self.sent_bytes += len(lines)
         await self._send({"type": "http.response.body", "body": lines, "more_body": True})
 
     async def end(self, last: bytes) -> None:
         """Send the last line."""
+        self.sent_bytes += len(last) + 1
         await self._send({"type": "http.response.body", "body": last + b"\n"})
 
 
@@ -151,6 +155,18 @@ class Call:
     def wants_lines(self) -> bool:
         """Whether the client asks for an answer line by line."""
         return LINES in self.headers.get(b"accept", b"")
+
+    def share(self) -> float:
+        """Of the device, compared with other requests: `X-Priority`.
+
+        Raises:
+            InvalidInput: The header is none of the two priorities.
+        """
+        given = self.headers.get(b"x-priority", b"interactive").lower()
+        if given not in _SHARES:
+            message = f"X-Priority: expected {' or '.join(name.decode() for name in _SHARES)}"
+            raise InvalidInput(message, param="X-Priority")
+        return _SHARES[given]
 
     def timeout_s(self) -> float:
         """How long the client waits for the answer, in seconds: `X-Request-Timeout`, or `Prefer: wait=`.

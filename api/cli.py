@@ -38,7 +38,7 @@ from staged_pool.api.flags import (
     flag,
 )
 from staged_pool.api.keys import read_keys
-from staged_pool.api.listener import bind, bind_unix
+from staged_pool.api.listener import bind, bind_udp, bind_unix
 from staged_pool.api.program import errors_in_flag_words, prepare_environment, run
 from staged_pool.api.tls import server_context
 from staged_pool.runtime.config import EngineConfig
@@ -81,6 +81,10 @@ def serve(
     unix_socket: Annotated[
         Path | None,
         flag("--unix-socket", "Server", "Listen on this path instead of host and port. User and group may connect."),
+    ] = None,
+    quic_port: Annotated[
+        int | None,
+        flag("--quic-port", "Server", "Serve HTTP/3 too, on this UDP port. Needs a certificate, and aioquic."),
     ] = None,
     root_path: Annotated[
         str, flag("--root-path", "Server", "What a proxy puts before every path, such as /models.")
@@ -287,6 +291,7 @@ def serve(
             host=host,
             port=port,
             unix_socket=unix_socket,
+            quic_port=quic_port,
             root_path=root_path.rstrip("/"),
             api_keys=(*(api_key or ()), *(read_keys(api_key_file) if api_key_file else ())),
             cors_origins=tuple(cors_origin or ()),
@@ -338,13 +343,18 @@ def serve(
         engines = [replace(first, model=source, served_name=name) for name, source in _named(model, served_name)]
         server_context(server)  # before anything heavy: its files may be wrong
         listener = bind(server.host, server.port) if unix_socket is None else bind_unix(unix_socket)
+        if quic_port is not None:
+            from staged_pool.api.http3 import check_installed
+
+            check_installed()
+        quic_listener = None if quic_port is None else bind_udp(server.host, quic_port)
         prepare_environment(offline=offline)
 
         from staged_pool.api import logs
         from staged_pool.api.server import serve as run_server
 
         logs.configure(log_level, log_format)
-        run(backend, lambda: run_server(server, engines, listener))
+        run(backend, lambda: run_server(server, engines, listener, quic_listener))
 
 
 for command in (oneshot.embed, oneshot.score, oneshot.classify, oneshot.check):

@@ -20,6 +20,15 @@ SOCKET_MASK: Final = 0o117
 """Of the rights to a Unix socket: its user and group may connect."""
 
 
+def bind_udp(host: str, port: int) -> socket.socket:
+    """A UDP socket on `host` and `port`.
+
+    Raises:
+        ConfigError: As for `bind`.
+    """
+    return _bound(host, port, socket.SOCK_DGRAM)
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens on `host` and `port`.
 
@@ -29,17 +38,21 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: The address is not ours, the port is taken, or the system does not allow it.
     """
+    return _bound(host, port, socket.SOCK_STREAM)
+
+
+def _bound(host: str, port: int, type_: socket.SocketKind) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=type_, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(f"host={host!r}: no such host name or address") from error
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if type_ == socket.SOCK_STREAM:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
+        if type_ == socket.SOCK_STREAM:
+            listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(_reason(error, host, port)) from error

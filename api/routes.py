@@ -13,9 +13,13 @@ import msgspec
 
 from staged_pool import __version__
 from staged_pool.api.call import Answer, Call, Handler
+from staged_pool.api.config import ServerConfig
 from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.metrics import ServerMetrics
+from staged_pool.api.openapi.document import document
+from staged_pool.api.openapi.operations import OPERATIONS
+from staged_pool.api.pages import HTML, PAGES
 from staged_pool.api.tasks import Task, tasks
 from staged_pool.api.wire import aside, infinity, inputs, invocations, openai, tei_tokens, tokens
 from staged_pool.api.wire.exchange import Body, Exchange
@@ -50,14 +54,15 @@ class Routes:
     Args:
         lobby: Leads to the engine.
         metrics: The server's numbers.
-        auto_truncate: See `Application`.
+        config: What the routes' description says of the server, and how the routes of text-embeddings-inference cut.
     """
 
-    def __init__(self, lobby: Lobby, metrics: ServerMetrics, *, auto_truncate: bool = True) -> None:
+    def __init__(self, lobby: Lobby, metrics: ServerMetrics, config: ServerConfig | None = None) -> None:
         self._lobby = lobby
+        self._config = config or ServerConfig()
+        self._description: tuple[list[str], bytes] = ([], b"")
         self._metrics = metrics
-        self._auto_truncate = auto_truncate
-        self._tasks = tasks(auto_truncate=auto_truncate)
+        self._tasks = tasks(auto_truncate=self._config.auto_truncate)
         self._started = int(time.time())
         self._readers = anyio.CapacityLimiter(1)
 
@@ -79,6 +84,8 @@ class Routes:
             "/load": {"GET": self._load},
             "/metrics": {"GET": self._metrics_text},
             "/stages": {"GET": self._stages},
+            "/openapi.json": {"GET": self._openapi},
+            **{path: {"GET": partial(_page, path)} for path in PAGES},
         }
 
     async def _task(self, task: Task, call: Call) -> Answer:
@@ -102,6 +109,7 @@ class Routes:
             exchange.encode,
             body_bytes=len(body),
             timeout_s=call.timeout_s(),
+            share=call.share(),
             timeline=call.timeline,
         )
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
@@ -117,6 +125,7 @@ class Routes:
             call.lines.give,
             body_bytes=len(body),
             timeout_s=call.timeout_s(),
+            share=call.share(),
             timeline=call.timeline,
         )
         return Answer(exchange.last(tokens))
@@ -179,7 +188,7 @@ class Routes:
 
     async def _info(self, call: Call) -> Answer:
         engine = self._lobby.enter()
-        return Answer(tei_tokens.encode_info(engine.card, engine.config, auto_truncate=self._auto_truncate))
+        return Answer(tei_tokens.encode_info(engine.card, engine.config, auto_truncate=self._config.auto_truncate))
 
     async def _model_of(self, body: Body, boundary: bytes | None) -> str | None:
         if boundary is None:
@@ -223,6 +232,19 @@ class Routes:
         if not (statistics := self._lobby.statistics()):
             self._lobby.enter()  # raises, and says why there is nothing to show
         return Answer(msgspec.json.encode({"models": statistics}))
+
+    async def _openapi(self, call: Call) -> Answer:
+        self._lobby.enter()  # which routes there are depends on the models
+        cards = [engine.card for engine in self._lobby.engines]
+        paths = [path for path in OPERATIONS if path not in TASKS or any(map(TASKS[path].able, cards))]
+        if self._description[0] != paths:
+            made = await anyio.to_thread.run_sync(document, paths, self._config, limiter=self._readers)
+            self._description = paths, made
+        return Answer(self._description[1])
+
+
+async def _page(path: str, call: Call) -> Answer:
+    return Answer(PAGES[path].body, content_type=HTML, headers=PAGES[path].headers)
 
 
 async def no_such_route(call: Call) -> Answer:

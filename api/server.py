@@ -24,6 +24,7 @@ from staged_pool.api.connections import ConnectionConfig, take_connections
 from staged_pool.api.entrance import Entrance, cors
 from staged_pool.api.express import Express
 from staged_pool.api.guard import Guard
+from staged_pool.api.http3 import Http3
 from staged_pool.api.listener import BACKLOG, SocketFile, url
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.tls import server_context
@@ -47,7 +48,12 @@ OpenEngines: TypeAlias = Callable[[Sequence[EngineConfig]], AbstractAsyncContext
 log = structlog.get_logger("staged_pool.server")
 
 
-async def serve(config: ServerConfig, models: Sequence[EngineConfig], listener: socket.socket) -> None:
+async def serve(
+    config: ServerConfig,
+    models: Sequence[EngineConfig],
+    listener: socket.socket,
+    quic_listener: socket.socket | None = None,
+) -> None:
     """Run a server until it is told to stop. Takes over the process: its signals, and in the worst case its end.
 
     The first SIGTERM or SIGINT drains: `/ready` turns 503, new requests are refused, those inside are finished for
@@ -58,13 +64,14 @@ async def serve(config: ServerConfig, models: Sequence[EngineConfig], listener: 
         config: Limits of HTTP; its host and port have become `listener`.
         models: What is loaded while HTTP answers already; at least one.
         listener: A listening socket, see `bind`. Owned by the server from here on.
+        quic_listener: A UDP socket for HTTP/3, see `bind_udp`, with the certificate in `config`. Owned as well.
 
     Raises:
         ConfigError: A model cannot be loaded as configured.
         DeviceLost: An engine broke while it served.
     """
     _allow_files(config.max_connections + SPARE_FILES)
-    await Server(config, models, owns_process=True).run(listener)
+    await Server(config, models, owns_process=True).run(listener, quic_listener)
 
 
 class Server:
@@ -100,10 +107,14 @@ class Server:
         self._serving = anyio.CancelScope()
         self._failure: Exception | None = None
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
         """Serve until `close()` is called or the engine fails.
 
         Do not cancel this while it serves: Hypercorn on asyncio does not end cleanly then. Call `close()`.
+
+        Args:
+            listener: See `serve`.
+            quic_listener: See `serve`.
 
         Raises:
             ConfigError: The engine cannot be loaded as configured.
@@ -112,14 +123,14 @@ class Server:
         log.info("server.listening", url=url(listener, tls=self._tls is not None))
         file = SocketFile(listener)
         try:
-            await self._run(listener)
+            await self._run(listener, quic_listener)
         finally:
             file.remove()
         if self._failure is not None:
             raise self._failure
         log.info("server.stopped")
 
-    async def _run(self, listener: socket.socket) -> None:
+    async def _run(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         async with anyio.create_task_group() as background:
             background.start_soon(self.traffic.lag.watch)
             if self._owns_process:
@@ -127,7 +138,7 @@ class Server:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._run_engine)
                 # A task of its own: Hypercorn on asyncio and Python 3.11 leaves its task marked as being cancelled.
-                tasks.start_soon(self._run_http, listener)
+                tasks.start_soon(self._run_http, listener, quic_listener)
             background.cancel_scope.cancel()
 
     async def close(self) -> None:
@@ -168,15 +179,28 @@ class Server:
         self._end_process_after(GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
         self._stop_http.set()
 
-    async def _run_http(self, listener: socket.socket) -> None:
+    async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         backend = sniffio.current_async_library()
         take_connections(importlib.import_module(f"hypercorn.{backend}.run"))
         hypercorn = importlib.import_module(f"hypercorn.{backend}")
         application = Application(self.lobby, self.traffic, self._config)
         config = self._hypercorn_config(listener)
         config.express = Express(application, self._config).refuse
-        await hypercorn.serve(self._wrapped(application), config, shutdown_trigger=self._end_of_http)
+        app = self._wrapped(application)
+        async with anyio.create_task_group() as quic:
+            if quic_listener is not None:
+                config.alt_svc_headers = [f'h3=":{quic_listener.getsockname()[1]}"; ma=3600']
+                quic.start_soon(Http3(app, self._config, self.traffic).run, quic_listener)
+            await hypercorn.serve(app, config, shutdown_trigger=self._end_of_http)
+            await self._until_quiet()
+            quic.cancel_scope.cancel()
         self._serving.cancel()
+
+    async def _until_quiet(self) -> None:
+        """What is left when Hypercorn has ended is HTTP/3's, which nobody else waits for."""
+        with anyio.move_on_after(GRACE_S):
+            while self.traffic.connections:
+                await self.traffic.changed()
 
     def _wrapped(self, application: Application) -> App:
         """The application with everything that stands before it."""

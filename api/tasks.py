@@ -38,7 +38,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     """Every path of a task.
 
     Args:
-        auto_truncate: See `Application`.
+        auto_truncate: See `ServerConfig`.
     """
     embeddings = Task(
         "Embeddings", _gives(Output.DENSE), openai.read_embeddings, openai.read_embedding_lines, forms=True

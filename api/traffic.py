@@ -30,6 +30,7 @@ class Traffic:
         """The server ends: a connection that waits for its next request must not wait on."""
         self._leave: Final[set[Callable[[], None]]] = set()
         self._waits: Final[set[anyio.CancelScope]] = set()
+        self._gone = anyio.Event()
 
     @property
     def connections(self) -> int:
@@ -43,6 +44,12 @@ class Traffic:
     def exit(self, leave: Callable[[], None]) -> None:
         """Count a connection no more."""
         self._leave.discard(leave)
+        self._gone.set()
+
+    async def changed(self) -> None:
+        """Wait until a connection is counted no more."""
+        self._gone = anyio.Event()
+        await self._gone.wait()
 
     def patience(self, seconds: float) -> Patience:
         """A block that waits for a client: cancelled after so many seconds, or sooner if the server ends."""

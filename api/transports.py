@@ -23,6 +23,9 @@ RECEIVE_BYTES: Final = 2**16
 WAITING_BYTES: Final = 2**16
 """What may wait in a transport of asyncio without anyone who waits for it."""
 
+GOODBYE_S: Final = 0.5
+"""How long a client may take to answer TLS's goodbye, which few insist on."""
+
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER: closing drops what is unsent, so that the kernel does not keep it for a client that never reads."""
 
@@ -140,6 +143,7 @@ class TrioTransport:
         transport: Any = getattr(stream, "transport_stream", stream)
         self._socket = transport.socket
         self._is_tls = transport is not stream
+        self._receiving: trio.CancelScope | None = None
 
     @property
     def socket(self) -> Any:
@@ -165,8 +169,14 @@ class TrioTransport:
     async def receive(self) -> bytes:
         import trio
 
-        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+        self._receiving = trio.CancelScope()
+        with self._receiving:
+            try:
+                return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+            finally:
+                self._receiving = None
         return b""
 
     def send_nowait(self, data: bytes) -> bool:
@@ -186,11 +196,16 @@ class TrioTransport:
         self._socket.close()  # what was sent is the kernel's already, which goes on sending it
 
     async def _say_goodbye(self) -> None:
-        """Of TLS, so that the client knows that nothing was cut off. Its own is not waited for."""
+        """Of TLS, so that the client knows that nothing was cut off. Trio's `aclose()` says none to clients of HTTP."""
         import trio
 
-        with contextlib.suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
-            await self._stream.aclose()
+        stream: Any = self._stream
+        with trio.move_on_after(GOODBYE_S):
+            while self._receiving is not None:  # it and the goodbye exclude each other
+                self._receiving.cancel()
+                await trio.lowlevel.checkpoint()
+            with contextlib.suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+                await stream.unwrap()
 
     def cut(self) -> None:
         _drop_unsent(self._socket)

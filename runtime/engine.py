@@ -122,6 +122,7 @@ class Engine(EngineTasks):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
+        share: float = 1.0,
         stream: RowStream | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer.
@@ -137,6 +138,7 @@ class Engine(EngineTasks):
             body_bytes: Size of what `decode` reads.
             timeout_s: The answer is of no use after so many seconds.
             timeline: Filled in with the times of each stage.
+            share: Of the device, compared with other requests. Less than 1 for what may wait.
             stream: For `stream`, below.
 
         Raises:
@@ -147,7 +149,7 @@ class Engine(EngineTasks):
         """
         await anyio.lowlevel.checkpoint_if_cancelled()  # a caller who has left is not one whose deadline is too short
         room, now, deadline = self._enter(body_bytes, timeout_s)
-        ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline, stream=stream)
+        ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline, share=share, stream=stream)
         self._tickets[ticket] = room
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
@@ -186,6 +188,7 @@ class Engine(EngineTasks):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
+        share: float = 1.0,
     ) -> int:
         """As `submit`, and hand over results as they are done, in any order. Returns the tokens of the request.
 
@@ -199,6 +202,7 @@ class Engine(EngineTasks):
             body_bytes: See `submit`.
             timeout_s: The last row is of no use after so many seconds.
             timeline: See `submit`.
+            share: See `submit`.
 
         Raises:
             StagedPoolError: As for `submit`.
@@ -214,6 +218,7 @@ class Engine(EngineTasks):
                         body_bytes=body_bytes,
                         timeout_s=timeout_s,
                         timeline=timeline,
+                        share=share,
                         stream=rows,
                     )
                 except StagedPoolError as error:

@@ -47,6 +47,7 @@ class EngineTasks(ABC):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
+        share: float = 1.0,
         stream: RowStream | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer."""

@@ -32,6 +32,11 @@ class SparseVector:
     values: NDArray[np.float32]
     """[entries]: their weights."""
 
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return self.indices.size + self.values.size
+
 
 Values: TypeAlias = NDArray[np.float32] | SparseVector
 """One `Output` of one input, on the host: dense [width] (not yet normalised); multi_vector [tokens kept, width]; labels

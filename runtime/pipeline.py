@@ -191,7 +191,7 @@ class Pipeline:
             clock=options.clock,
         )
         self.postprocess = PostprocessStage[Row](
-            rows.inlet, offload=offload, options=options, workers=POSTPROCESS_WORKERS
+            rows.inlet, numbers=_numbers, offload=offload, options=options, workers=POSTPROCESS_WORKERS
         )
         self.stages: tuple[Stage, ...] = (
             self.parse,
@@ -287,3 +287,7 @@ def _lane_of(given: ModelInput) -> Lane:
 def _only(lanes: Iterable[Lane]) -> Callable[[ModelInput], Lane]:
     (only,) = lanes
     return lambda _: only
+
+
+def _numbers(row: Row) -> int:
+    return sum(value.size for value in row.values.values())

@@ -7,7 +7,7 @@ The rules:
 3. Requests share the device fairly, by tokens: one of a thousand documents and one of a single text get on equally
    quickly. Each item has a turn, as in start-time fair queueing (Goyal, Vin and Cheng, 1996): the virtual time at which
    it came, or that at which its request's items before it would be done, whichever is later. Virtual time passes by the
-   tokens of a batch, divided by the requests that wait.
+   tokens of a batch, divided by the requests that wait. A request with a smaller share waits longer for its next item.
 4. The item whose turn is first is in the next batch of all, so that nothing starves.
 5. The rest of that batch has its batch key and keeps within the item limit and the token budget. An item alone may
    exceed the budget: it would never go otherwise.
@@ -84,7 +84,7 @@ class BatchBuilder(Generic[P]):
             ticket = item.ticket
             standing = ticket.standing(self.lane)
             turn = max(self._now, standing.turn)
-            standing.turn = turn + item.cost
+            standing.turn = turn + item.cost / item.ticket.share
             heappush(self._waiting.setdefault(item.batch_key, []), _Waiting(turn, next(self._arrivals), item))
             self._requests[ticket] += 1
             self._items += 1

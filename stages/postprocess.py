@@ -27,7 +27,9 @@ class PostprocessStage(Stage, Generic[R]):
     Args:
         inlet: Lists of items with their rows, possibly of several requests. Closing its outlet ends the stage.
         offload: Makes large answers, off the event loop.
+        numbers: How many numbers a row holds.
         inline_items: Answers of up to this many rows are made on the event loop: quicker than a thread hop.
+        inline_numbers: But only if their rows hold no more than so many together; writing one may take a microsecond.
         workers: Lists in hand at once.
     """
 
@@ -37,13 +39,17 @@ class PostprocessStage(Stage, Generic[R]):
         *,
         offload: Offload,
         options: StageOptions,
+        numbers: Callable[[R], int],
         inline_items: int = 4,
+        inline_numbers: int = 4096,
         workers: int,
     ) -> None:
         super().__init__("postprocess", workers=workers, options=options)
         self._inlet = inlet
         self._offload = offload
+        self._numbers = numbers
         self._inline_items = inline_items
+        self._inline_numbers = inline_numbers
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
@@ -63,7 +69,7 @@ class PostprocessStage(Stage, Generic[R]):
         complete = [
             (item.ticket, item.sent_at)
             for item in wanted(items, self.meter, now=self._clock())
-            if item.ticket.deliver(item)
+            if item.ticket.deliver(item, self._numbers(item.payload))
         ]
         complete.sort(key=lambda pair: pair[0].timeline.items)
         return complete
@@ -75,7 +81,7 @@ class PostprocessStage(Stage, Generic[R]):
             return
         make = ticket.answer()
         try:
-            if ticket.timeline.items <= self._inline_items:
+            if ticket.timeline.items <= self._inline_items and ticket.numbers <= self._inline_numbers:
                 value = make()
             else:
                 value = await self._offload(_call, make)

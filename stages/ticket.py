@@ -81,6 +81,7 @@ class Ticket:
         load: See `Load`.
         deadline: On the clock of the stages, in seconds; `math.inf` for none.
         timeline: Where the stages note their times; the caller may hold it too.
+        share: Of the device, compared with other requests.
         stream: Gets each row, too. `encode` then makes the answer out of the number of tokens alone.
     """
 
@@ -98,7 +99,9 @@ class Ticket:
         "_value",
         "deadline",
         "load",
+        "numbers",
         "settled",
+        "share",
         "stage",
         "timeline",
     )
@@ -111,14 +114,18 @@ class Ticket:
         *,
         deadline: float = math.inf,
         timeline: Timeline | None = None,
+        share: float = 1.0,
         stream: RowStream | None = None,
     ) -> None:
         self.load = load
         self.deadline = deadline
         self.timeline = timeline if timeline is not None else Timeline()
+        self.share = share
         self.stage = "door"
         """Where the request was last seen: names the stage in a deadline's message and in metrics."""
         self.settled = False
+        self.numbers = 0
+        """That its rows hold."""
         self._decode: Decode | None = decode
         self._encode: Encode | None = encode
         self._stream = stream
@@ -161,10 +168,11 @@ class Ticket:
             self._rows[index] = Parts([None] * parts)
             self._left += parts - 1
 
-    def deliver(self, item: Item[object]) -> bool:
-        """Keep the row that an item carries. True for the last one: `answer()` can be made now."""
+    def deliver(self, item: Item[object], numbers: int = 0) -> bool:
+        """Keep the row that an item carries, of so many numbers. True for the last one: `answer()` can be made now."""
         if self.settled:
             return False
+        self.numbers += numbers
         if isinstance(parts := self._rows[item.index], Parts):
             parts[item.part] = item.payload
         else:

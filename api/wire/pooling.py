@@ -14,7 +14,7 @@ from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.inputs import inputs_of, text_inputs
 from staged_pool.api.wire.openai import EncodingFields
-from staged_pool.api.wire.pieces import Pieces
+from staged_pool.api.wire.pieces import Pieces, average
 from staged_pool.api.wire.raw import write_raw
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
@@ -120,8 +120,8 @@ def encode_pooling(
         {"index": index, "object": "pooling", **_entry(dict(zip(tasks, row, strict=True)), by_name, encoding)}
         for index, row in enumerate(columns)
     )
-    largest = max(_size(row) for each in rows.values() for row in each)
-    return listing("pooling", data, item_values=largest * len(tasks), **about)
+    values = average(sum(row.size for each in rows.values() for row in each), len(rows[tasks[0]]))
+    return listing("pooling", data, item_values=values, **about)
 
 
 def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Mapping[str, object]:
@@ -129,10 +129,6 @@ def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Map
         return {"data": {task: _encoded(values, encoding) for task, values in row.items()}}
     [values] = row.values()
     return {"data": _encoded(values, encoding), **({} if isinstance(values, SparseVector) else encoding.scale(values))}
-
-
-def _size(row: Values) -> int:
-    return row.indices.size * 2 if isinstance(row, SparseVector) else row.size
 
 
 def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: Task) -> Sequence[Values]:

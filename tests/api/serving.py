@@ -95,6 +95,7 @@ async def serving(
     *,
     engine: EngineConfig | None = None,
     listener: socket.socket | None = None,
+    quic_listener: socket.socket | None = None,
     **config: Any,
 ) -> AsyncIterator[Served]:
     listener = listener or bind("127.0.0.1", 0)
@@ -102,7 +103,7 @@ async def serving(
     engines = open_engines if open_engine is None else only(open_engine)
     server = Server(ServerConfig(**config), [engine or EngineConfig()], open_engines=engines)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.run, listener)
+        tasks.start_soon(server.run, listener, quic_listener)
         try:
             await until(lambda: not server.lobby.not_ready)
             yield Served(server, port)
@@ -111,7 +112,7 @@ async def serving(
                 await server.close()
 
 
-async def read_to_end(stream: anyio.abc.SocketStream) -> bytes:
+async def read_to_end(stream: anyio.abc.ByteReceiveStream) -> bytes:
     received = b""
     with anyio.fail_after(30):
         try:
@@ -121,7 +122,7 @@ async def read_to_end(stream: anyio.abc.SocketStream) -> bytes:
             return received
 
 
-async def read_answer(stream: anyio.abc.SocketStream) -> bytes:
+async def read_answer(stream: anyio.abc.ByteReceiveStream) -> bytes:
     """One complete answer with a `Content-Length`."""
     received = b""
     with anyio.fail_after(30):

@@ -70,7 +70,9 @@ async def test_the_answer_says_where_the_time_went() -> None:
 
 async def test_one_line_is_logged_for_a_request_and_holds_none_of_its_input(logged: Logged) -> None:
     async with served() as client:
-        await client.post("/v1/embeddings?q=1", json={"input": ["secret", "b"]}, headers={"x-request-id": "r1"})
+        answer = await client.post(
+            "/v1/embeddings?q=1", json={"input": ["secret", "b"]}, headers={"x-request-id": "r1"}
+        )
     line = finished(logged)
     assert "secret" not in str(line)
     times = {name: line.pop(name) for name in list(line) if name.endswith("_ms")}
@@ -82,8 +84,10 @@ async def test_one_line_is_logged_for_a_request_and_holds_none_of_its_input(logg
         "method": "POST",
         "path": "/v1/embeddings",
         "status": 200,
+        "model": "letters",
         "items": 2,
         "tokens": 7,
+        "answer_bytes": len(answer.content),
         "body_bytes": len(json.dumps({"input": ["secret", "b"]}, separators=(",", ":"))),
         "request_id": "r1",
     }
@@ -345,3 +349,57 @@ async def test_a_broken_engine_makes_the_server_unready() -> None:
         ready = await client.get("/ready")
     assert response.status_code == 503
     assert (ready.status_code, "gone" in ready.json()["reason"]) == (503, True)
+
+
+@pytest.mark.parametrize(("given", "status"), [("interactive", 200), ("Bulk", 200), ("low", 400), ("", 400)])
+async def test_a_request_says_how_urgent_it_is(given: str, status: int) -> None:
+    async with served() as client:
+        response = await client.post("/v1/embeddings", json={"input": "a"}, headers={"x-priority": given})
+    assert response.status_code == status
+    if status == 400:
+        assert response.json()["error"]["message"] == "X-Priority: expected interactive or bulk"
+
+
+@pytest.mark.parametrize(
+    ("given", "logged_as"),
+    [(f"00-{'ab' * 16}-{'cd' * 8}-01", "ab" * 16), (f"00-{'AB' * 16}-{'cd' * 8}-01", None), ("x", None)],
+)
+async def test_the_trace_of_the_client_is_logged(given: str, logged_as: str | None, logged: Logged) -> None:
+    async with served() as client:
+        await client.post("/v1/embeddings", json={"input": "a"}, headers={"traceparent": given})
+    assert finished(logged).get("trace_id") == logged_as
+
+
+async def test_a_large_answer_is_sent_in_pieces_and_is_whole() -> None:
+    texts = ["a" * length for length in range(1, 400)] * 50
+    sent: list[Any] = []
+    lobby = Lobby()
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": json.dumps({"input": texts}).encode(), "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/embeddings",
+        "raw_path": b"/v1/embeddings",
+        "headers": [(b"content-type", b"application/json")],
+        "http_version": "1.1",
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+    }
+    async with engine_on(LetterModel())(EngineConfig(max_request_items=20_000, max_tokens=10**8)) as engine:
+        lobby.open(engine)
+        await Application(lobby)(scope, receive, send)
+    head, *pieces = sent
+    body = b"".join(piece["body"] for piece in pieces)
+    assert len(pieces) > 2
+    assert [piece.get("more_body", False) for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+    assert dict(head["headers"])[b"content-length"] == str(len(body)).encode()
+    rows = json.loads(body)["data"]
+    assert [row["index"] for row in rows] == list(range(len(texts)))
+    assert rows[-1]["embedding"] == expected(texts[-1]).tolist()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 import trio
 from numpy.testing import assert_array_equal
@@ -17,7 +20,8 @@ from numpy.testing import assert_array_equal
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.runtime.requests import EmbedRequest, TextInput
+from staged_pool.runtime.model import Row
+from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import (
     DeadlineExceeded,
@@ -444,3 +448,24 @@ def test_it_runs_under_each_way_to_start_a_program(run: Any) -> None:
             assert len((await engine.embed(["a", "b"])).embeddings) == 2
 
     run(main() if run is asyncio.run else main)
+
+
+async def test_a_large_answer_to_one_input_is_made_off_the_event_loop() -> None:
+    made_in: list[int] = []
+
+    class Wide(LetterModel):
+        def forward(self, payloads: Sequence[Any], at_once: int = 1, /) -> list[Any]:
+            return [Row({Output.DENSE: np.zeros(len(payload.ids) * 1000, np.float32)}, payload) for payload in payloads]
+
+    def encode(result: object) -> None:
+        made_in.append(threading.get_ident())
+
+    async with engine_on(Wide()) as engine:
+        for length in (1, 100):
+            request = EmbedRequest(inputs=(TextInput("a" * length),))
+            await engine.submit(partial(_same, request), encode)
+    assert made_in[0] == threading.get_ident() != made_in[1]
+
+
+def _same(request: EmbedRequest) -> EmbedRequest:
+    return request

@@ -176,3 +176,14 @@ def test_a_request_that_comes_back_after_a_pause_has_saved_up_nothing() -> None:
     builder.add([Item(paused, place, place, 0.0, 10) for place in range(10)])
     taken = [batch.items[0].ticket for _ in range(10) if (batch := builder.take(lambda item: True))]
     assert 4 <= taken.count(steady) <= 6
+
+
+@given(st.integers(2, 8))
+def test_a_request_with_a_smaller_share_gets_as_much_less_of_the_device(parts: int) -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=1, max_cost=100, pads=False)
+    bulk = Ticket(Request, lambda result: None, NoLoad(), share=1 / parts)
+    builder.add([Item(bulk, place, place, 0.0, 5) for place in range(20)])
+    usual = a_request(builder, [5] * 20)
+    first = [builder.take(lambda item: True) for _ in range(parts + 1)]
+    tickets = [batch.items[0].ticket for batch in first if batch is not None]
+    assert (tickets.count(bulk), tickets.count(usual)) == (1, parts)

@@ -1,0 +1,183 @@
+"""`/openapi.json`: OpenAPI 3.1, of the routes that the served models have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from staged_pool import __version__
+from staged_pool.api.call import MAX_TIMEOUT_S
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.keys import OPEN
+from staged_pool.api.openapi import answers
+from staged_pool.api.openapi.operations import OPERATIONS, TAGS, Operation
+from staged_pool.api.openapi.schemas import Schema, components
+
+ABOUT: Final = (
+    "Pooling models: vectors, scores and labels. Fields of bodies that are not named here are ignored. A request that "
+    "the server has no room for is refused at once, with the time after which to retry."
+)
+
+MEANINGS: Final[Mapping[int, str]] = {
+    400: "The request is wrong; `error.param` and `error.index` say where.",
+    401: "No API key, or an unknown one.",
+    404: "No such model.",
+    408: "The body did not arrive in time.",
+    413: "The body, or what is in it, is too large.",
+    414: "Path and query are too long.",
+    415: "The body is not JSON, is compressed, or holds a picture of an unknown format.",
+    422: "A picture cannot be read; for clients of text-embeddings-inference: the request is wrong.",
+    424: "The model gives no finite values for one of the inputs; `error.index` says which.",
+    429: "There is no room for the request now.",
+    431: "The headers are too large.",
+    500: "A bug of the server.",
+    501: "The model cannot do this.",
+    502: "A picture cannot be fetched.",
+    503: "The server takes no requests now.",
+    504: "The request could not be answered in the time that it has.",
+}
+"""Every status that an error may have."""
+
+_ANY_REQUEST: Final = frozenset({400, 401, 404, 408, 413, 414, 415, 429, 431, 500, 503})
+_BODY: Final = frozenset({*_ANY_REQUEST, 501})
+_TASK: Final = frozenset({*_BODY, 422, 424, 502, 504})
+_RETRIED: Final = frozenset({429, 503})
+
+_HEADERS: Final[Schema] = {
+    "X-Request-Id": {"description": "The request's, or one that was made for it.", "schema": {"type": "string"}}
+}
+_RETRY_AFTER: Final[Schema] = {
+    "Retry-After": {
+        "description": "Seconds after which a retry makes sense, where one does.",
+        "schema": {"type": "integer", "minimum": 1},
+    }
+}
+_SERVER_TIMING: Final[Schema] = {
+    "Server-Timing": {"description": "Milliseconds in each stage.", "schema": {"type": "string"}}
+}
+_REQUEST_ID: Final[Schema] = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "Up to 128 visible ASCII characters, repeated in the answer and in logs.",
+    "schema": {"type": "string"},
+}
+_REQUEST_TIMEOUT: Final[Schema] = {
+    "name": "X-Request-Timeout",
+    "in": "header",
+    "description": "Seconds for which the answer is waited for.",
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
+}
+
+
+_FORM: Final[Schema] = {
+    "type": "object",
+    "description": "The fields of the JSON, each as JSON or as a text. Files are pictures, and inputs.",
+    "properties": {
+        "input": {"description": "Texts, one a part."},
+        "image": {"description": "Files, or where pictures are found, one a part."},
+    },
+}
+
+
+def document(paths: Sequence[str], config: ServerConfig) -> bytes:
+    """The description, as JSON. Reads source files: not for the event loop.
+
+    Args:
+        paths: Of the routes that the served models have.
+        config: Whether keys are asked for, and what a proxy puts before the paths.
+    """
+    operations = [(path, method, operation) for path in paths for method, operation in OPERATIONS[path].items()]
+    types = list(dict.fromkeys(kind for _, _, operation in operations for kind in _types(operation)))
+    schemas, named = components(types)
+    known = dict(zip(types, schemas, strict=True))
+    table: dict[str, dict[str, Any]] = {path: {} for path in paths}
+    for path, method, operation in operations:
+        table[path][method.lower()] = _operation(path, method, operation, known, with_keys=bool(config.api_keys))
+    tags = {operation.tag for _, _, operation in operations}
+    described: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "staged-pool",
+            "version": __version__,
+            "description": ABOUT,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": config.root_path or "/"}],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items() if name in tags],
+        "paths": table,
+        "components": {"schemas": named},
+    }
+    if config.api_keys:
+        described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"key": []}]
+    return orjson.dumps(described)
+
+
+def _types(operation: Operation) -> Iterator[Any]:
+    yield from (*operation.errors, *operation.body, *operation.answer)
+    if operation.unready is not None:
+        yield operation.unready
+
+
+def _any_of(kinds: Sequence[Any], known: Mapping[Any, Schema]) -> Schema:
+    return known[kinds[0]] if len(kinds) == 1 else {"anyOf": [known[kind] for kind in kinds]}
+
+
+def _operation(
+    path: str, method: str, operation: Operation, known: Mapping[Any, Schema], *, with_keys: bool
+) -> dict[str, Any]:
+    needs_key = with_keys and path not in OPEN
+    described: dict[str, Any] = {
+        "operationId": f"{method.lower()} {path}".replace("/", "_").replace(" ", ""),
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": [_REQUEST_ID, _REQUEST_TIMEOUT] if operation.is_task else [_REQUEST_ID],
+        "responses": dict(_responses(operation, known, needs_key=needs_key)),
+    }
+    if operation.text:
+        described["description"] = operation.text
+    if with_keys and not needs_key:
+        described["security"] = []
+    if operation.body:
+        content: dict[str, Any] = {"schema": _any_of(operation.body, known)}
+        if operation.examples:
+            content["examples"] = {name: {"value": value} for name, value in operation.examples.items()}
+        described["requestBody"] = {"required": True, "content": {"application/json": content}}
+        if operation.forms:
+            described["requestBody"]["content"]["multipart/form-data"] = {"schema": _FORM}
+    return described
+
+
+def _responses(
+    operation: Operation, known: Mapping[Any, Schema], *, needs_key: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    answered: dict[str, Any] = {"description": operation.summary, "headers": dict(_HEADERS)}
+    if operation.is_task:
+        answered["headers"] |= _SERVER_TIMING
+    content: dict[str, Any] = {}
+    if operation.answer:
+        content["application/json"] = {"schema": _any_of(operation.answer, known)}
+    content |= {kind: {"schema": {"type": "string"}} for kind in operation.content_types}
+    if content:
+        answered["content"] = content
+    yield "200", answered
+    for code in sorted(_statuses(operation)):
+        if code == 401 and not needs_key:
+            continue
+        is_unready = code == 503 and operation.unready is not None
+        schema = known[operation.unready] if is_unready else _any_of(operation.errors, known)
+        refused = {
+            "description": MEANINGS[code],
+            "headers": {**_HEADERS, **_RETRY_AFTER} if code in _RETRIED else _HEADERS,
+            "content": {"application/json": {"schema": schema}},
+        }
+        if code == 401 and "text/html" in operation.content_types:  # the page itself asks for the key
+            refused["content"] = content
+        yield str(code), refused
+
+
+def _statuses(operation: Operation) -> frozenset[int]:
+    found = _TASK if operation.is_task else _BODY if operation.body else _ANY_REQUEST
+    return found | {422} if answers.TeiError in operation.errors else found

@@ -1,0 +1,104 @@
+"""JSON schemas of the types that read bodies and that describe answers, with what msgspec cannot know added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import msgspec.inspect
+
+from staged_pool.api.openapi.notes import field_notes
+
+Schema: TypeAlias = dict[str, Any]
+
+REFERENCE: Final = "#/components/schemas/{name}"
+
+_TEXT: Final[Schema] = {"type": "string"}
+_TEXT_OR_NULL: Final[Schema] = {"anyOf": [_TEXT, {"type": "null"}]}
+_TEXTS: Final[Schema] = {"type": "array", "items": _TEXT, "minItems": 1}
+_ANY_IDS: Final[Schema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_IDS: Final[Schema] = {**_ANY_IDS, "minItems": 1}
+_URL: Final[Schema] = {
+    "anyOf": [_TEXT, {"type": "object", "properties": {"url": _TEXT}, "required": ["url"]}],
+}
+_PART: Final[Schema] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"enum": names}, field: schema},
+            "required": ["type", field],
+        }
+        for names, field, schema in (
+            (["text", "input_text"], "text", _TEXT),
+            (["image_url", "input_image"], "image_url", _URL),
+            (["image"], "image", _TEXT),
+        )
+    ]
+}
+_MESSAGE: Final[Schema] = {
+    "type": "object",
+    "properties": {"role": _TEXT, "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}},
+    "required": ["role", "content"],
+}
+_CHAT: Final[Schema] = {"type": "array", "items": _MESSAGE, "minItems": 1}
+_CHATS: Final[Schema] = {"anyOf": [_CHAT, {"type": "array", "items": _CHAT, "minItems": 1}]}
+
+_LISTS_OF_IDS: Final[Schema] = {"type": "array", "items": _IDS, "minItems": 1}
+_OBJECT: Final[Schema] = {
+    "anyOf": [
+        {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]},
+        {"type": "object", "properties": {"image": _TEXT}, "required": ["image"]},
+    ]
+}
+_OBJECTS: Final[Schema] = {"type": "array", "items": {"anyOf": [_TEXT, *_OBJECT["anyOf"]]}, "minItems": 1}
+
+UNTYPED: Final[Mapping[str, Schema]] = {
+    "input": {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS_OF_IDS, *_CHATS["anyOf"], *_OBJECT["anyOf"], _OBJECTS]},
+    "inputs": {"anyOf": [_TEXT, _TEXTS, _IDS, _LISTS_OF_IDS]},
+    "ids": {"anyOf": [_ANY_IDS, {"type": "array", "items": _ANY_IDS}]},
+    "text": _TEXT_OR_NULL,
+    "image": _TEXT_OR_NULL,
+    "image_url": {"anyOf": [*_URL["anyOf"], {"type": "null"}]},
+    "uuid": _TEXT_OR_NULL,
+    "messages": {"anyOf": [*_CHATS["anyOf"], {"type": "null"}]},
+    "normalize": {"not": {}},
+    "chat_template": {"type": "null"},
+}
+"""Fields of bodies that are read in a second step, by name: what they may be. `not: {}` is a field that is refused."""
+
+
+def components(types: Sequence[Any]) -> tuple[list[Schema], dict[str, Schema]]:
+    """Schemas of types, and of all that they refer to. Reads source files: not for the event loop.
+
+    Returns:
+        One for each type; and by name those that `REFERENCE` leads to.
+    """
+    classes = list(dict.fromkeys(cls for kind in msgspec.inspect.multi_type_info(types) for cls in _classes(kind)))
+    schemas, named = msgspec.json.schema_components([*types, *classes], ref_template=REFERENCE)
+    for cls, reference in zip(classes, list(schemas)[len(types) :], strict=True):
+        _complete(named[reference["$ref"].rpartition("/")[2]], cls)
+    return list(schemas)[: len(types)], named
+
+
+def _complete(schema: Schema, cls: type) -> None:
+    """Add what the source says of the fields, and what is read in a second step."""
+    notes = field_notes(cls)
+    properties: dict[str, Schema] = schema.get("properties", {})
+    for name, field in properties.items():
+        if not set(field) - {"default"}:
+            field.update(UNTYPED.get(name, {}))
+        if name in notes:
+            field.setdefault("description", notes[name])
+
+
+def _classes(kind: object) -> Iterator[type]:
+    """Every class with fields that a type is made of."""
+    if isinstance(kind, msgspec.inspect.StructType | msgspec.inspect.DataclassType):
+        yield kind.cls
+    if isinstance(kind, msgspec.Struct):
+        for name in kind.__struct_fields__:
+            yield from _classes(getattr(kind, name))
+    elif isinstance(kind, tuple):
+        for part in kind:
+            yield from _classes(part)

@@ -1,0 +1,212 @@
+"""HTTP/3 with a real client over UDP."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from blockbuster import BlockBuster
+
+from staged_pool.api import http3
+from staged_pool.api.http3 import MESSAGE_ERROR
+from staged_pool.api.listener import bind_udp
+from staged_pool.stages.errors import ConfigError
+from tests.api.http3_client import Http3Client, http3_client
+from tests.api.serving import Served, engine_on, serving
+from tests.api.test_tls import Files, client_of, files  # noqa: F401  # a fixture
+from tests.doubles import Gate, LetterModel, expected, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
+    """Hypercorn's half for the running backend is imported when the server starts, and clients read certificates."""
+    nothing_blocks_the_event_loop.deactivate()
+
+
+@asynccontextmanager
+async def serving_http3(
+    files: Files,  # noqa: F811
+    model: LetterModel | None = None,
+    **config: Any,
+) -> AsyncIterator[tuple[Served, int]]:
+    listener = bind_udp("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    config |= {"quic_port": port, **files.server}
+    async with serving(engine_on(model or LetterModel()), quic_listener=listener, **config) as served:
+        yield served, port
+
+
+async def embed(client: Http3Client, text: str, **headers: bytes) -> Any:
+    outcome = await client.ask(b"/v1/embeddings", json.dumps({"input": text}).encode(), **headers)
+    assert outcome.status == 200
+    return json.loads(outcome.body)["data"][0]["embedding"]
+
+
+async def test_requests_are_answered_side_by_side(files: Files) -> None:  # noqa: F811
+    answers: dict[str, Any] = {}
+    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+
+        async def ask(text: str) -> None:
+            answers[text] = await embed(client, text)
+
+        async with anyio.create_task_group() as tasks:
+            for text in ("a", "bb", "ccc"):
+                tasks.start_soon(ask, text)
+        health = await client.ask(b"/health")
+        head = await client.ask(b"/health", method=b"HEAD")
+    assert answers == {text: expected(text).tolist() for text in ("a", "bb", "ccc")}
+    assert (health.status, health.body) == (200, b"")
+    assert (head.status, head.body) == (200, b"")
+
+
+async def test_a_large_body_and_a_large_answer_pass(files: Files) -> None:  # noqa: F811
+    texts = ["x" * 400] * 2000
+    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+        outcome = await client.ask(b"/v1/embeddings", json.dumps({"input": texts}).encode())
+    assert [row["embedding"] for row in json.loads(outcome.body)["data"]] == [expected(texts[0]).tolist()] * 2000
+
+
+async def test_other_protocols_say_that_there_is_http3(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files) as (served, port), client_of(served, files.trusting(), http2=True) as client:
+        response = await client.get("/health")
+    assert response.headers["alt-svc"] == f'h3=":{port}"; ma=3600'
+
+
+async def test_keys_are_asked_for_and_limits_hold(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files, api_keys=("key",), body_limit_bytes=100) as (_, port):
+        async with http3_client(port, files.roots) as client:
+            assert (await client.ask(b"/v1/embeddings", b'{"input":"a"}')).status == 401
+            assert await embed(client, "a", authorization=b"Bearer key") == expected("a").tolist()
+            large = await client.ask(b"/v1/embeddings", b"x" * 101, authorization=b"Bearer key")
+            assert large.status == 413
+
+
+async def test_a_client_that_resets_its_stream_gives_its_room_back(files: Files) -> None:  # noqa: F811
+    gate = Gate()
+    async with serving_http3(files, LetterModel(on_preprocess=gate)) as (served, port):
+        async with http3_client(port, files.roots) as client:
+            stream_id = await client.request(b"/v1/embeddings", b'{"input":"a"}')
+            await gate.arrived()
+            assert served.inside == 1
+            client.quic.stop_stream(stream_id, 0x10C)
+            await client.flush()
+            await until(lambda: served.inside == 0)
+            gate.open()
+            assert await embed(client, "b") == expected("b").tolist()
+
+
+async def test_a_client_that_leaves_gives_its_room_back(files: Files) -> None:  # noqa: F811
+    gate = Gate()
+    async with serving_http3(files, LetterModel(on_preprocess=gate)) as (served, port):
+        async with http3_client(port, files.roots) as client:
+            await client.request(b"/v1/embeddings", b'{"input":"a"}')
+            await gate.arrived()
+        await until(lambda: served.inside == 0)
+        gate.open()
+        await until(lambda: served.server.traffic.connections == 0)
+
+
+@pytest.mark.parametrize("path", [b"/\xff", b"", b"nothing"])
+async def test_a_malformed_request_costs_only_itself(path: bytes, files: Files) -> None:  # noqa: F811
+    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+        outcome = await client.ask(path)
+        if client.ended is None:
+            assert outcome.reset == MESSAGE_ERROR
+            assert await embed(client, "a") == expected("a").tolist()
+        async with http3_client(port, files.roots) as other:
+            assert await embed(other, "a") == expected("a").tolist()
+
+
+async def test_noise_does_not_end_the_server(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files) as (served, port):
+        async with await anyio.create_connected_udp_socket("127.0.0.1", port) as udp:
+            for noise in (b"", b"x", os.urandom(1400), b"\xc0\x00\x00\x00\x01" + os.urandom(1300), b"\xff" * 1200):
+                await udp.send(noise)
+        async with http3_client(port, files.roots) as client:
+            assert await embed(client, "a") == expected("a").tolist()
+        assert served.server.traffic.requests == 0
+
+
+async def test_a_bug_in_the_protocol_ends_one_connection(
+    files: Files,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = http3._scope
+
+    def buggy(headers: list[tuple[bytes, bytes]], client: tuple[str, int]) -> Any:
+        if (b":path", b"/bug") in headers:
+            raise KeyError("a bug")
+        return whole(headers, client)
+
+    monkeypatch.setattr(http3, "_scope", buggy)
+    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as other:
+        async with http3_client(port, files.roots) as client:
+            await client.request(b"/bug")
+            await until(lambda: client.ended is not None)
+        assert await embed(other, "a") == expected("a").tolist()
+
+
+async def test_one_connection_too_many_is_not_begun(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files, max_connections=1) as (served, port):
+        async with http3_client(port, files.roots) as client:
+            async with await anyio.create_connected_udp_socket("127.0.0.1", port) as udp:
+                first = Http3Client(_dialling(), udp, ("127.0.0.1", port))
+                await first.flush()
+                await until(lambda: served.server.traffic.connections_refused == 1)
+            assert await embed(client, "a") == expected("a").tolist()
+
+
+def _dialling() -> Any:
+    from aioquic.h3.connection import H3_ALPN
+    from aioquic.quic.configuration import QuicConfiguration
+    from aioquic.quic.connection import QuicConnection
+
+    quic = QuicConnection(configuration=QuicConfiguration(alpn_protocols=H3_ALPN, is_client=True))
+    quic.connect(("127.0.0.1", 1), now=anyio.current_time())
+    return quic
+
+
+async def test_a_client_that_does_not_read_loses_its_answer(
+    files: Files,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def narrow(settings: Any) -> None:
+        settings.max_stream_data = settings.max_data = 4096
+
+    body = json.dumps({"input": ["x"] * 2000}).encode()
+    async with serving_http3(files, write_timeout_s=0.2) as (served, port):
+        async with http3_client(port, files.roots, narrow) as client:
+            for name in ("_write_connection_limits", "_write_stream_limits"):  # it never lets more through
+                monkeypatch.setattr(client.quic, name, lambda *_, **__: None)
+            outcome = await client.ask(b"/v1/embeddings", body)
+            assert outcome.reset is not None
+            await until(lambda: served.server.traffic.requests == 0)
+
+
+async def test_the_end_of_the_server_ends_connections_after_their_answers(files: Files) -> None:  # noqa: F811
+    gate = Gate()
+    async with serving_http3(files, LetterModel(on_preprocess=gate)) as (served, port):
+        async with http3_client(port, files.roots) as client, http3_client(port, files.roots) as idle:
+            stream_id = await client.request(b"/v1/embeddings", b'{"input":"a"}')
+            await gate.arrived()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(served.server.close)
+                await until(lambda: served.server.lobby.leaving)
+                gate.open()
+                assert (await client.outcome(stream_id)).status == 200
+            await until(lambda: client.ended is not None and idle.ended is not None)
+            assert client.ended is not None
+            assert client.ended.error_code == http3.NO_ERROR
+
+
+def test_without_aioquic_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"install staged-pool\[http3\]"):
+        http3.check_installed()

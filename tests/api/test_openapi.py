@@ -1,0 +1,231 @@
+"""The description of the routes, and the pages: complete, true, and of this server alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+from blockbuster import BlockBuster
+
+from staged_pool.api.app import Application
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.lobby import Lobby
+from staged_pool.api.metrics import ServerMetrics
+from staged_pool.api.openapi.document import MEANINGS, document
+from staged_pool.api.openapi.operations import OPERATIONS
+from staged_pool.api.pages import PAGES
+from staged_pool.api.routes import TASKS, Routes
+from staged_pool.api.status import TABLE
+from staged_pool.api.traffic import Traffic
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.opening import open_engines
+from tests.api.serving import engine_on
+from tests.api.task_doubles import CLASSIFIER, CROSS_ENCODER, EMBEDDER, TAGGER, TaskModel
+from tests.models.tiny import build
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning"),  # the client's own, on trio
+]
+
+KINDS = ("bert-mean", "ce-bert-1label", "seqcls-multiclass", "tokcls-ner", "splade-bert", "colbert-pylate")
+
+
+@pytest.fixture(autouse=True)
+def models_may_load(nothing_blocks_the_event_loop: BlockBuster) -> None:
+    """A model's code is imported when it loads."""
+    nothing_blocks_the_event_loop.deactivate()
+
+
+def described(**config: Any) -> Any:
+    return json.loads(document(list(OPERATIONS), ServerConfig(**config)))
+
+
+def client_of(lobby: Lobby, **config: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(Application(lobby, config=ServerConfig(**config)))
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            yield path, method, operation
+
+
+# The description
+
+
+def test_every_route_is_described_and_nothing_else_is() -> None:
+    lobby = Lobby()
+    table = Routes(lobby, ServerMetrics(lobby.statistics, Traffic())).table()
+    assert {path: set(methods) for path, methods in OPERATIONS.items()} == {
+        path: set(handlers) for path, handlers in table.items()
+    }
+
+
+def test_its_schemas_are_schemas() -> None:
+    whole = described(api_keys=("key",), root_path="/models")
+    assert whole["openapi"].startswith("3.1")
+    assert whole["servers"] == [{"url": "/models"}]
+    for schema in whole["components"]["schemas"].values():
+        jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema)
+
+
+def test_every_reference_leads_somewhere() -> None:
+    whole = described()
+    names = re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(whole))
+    assert names
+    assert set(names) <= set(whole["components"]["schemas"])
+
+
+def test_every_field_says_what_it_may_be() -> None:
+    unsaid = {
+        f"{name}.{field}"
+        for name, schema in described()["components"]["schemas"].items()
+        for field, said in schema.get("properties", {}).items()
+        if not set(said) - {"default", "description"}
+    }
+    assert not unsaid
+
+
+def test_routes_that_read_forms_say_so() -> None:
+    for path, task in TASKS.items():
+        content = described()["paths"][path]["post"]["requestBody"]["content"]
+        assert ("multipart/form-data" in content) is task.forms
+
+
+def test_what_the_source_says_of_fields_is_said() -> None:
+    fields = described()["components"]["schemas"]["EmbeddingsBody"]["properties"]
+    assert fields["prompt"]["description"] == "Goes before each text instead."
+    assert fields["truncation_side"]["anyOf"][0]["enum"] == ["left", "right"]
+
+
+def test_every_status_of_an_error_has_a_meaning() -> None:
+    assert {row.status for row in TABLE.values()} - {499} <= set(MEANINGS)
+    used = {int(code) for _, _, operation in operations(described(api_keys=("k",))) for code in operation["responses"]}
+    assert used == {200, *MEANINGS}
+
+
+def test_it_says_which_routes_need_a_key() -> None:
+    whole = described(api_keys=("key",))
+    assert whole["security"] == [{"key": []}]
+    for path, _, operation in operations(whole):
+        is_open = path in ("/health", "/ready", "/ping")
+        assert (operation.get("security") == []) is is_open
+        assert ("401" in operation["responses"]) is not is_open
+    assert "security" not in described()
+    assert "401" not in json.dumps(list(described()["paths"].values()))
+
+
+def test_names_of_operations_are_unique() -> None:
+    names = [operation["operationId"] for _, _, operation in operations(described())]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("card", "there", "not_there"),
+    [
+        (EMBEDDER, {"/v1/embeddings", "/score", "/rerank", "/pooling"}, {"/classify", "/classify_tokens"}),
+        (CROSS_ENCODER, {"/score", "/v1/rerank", "/classify"}, {"/v1/embeddings"}),
+        (CLASSIFIER, {"/classify"}, {"/score", "/v1/embeddings", "/classify_tokens"}),
+        (TAGGER, {"/classify_tokens"}, {"/classify", "/score"}),
+    ],
+)
+async def test_only_routes_that_the_models_have_are_described(card: Any, there: set[str], not_there: set[str]) -> None:
+    lobby = Lobby()
+    async with engine_on(TaskModel(card))(EngineConfig()) as engine, client_of(lobby) as client:
+        assert (await client.get("/openapi.json")).status_code == 503
+        lobby.open(engine)
+        paths = set((await client.get("/openapi.json")).json()["paths"])
+    assert there <= paths
+    assert not not_there & paths
+    assert {"/health", "/tokenize", "/docs", "/"} <= paths
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    parent = tmp_path_factory.mktemp("models")
+    return [build(kind, parent / kind) for kind in KINDS]
+
+
+async def test_every_example_is_answered_as_described_by_real_models(folders: list[Path]) -> None:
+    seen: set[str] = set()
+    for folder in folders:
+        lobby = Lobby()
+        async with open_engines([EngineConfig(model=str(folder), dtype="float32")]) as engines:
+            lobby.open(*engines.values())
+            async with client_of(lobby) as client:
+                whole = (await client.get("/openapi.json")).json()
+                for path, method, operation in operations(whole):
+                    content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+                    examples = [each["value"] for each in content["examples"].values()] if content else [None]
+                    for example in examples:
+                        if content:
+                            _validate(whole, content["schema"], example)
+                        response = await client.request(method, path, json=example)
+                        assert response.status_code == 200, (path, example, response.text)
+                        _validate_answer(whole, operation, response)
+                    seen.add(path)
+                failed = await client.post("/tokenize", json={"prompt": 1})
+                _validate_answer(whole, whole["paths"]["/tokenize"]["post"], failed)
+    assert seen == set(OPERATIONS)
+
+
+def _validate_answer(whole: Any, operation: Any, response: httpx.Response) -> None:
+    content = operation["responses"][str(response.status_code)].get("content")
+    if content is None:
+        assert response.content == b""
+        return
+    media_type = response.headers["content-type"].split(";")[0]
+    assert media_type in content
+    if media_type == "application/json":
+        _validate(whole, content[media_type]["schema"], response.json())
+
+
+def _validate(whole: Any, schema: Any, value: Any) -> None:
+    rooted = {**schema, "components": whole["components"]}
+    jsonschema_rs.Draft202012Validator(rooted).validate(value)
+
+
+# The pages
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_needs_nothing_but_this_server(path: str) -> None:
+    text = PAGES[path].body.decode()
+    assert not re.search(r"(https?:)?//[a-z]", text.replace("location.href", ""))
+    assert "innerHTML" not in text
+    policy = dict(PAGES[path].headers)[b"content-security-policy"].decode()
+    assert "default-src 'none'" in policy
+    assert policy.count("'sha256-") == 2
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_is_there_while_models_load_and_asks_for_a_key_where_one_is_needed(path: str) -> None:
+    async with client_of(Lobby()) as client:
+        page = await client.get(path)
+    assert (page.status_code, page.content) == (200, PAGES[path].body)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    application = Application(Lobby(), config=ServerConfig(api_keys=("key",)))
+    problem = application.admit({"type": "http", "method": "GET", "path": path, "headers": []})
+    assert problem is not None
+    transport = httpx.ASGITransport(application.refuse(problem))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        locked = await client.get(path)
+        other = await client.get("/v1/models")
+    assert (locked.status_code, locked.content) == (401, PAGES[path].body)
+    assert locked.headers["www-authenticate"] == "Bearer"
+    assert other.json()["error"]["code"] == 401
+
+
+def test_pages_ask_for_routes_that_there_are() -> None:
+    for page in PAGES.values():
+        for path in re.findall(r'new URL\("([a-z.]+)", root\)', page.body.decode()):
+            assert f"/{path}" in OPERATIONS

@@ -1,0 +1,131 @@
+"""What goes wrong, told in the words of text-embeddings-inference where its clients ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from staged_pool.api import status
+from staged_pool.api.app import Application
+from staged_pool.api.lobby import Lobby
+from staged_pool.api.status import Problem
+from staged_pool.api.wire.tei_tokens import tei_error
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.stages import errors
+from tests.api.serving import engine_on, post, serving
+from tests.doubles import Gate, LetterModel, until
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning"),  # the client's own, on trio
+]
+
+TYPES = {"unhealthy", "backend", "overloaded", "validation", "tokenizer", "empty"}
+
+CASES: list[tuple[type[BaseException], int, str]] = [
+    (errors.InvalidInput, 422, "validation"),
+    (errors.NoInputs, 400, "empty"),
+    (errors.TooLarge, 413, "validation"),
+    (errors.UnusableMedia, 422, "validation"),
+    (errors.UnsupportedMedia, 415, "validation"),
+    (errors.ModelFailed, 424, "backend"),
+    (errors.Overloaded, 429, "overloaded"),
+    (errors.StageFailed, 500, "backend"),
+    (errors.Unsupported, 501, "backend"),
+    (errors.EngineStopped, 503, "unhealthy"),
+    (errors.DeviceLost, 503, "unhealthy"),
+    (errors.DeadlineExceeded, 504, "backend"),
+]
+
+
+@pytest.mark.parametrize(("cls", "wanted", "kind"), CASES)
+def test_every_error_has_a_word_of_theirs(cls: type[BaseException], wanted: int, kind: str) -> None:
+    code, body = tei_error(Problem(row=status.TABLE[cls], message="m"))
+    assert (code, body) == (wanted, b'{"error":"m","error_type":"%s"}' % kind.encode())
+
+
+def test_every_row_of_the_table_has_one() -> None:
+    rows = [*status.TABLE.values(), status.UNEXPECTED, status.SLOW_BODY, status.BODY_TOO_LARGE, status.BAD_FRAMING]
+    for row in rows:
+        _, body = tei_error(Problem(row=row, message="m"))
+        assert body.split(b'"error_type":"')[1][:-2].decode() in TYPES
+
+
+async def ask(lobby: Lobby, path: str, body: Any, **headers: str) -> httpx.Response:
+    transport = httpx.ASGITransport(Application(lobby))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.post(path, json=body, headers={name.replace("_", "-"): v for name, v in headers.items()})
+
+
+async def test_a_model_that_fails_on_an_input_is_a_backend_error() -> None:
+    lobby = Lobby()
+    async with engine_on(LetterModel())(EngineConfig()) as engine:
+        lobby.open(engine)
+        response = await ask(lobby, "/embed", {"inputs": ["a", "NaN"]})
+    assert (response.status_code, response.json()["error_type"]) == (424, "backend")
+
+
+async def test_a_server_that_loads_is_unhealthy_and_one_that_is_full_overloaded() -> None:
+    gate, lobby = Gate(), Lobby()
+    loading = await ask(lobby, "/embed", {"inputs": "a"})
+    async with engine_on(LetterModel(on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
+        lobby.open(engine)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.embed, "a")
+            await gate.arrived()
+            full = await ask(lobby, "/embed", {"inputs": "a"})
+            other = await ask(lobby, "/v1/embeddings", {"input": "a"})
+            gate.open()
+    assert (loading.status_code, loading.json()["error_type"]) == (503, "unhealthy")
+    assert (full.status_code, full.json()["error_type"]) == (429, "overloaded")
+    assert "retry-after" in full.headers
+    assert "retry-after" in loading.headers
+    assert other.json()["error"]["type"] == "RateLimitError"
+
+
+async def test_a_deadline_that_passes_is_504_in_both_shapes() -> None:
+    gate, lobby = Gate(), Lobby()
+    async with engine_on(LetterModel(on_forward=gate))(EngineConfig()) as engine:
+        lobby.open(engine)
+        theirs = await ask(lobby, "/embed", {"inputs": "a"}, x_request_timeout="0.1")
+        ours = await ask(lobby, "/v2/embed", {"texts": ["a"]}, x_request_timeout="0.1")
+        gate.open()
+    assert (theirs.status_code, set(theirs.json())) == (504, {"error", "error_type"})
+    assert (ours.status_code, ours.json()["error"]["type"]) == (504, "TimeoutError")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embed", b'{"inputs":"a"}'),
+        ("/embeddings", b'{"input":"a"}'),
+        ("/invocations", b'{"input":"a"}'),
+        ("/v1/score", b'{"queries":"a","documents":"b"}'),
+        ("/v2/embed", b'{"texts":["a"]}'),
+    ],
+)
+async def test_a_client_of_any_route_who_leaves_frees_its_room(path: str, body: bytes) -> None:
+    gate = Gate()
+    async with serving(engine_on(LetterModel(on_preprocess=gate))) as served:
+        async with await served.connect() as stream:
+            await stream.send(post(body, path=path))
+            await gate.arrived()
+            assert served.inside == 1
+        await until(lambda: served.inside == 0)
+        gate.open()
+        async with served.client() as client:
+            assert (await client.get("/load")).json() == {"server_load": 0}
+        await served.assert_alive()
+
+
+@pytest.mark.parametrize("path", ["/embed", "/predict", "/v1/embeddings"])
+async def test_a_body_that_is_too_large_is_told_in_the_words_of_the_route(path: str) -> None:
+    async with serving(engine_on(LetterModel()), body_limit_bytes=1000) as served:
+        async with served.client() as client:
+            response = await client.post(path, json={"inputs": "a" * 2000})
+    assert response.status_code == 413
+    shape = {"error"} if path == "/v1/embeddings" else {"error", "error_type"}
+    assert set(response.json()) == shape
