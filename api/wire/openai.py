@@ -146,7 +146,7 @@ def encode_embeddings(
     if first.is_bytes:
         return write_raw(result.embeddings, first, kind="embd", **about)
     return listing(
-        "embd", _entries(result, encodings), item_values=result.embeddings.shape[1] * len(encodings), **about
+        "embd", _entries(result, encodings), item_values=result.embeddings.shape[1], **about
     )
 
 
