@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from staged_pool.api.traffic import Traffic
-from staged_pool.runtime.statistics import AdmissionStatistics, DeviceStatistics, EngineStatistics
+from staged_pool.runtime.statistics import AdmissionStatistics, DeviceStatistics, EngineStatistics, ImageCacheStatistics
 from staged_pool.stages.meter import BUCKETS_S, HistogramSnapshot, StageStatistics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST.encode()
@@ -107,6 +107,8 @@ def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:
     yield _counters("expired", "Requests whose deadline passed, by stage", "stage", statistics.expired)
     overdue = statistics.overdue_preprocess_calls
     yield _gauge("preprocess_overdue_calls", "Preprocess calls that take longer than the alarm allows", overdue)
+    if statistics.image_cache is not None:
+        yield from _image_cache_families(statistics.image_cache)
 
 
 def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:
@@ -170,6 +172,15 @@ def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
     yield _counter("device_tokens", "Tokens that went through the device, padding not counted", device.tokens)
     yield _counter("device_padding_tokens", "Padding that went through the device", device.padding_tokens)
     yield _counter("device_tokens_wasted", "Tokens whose caller had left when they were done", device.wasted_tokens)
+
+
+def _image_cache_families(cache: ImageCacheStatistics) -> Iterator[Metric]:
+    """The rate of hits is that of `hits` over that of both counters."""
+    yield _counter("image_cache_hits", "Pictures that had been prepared before", cache.hits)
+    yield _counter("image_cache_misses", "Pictures that were prepared, or could not be", cache.misses)
+    yield _gauge("image_cache_entries", "Prepared pictures that are kept", cache.entries)
+    yield _gauge("image_cache_bytes", "Bytes of them", cache.bytes)
+    yield _gauge("image_cache_limit_bytes", "Bytes that may be kept", cache.max_bytes)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

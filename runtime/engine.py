@@ -336,7 +336,12 @@ class Engine(EngineTasks):
             overdue_preprocess_calls=self._pipeline.overdue_calls(),
             stages=self._pipeline.stage_statistics(),
             device=self._pipeline.device_statistics(),
+            image_cache=self._model.image_cache,
         )
+
+    def clear_image_cache(self) -> None:
+        """Forget the prepared pictures that are kept. Those in work go to their requests, and are not kept either."""
+        self._model.clear_image_cache()
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[Engine]:

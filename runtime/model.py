@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.requests import Chat, Image, Output, Outputs, PairInput, TextInput
+from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
 
@@ -257,4 +258,18 @@ class Model(Protocol):
         Raises:
             InvalidInput: An id is out of vocabulary.
         """
+        ...
+
+    @property
+    def image_cache(self) -> ImageCacheStatistics | None:
+        """What the cache of prepared pictures has done; None where there is none."""
+        ...
+
+    def clear_image_cache(self) -> None:
+        """Forget every prepared picture that is kept."""
+        ...
+
+    def close(self) -> None:
+        """End the processes that the model has, if any, and whatever they do: calls that wait for them fail with
+        `EngineStopped`. Blocks until they have ended."""
         ...

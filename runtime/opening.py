@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import anyio
+import anyio.to_thread
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
@@ -71,20 +72,19 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
         DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
         DeviceThreads("staged-pool image device", watchdog_s=first.watchdog_s).running(0) as image_device,
         OwnThreads("staged-pool image preprocess", nice=IMAGE_PREPROCESS_NICE).running(0) as image_preprocess,
+        AsyncExitStack() as stack,
     ):
-        models: dict[str, tuple[EngineConfig, Model]] = {}
-        for config in configs:
-            model = await device.run(_load, config)
-            name = model.card.name
-            _check_names([*models, name])
-            models[name] = config, model
-            device.grow(model.card.forward_workers)
-            if "image" in model.card.lanes:
-                image_device.grow(model.card.forward_workers)
-                image_preprocess.grow(first.image_preprocess_limit)
-        async with AsyncExitStack() as stack:
+        models: list[Model] = []
+        try:
+            for config in configs:
+                models.append(model := await device.run(_load, config))
+                _check_names([one.card.name for one in models])
+                device.grow(model.card.forward_workers)
+                if "image" in model.card.lanes:
+                    image_device.grow(model.card.forward_workers)
+                    image_preprocess.grow(first.image_preprocess_limit)
             engines: dict[str, Engine] = {}
-            for name, (config, model) in models.items():
+            for config, model in zip(configs, models, strict=True):
                 running = run_engine(
                     config,
                     model,
@@ -96,11 +96,16 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                     fetch=MediaFetcher(config).fetch,
                     options=options,
                 )
-                engines[name] = await stack.enter_async_context(running)
+                engines[model.card.name] = await stack.enter_async_context(running)
             yield engines
             async with anyio.create_task_group() as draining:
                 for engine in engines.values():
                     draining.start_soon(engine.drain, first.drain_timeout_s)
+        finally:
+            # Before the engines and the threads wait for the calls that run: one that hangs in a process ends with it.
+            with anyio.CancelScope(shield=True):
+                for model in models:
+                    await anyio.to_thread.run_sync(model.close)
 
 
 def _agreed(configs: Sequence[EngineConfig]) -> EngineConfig:

@@ -71,6 +71,19 @@ class DeviceStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCacheStatistics:
+    """What the cache of prepared pictures has done since the start, and what it holds."""
+
+    hits: int
+    """Pictures that were at hand, or that another thread was preparing already."""
+    misses: int
+    """Pictures that were prepared, or could not be."""
+    entries: int
+    bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
     """One engine at one moment."""
 
@@ -88,3 +101,5 @@ class EngineStatistics:
     """parse, preprocess, batch, postprocess; with preprocess_images and batch_images beside the ones for texts where
     the model reads both, or in their place where it reads pictures only."""
     device: DeviceStatistics
+    image_cache: ImageCacheStatistics | None = None
+    """None: prepared pictures are not kept, or the model reads none."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput
+from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Plan, Prepared
 
@@ -88,6 +89,16 @@ class LetterModel:
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(chr, ids))
+
+    @property
+    def image_cache(self) -> ImageCacheStatistics | None:
+        return None
+
+    def clear_image_cache(self) -> None:
+        """It keeps nothing."""
+
+    def close(self) -> None:
+        """It has no processes."""
 
 
 def sequence(payload: Payload) -> TokenSequence:

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Row, SparseVector, Tokens, Values
+from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tower import Outcome, Tower
 from staged_pool.runtime.requests import Chat
+from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsupported
 
 _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
@@ -34,6 +36,8 @@ class Encoder:
     tokenizer: TextTokenizer | None
     """None: the model reads no texts."""
     plan: ThreadPlan
+    images: ImageReader | None = None
+    """None: the model reads no pictures."""
 
     def pads(self, lane: Lane) -> bool:
         return lane in self.towers and self.towers[lane].pads
@@ -78,6 +82,18 @@ class Encoder:
             else ModelFailed("The model gave NaN or Inf for this input.")
             for row in rows
         ]
+
+    @property
+    def image_cache(self) -> ImageCacheStatistics | None:
+        return None if self.images is None else self.images.cache
+
+    def clear_image_cache(self) -> None:
+        if self.images is not None:
+            self.images.clear_cache()
+
+    def close(self) -> None:
+        if self.images is not None:
+            self.images.close()
 
     def _texts(self) -> TextTokenizer:
         if self.tokenizer is None:

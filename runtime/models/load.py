@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -45,6 +46,13 @@ def load_model(config: EngineConfig) -> Encoder:
     Raises:
         ConfigError: The model cannot be found, read or run here, or a setting does not fit it.
     """
+    with ExitStack() as undo:
+        encoder = _load(config, undo)
+        undo.pop_all()
+    return encoder
+
+
+def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     started = time.monotonic()
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
@@ -70,7 +78,7 @@ def load_model(config: EngineConfig) -> Encoder:
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
 
-    folder, towers = _load_towers(resolved.name, folder, config, dtype=dtype, device=device)
+    folder, towers, reader = _load_towers(resolved.name, folder, config, undo, dtype=dtype, device=device)
     text, first = towers.get("text"), next(iter(towers.values()))
     tokenizer = text.tokenizer if isinstance(text, TextTower) else None
     outputs = tuple(output for output in first.outputs if all(output in tower.outputs for tower in towers.values()))
@@ -107,6 +115,7 @@ def load_model(config: EngineConfig) -> Encoder:
         towers=towers,
         tokenizer=tokenizer,
         plan=ThreadPlan(threads, alone_tokens=0),
+        images=reader,
     )
     for tower in dict.fromkeys(towers.values()):
         _warm_up(encoder, tower, config.batch_tokens(device.type))
@@ -122,9 +131,10 @@ def load_model(config: EngineConfig) -> Encoder:
 
 
 def _load_towers(
-    name: str, folder: ModelFolder, config: EngineConfig, *, dtype: torch.dtype, device: torch.device
-) -> tuple[ModelFolder, Mapping[Lane, Tower]]:
-    """The towers of a folder, by what they read; and the folder with what its tokenizer says of its markers."""
+    name: str, folder: ModelFolder, config: EngineConfig, undo: ExitStack, *, dtype: torch.dtype, device: torch.device
+) -> tuple[ModelFolder, Mapping[Lane, Tower], ImageReader | None]:
+    """The towers of a folder, by what they read; the folder with what its tokenizer says of its markers; and what
+    prepares its pictures, which `undo` closes."""
     own_code = config.trust_remote_code
     # What is quick to find wrong comes first: weights may take minutes.
     source = load_tokenizer(folder, own_code=own_code) if folder.heads else None
@@ -133,12 +143,14 @@ def _load_towers(
     sees = folder.image_heads or folder.pictures
     settings = read_image_settings(folder.body, trust_remote_code=own_code) if sees else None
     reader = None if settings is None else ImageReader(settings, config)
+    if reader is not None:
+        undo.callback(reader.close)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code)
     if folder.pictures is not None and source is not None and reader is not None:
         sight = open_eyes(loaded, reader)
         text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
         pictures = PictureReader(text.tokenizer, folder.pictures, sight.layout, reader)
-        return folder, {"text": text, "image": SightTower(text, pictures, sight)}
+        return folder, {"text": text, "image": SightTower(text, pictures, sight)}, reader
     towers: dict[Lane, Tower] = {}
     if source is not None:
         towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention)
@@ -147,7 +159,7 @@ def _load_towers(
     if len({tower.width for tower in towers.values()}) > 1:
         widths = " and ".join(f"{tower.width} for {lane}s" for lane, tower in towers.items())
         raise ConfigError(f"vectors of texts and of pictures cannot be compared: they have widths of {widths}")
-    return folder, towers
+    return folder, towers, reader
 
 
 def _say(card: ModelCard) -> None:

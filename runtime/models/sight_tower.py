@@ -98,4 +98,4 @@ def _sample(reader: ImageReader) -> Pixels:
     noise = np.random.default_rng(0).integers(256, size=(height, width, 3), dtype=np.uint8)
     encoded = io.BytesIO()
     Pillow.fromarray(noise).save(encoded, "PNG")
-    return reader.read(Image(encoded.getvalue()))
+    return reader.read(Image(encoded.getvalue()), keep=False)

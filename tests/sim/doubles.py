@@ -23,6 +23,7 @@ from staged_pool.runtime.model import (
     TokenSequence,
 )  # fmt: skip
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
+from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.stages.errors import (
     DeviceLost,
     InvalidInput,
@@ -218,6 +219,16 @@ class SimModel:
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(chr, ids))
+
+    @property
+    def image_cache(self) -> ImageCacheStatistics | None:
+        return None
+
+    def clear_image_cache(self) -> None:
+        """It keeps nothing."""
+
+    def close(self) -> None:
+        """It has no processes."""
 
 
 def source_of(name: Name, item: ItemPlan) -> TextInput | Image:

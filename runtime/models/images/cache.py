@@ -10,22 +10,10 @@ from hashlib import blake2b
 from typing import Final
 
 from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.statistics import ImageCacheStatistics
 
 _ENTRY_BYTES: Final = 512
 """What an entry takes beside its values: its key, and its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageCacheStatistics:
-    """What a cache has done since it was made, and what it holds."""
-
-    hits: int
-    """Pictures that were at hand, or that another thread was preparing already."""
-    misses: int
-    """Pictures that were prepared, or could not be."""
-    entries: int
-    bytes: int
-    max_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +47,13 @@ class ImageCache:
     @property
     def statistics(self) -> ImageCacheStatistics:
         with self._lock:
-            return ImageCacheStatistics(self._hits, self._misses, len(self._kept), self._bytes, self._max_bytes)
+            return ImageCacheStatistics(
+                hits=self._hits,
+                misses=self._misses,
+                entries=len(self._kept),
+                bytes=self._bytes,
+                max_bytes=self._max_bytes,
+            )
 
     def get(self, key: bytes, make: Callable[[], Pixels]) -> Pixels:
         """What is kept for a key, else what `make` gives, which is kept from then on.

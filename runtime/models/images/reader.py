@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig, ImagePath
 from staged_pool.runtime.model import Pixels
-from staged_pool.runtime.models.images.cache import ImageCache, ImageCacheStatistics
+from staged_pool.runtime.models.images.cache import ImageCache
 from staged_pool.runtime.models.images.decode import Encoded, Limits
 from staged_pool.runtime.models.images.exact import read_exact
 from staged_pool.runtime.models.images.fast import read_fast
@@ -21,6 +21,7 @@ from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.requests import Image
+from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.stages.errors import ConfigError, UnusableMedia
 
 log = structlog.get_logger("staged_pool.models")
@@ -74,11 +75,12 @@ class ImageReader:
         """What `to_device` needs to know of the pictures that were read here."""
         return self.settings.scale
 
-    def read(self, image: Image) -> Pixels:
+    def read(self, image: Image, *, keep: bool = True) -> Pixels:
         """Prepare one picture.
 
         Args:
             image: Its `source` is the encoded file.
+            keep: Whether it may come from the cache, and is kept there.
 
         Raises:
             TooLarge: It has more bytes or pixels than are taken.
@@ -90,7 +92,7 @@ class ImageReader:
         if not isinstance(data, bytes):
             raise TypeError("the picture has not been fetched")
         choice = self._options.read(image.options)
-        if self._cache is None:
+        if self._cache is None or not keep:
             return self._prepare(data, choice)
         return self._cache.get(choice.key(data), lambda: self._prepare(data, choice))
 
