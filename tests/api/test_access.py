@@ -20,7 +20,7 @@ from staged_pool.api.entrance import below
 from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
-from staged_pool.api.routes import Routes
+from staged_pool.api.routes import TEI_PATHS, Routes
 from staged_pool.api.traffic import Traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
@@ -75,8 +75,11 @@ async def test_every_route_but_those_of_probes_needs_a_key() -> None:
                 continue
             assert response.status_code == 401, path
             assert response.headers["www-authenticate"] == "Bearer"
-            assert response.json()["error"]["type"] == "AuthenticationError"
-            assert response.json()["error"]["code"] == 401
+            if path in TEI_PATHS:
+                assert response.json()["error_type"] == "validation"
+            else:
+                assert response.json()["error"]["type"] == "AuthenticationError"
+                assert response.json()["error"]["code"] == 401
     assert set(OPEN) == {"/health", "/ready", "/ping"}
 
 
