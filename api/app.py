@@ -245,7 +245,8 @@ async def _answer(handler: Handler, call: Call) -> Answer:
 
 
 def _milliseconds(timeline: Timeline) -> list[tuple[str, float]]:
-    return [(name, round(getattr(timeline, f"{name}_s") * 1e3, 3)) for name in STAGE_TIMES]
+    names = ("fetch", *STAGE_TIMES) if timeline.fetch_s else STAGE_TIMES
+    return [(name, round(getattr(timeline, f"{name}_s") * 1e3, 3)) for name in names]
 
 
 def _server_timing(timeline: Timeline) -> bytes:

@@ -151,7 +151,7 @@ class Admission:
             self._refused["deadline"] += 1
             message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
             raise DeadlineExceeded(message, stage="door")
-        if (overload := self._overload(body_bytes, guesses)) is not None:
+        if (overload := self._overload(body_bytes, guesses, lane, expected_s)) is not None:
             raise overload
         room = Room(self, body_bytes=body_bytes, entered_at=self._clock(), lane=lane, expected_s=expected_s)
         self._requests += 1
@@ -164,13 +164,15 @@ class Admission:
 
     def overload(self, body_bytes: int) -> Overloaded | None:
         """Why a request of so many bytes is refused now, and counted as refused; None if it may enter."""
-        return self._overload(body_bytes, self._estimates.guess(body_bytes))
+        guesses = self._estimates.guess(body_bytes)
+        return self._overload(body_bytes, guesses, *self._quickest(guesses))
 
-    def _overload(self, body_bytes: int, guesses: Mapping[Lane, Guess]) -> Overloaded | None:
+    def _overload(
+        self, body_bytes: int, guesses: Mapping[Lane, Guess], lane: Lane, expected_s: float
+    ) -> Overloaded | None:
         if not self._requests:  # an empty engine takes anything: its predictions would never be put right otherwise
             return None
         config = self._config
-        lane, expected_s = self._quickest(guesses)
         tokens = sum([guess.tokens for guess in guesses.values()])
         for limit, wanted, allowed in (
             ("requests", self._requests + 1, config.max_requests),
@@ -198,11 +200,16 @@ class Admission:
             raise self._refuse("items", f"The server is at its limit of {allowed} items in flight.", room.lane)
         self._items += items - room.items
         room.items = items
+        if len(inputs) == len(room.parts) == 1 and "text" in inputs and "text" in room.parts:
+            part = room.parts["text"]  # as it was guessed: there is nothing better to estimate by
+            self._lanes["text"].inputs += items - part.unprepared
+            part.unprepared, part.estimate = items, part.tokens / items
+            return
         guessed = room.tokens
         for lane in list(room.parts):
             self._take(room, lane)
         known = self._estimates.known(room.body_bytes, inputs)
-        expected = {lane: self._delay_s(lane, known[lane], inputs[lane], others) for lane in inputs}
+        expected = {lane: self._delay_s(lane, tokens, inputs[lane], others) for lane, tokens in known.items()}
         for lane, tokens in known.items():
             self._put(room, lane, _Part(tokens, inputs[lane]))
         if others and room.tokens > guessed and self.tokens > self._config.max_tokens:

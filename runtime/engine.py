@@ -304,7 +304,7 @@ class Engine(EngineTasks):
         lanes: Mapping[Lane, int] = (
             {card.lanes[0]: len(plan.inputs)} if len(card.lanes) == 1 else Counter(given.lane for given in plan.inputs)
         )
-        if obstruction := self._pipeline.obstruction(lanes):
+        if len(card.lanes) > 1 and (obstruction := self._pipeline.obstruction(lanes)):  # else the door has seen it
             raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
         if (room := self._tickets.get(ticket)) is not None:
             self._admission.count_items(room, lanes)

@@ -123,7 +123,7 @@ class Estimates:
         if not body_bytes:
             return
         habits = self._habits.setdefault(_magnitude(body_bytes), _Habits())
-        for lane in self._lanes:
+        for lane in self._lanes if self._lanes != ("text",) else ():  # then the rate of texts says it all
             habits.used.setdefault(lane, Mean(0.0)).observe(lane in tokens)
             habits.tokens_per_byte.setdefault(lane, Mean(0.0)).observe(tokens.get(lane, 0) / body_bytes)
         if len(tokens) == 1 and "text" in tokens:

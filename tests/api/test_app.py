@@ -321,6 +321,7 @@ async def test_metrics_are_prometheus_text_and_add_up(nothing_blocks_the_event_l
     assert samples["staged_pool_device_tokens_total", "letters"] == 3
     assert samples["staged_pool_batches_total", "demand", "letters"] >= 1
     assert samples["staged_pool_admission_inside", "letters", "requests"] == 0
+    assert samples["staged_pool_lane_tokens", "letters", "text"] == 0
     assert samples["staged_pool_http_requests_total", "/v1/embeddings", "200"] == 1
     assert samples["staged_pool_http_requests_total", "/v1/embeddings", "400"] == 1
     assert samples["staged_pool_http_requests_total", "404", "other"] == 1

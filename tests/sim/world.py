@@ -41,6 +41,9 @@ IMAGE_SEAMS = (
     "batch_images.computed",
 )
 
+MOST_HANGING = 5
+"""Fetches that hang: with one at a time, more of them would take a world longer than it may last."""
+
 TICK_S = 0.001
 
 
@@ -192,6 +195,8 @@ def _draw_pictures(rng: random.Random, world: World) -> None:
     slowest = rng.choice((0, 3, 20))
     hangs = rng.choice((0.0, 0.0, 0.1))
     mixed = chance() < 0.5
+    hanging = 0
+    fault: FetchFault | None
     for client in world.clients:
         shows = chance() < share
         for item in client.items:
@@ -200,10 +205,10 @@ def _draw_pictures(rng: random.Random, world: World) -> None:
             item.pictures = rng.choice((1, 1, 1, 2, 3))
             for place in range(item.pictures):
                 if chance() < urls:
-                    takes_s = 20.0 if chance() < hangs else rng.randint(0, slowest) * TICK_S
-                    fault: FetchFault | None = None
-                    if takes_s == 20.0:
-                        fault = "unavailable"  # as every fetch that hangs, when its time is up
+                    takes_s, fault = rng.randint(0, slowest) * TICK_S, None
+                    if chance() < hangs and hanging < MOST_HANGING:
+                        hanging += 1
+                        takes_s, fault = 20.0, "unavailable"  # as every fetch that hangs, when its time is up
                     elif chance() < faulty:
                         fault = rng.choice(("unusable", "unavailable", "raises"))
                     item.fetches[place] = FetchPlan(takes_s, fault)
