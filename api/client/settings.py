@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import random
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ class Settings:
 
     base_url: str
     unix_socket: str | os.PathLike[str] | None
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     model: str | None
     timeout_s: float
     attempt_timeout_s: float

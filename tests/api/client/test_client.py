@@ -499,6 +499,12 @@ async def speaking(answer: bytes) -> AsyncIterator[str]:
             tasks.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_a_key_is_not_shown(client: type[Client | AsyncClient]) -> None:
+    made = client(api_key="secret" * 8)
+    assert "secret" not in f"{made!r} {vars(made)!r}"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
