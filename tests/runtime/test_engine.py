@@ -323,7 +323,7 @@ async def test_a_request_that_does_not_fit_the_model_says_why() -> None:
         with pytest.raises(UnknownModel, match="`x` does not exist"):
             await engine.submit(lambda: EmbedRequest(inputs=(TextInput("a"),), model="x"), lambda r: r)
         with pytest.raises(InvalidInput, match="Input 1, of type NoneType, is not a text"):
-            await engine.embed(["a", None])  # type: ignore[arg-type]
+            await engine.embed(["a", None])  # type: ignore[list-item]
 
 
 async def test_leaving_the_block_finishes_what_is_inside() -> None:
