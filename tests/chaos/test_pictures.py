@@ -73,9 +73,8 @@ async def seeing(clip: Path, anyio_backend: object) -> AsyncIterator[Attacked]:
         yield fire
 
 
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gate]:
-    """Holds every thread that is about to decode a picture."""
+def hold(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """A gate in front of every thread that is about to decode a picture."""
     gate, decode = Gate(), Encoded.decode
 
     def held(self: Encoded, *arguments: Any) -> Pillow.Image:
@@ -83,8 +82,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gate]:
         return decode(self, *arguments)
 
     monkeypatch.setattr(Encoded, "decode", held)
-    yield gate
-    gate.open()
+    return gate
 
 
 def settings(folder: Path, **others: Any) -> EngineConfig:
@@ -282,7 +280,7 @@ async def test_row_37_of_ten_thousand_frames_one_is_looked_at(
     first = encode(picture(48, 48, 3), "GIF")
     one = frame[frame.index(b",") : -1]  # from the descriptor of its picture on, without the end of the file
     film = first[:-1] + one * 10_000 + b";"
-    assert len(film) > 200_000
+    assert film.count(one) == 10_000
     async with seeing.served.client() as client:
         with anyio.fail_after(10):
             found = vectors(await client.post("/v1/embeddings", json=body(film, first)))
@@ -345,7 +343,7 @@ async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_pictur
 
 
 async def test_a_client_who_leaves_while_its_pictures_are_decoded_makes_room_and_none_of_it_begins_any_more(
-    clip: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
     prepare = ImageReader._prepare
@@ -358,6 +356,7 @@ async def test_a_client_who_leaves_while_its_pictures_are_decoded_makes_room_and
         await served.assert_alive()
         fire = Attacked(served=served)
         monkeypatch.setattr(ImageReader, "_prepare", counted)
+        gate = hold(monkeypatch)
         computed = served.engine.statistics().device.items
         mine = [encode(picture(40 + seed, 40, seed)) for seed in range(8)]
         async with await served.connect() as stream:
@@ -365,7 +364,7 @@ async def test_a_client_who_leaves_while_its_pictures_are_decoded_makes_room_and
             await gate.arrived()
             await until(lambda: len(begun) == WORKERS)
         await until(lambda: served.inside == 0)  # though two threads still hold its pictures
-        assert served.engine.statistics().cancelled == {"preprocess": 1}
+        assert served.engine.statistics().cancelled == {"preprocess_images": 1}
         await served.assert_alive()
         gate.open()
         await eventually(lambda: not fire._left(), fire._left)
@@ -376,15 +375,13 @@ async def test_a_client_who_leaves_while_its_pictures_are_decoded_makes_room_and
 
 
 async def test_a_drain_waits_for_pictures_that_are_being_decoded(
-    clip: Path, gate: Gate, right: Callable[[Sequence[bytes]], Vector]
+    clip: Path, right: Callable[[Sequence[bytes]], Vector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate.open()
     mine = [encode(picture(40 + seed, 40, seed)) for seed in range(5)]
     wanted = right(mine)
-    gate._open.clear()
-    gate._arrived.clear()
     answers: list[httpx.Response] = []
     async with serving(engine=settings(clip), body_timeout_s=30) as served, served.client() as client:
+        gate = hold(monkeypatch)
 
         async def ask() -> None:
             answers.append(await client.post("/v1/embeddings", json=body(*mine)))
