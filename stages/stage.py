@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -28,7 +29,7 @@ class StageOptions:
     """None in production; a stage then does no more than look at it."""
 
 
-class Stage:
+class Stage(ABC):
     """A stage is a task group of its own around its workers.
 
     Args:
@@ -45,9 +46,9 @@ class Stage:
         self.gave_up: Callable[[Exception], object] = lambda _: None
         """Called when a worker cannot be restarted: at once, where `run` first waits for the other workers' calls."""
 
+    @abstractmethod
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the calls that run, and settles what is in hand."""
-        raise NotImplementedError
 
     async def _run(self, workers: Sequence[Callable[[], Awaitable[None]]], close: Callable[[], object]) -> None:
         """Run the workers until all have returned, then close the stage's ends of its channels.

@@ -13,6 +13,7 @@ import pybase64
 
 from staged_pool.api.wire import aside
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.runtime.media.urls import MAX_CHARACTERS
 from staged_pool.runtime.requests import Chat, Content, Image, TextInput
 from staged_pool.stages.errors import shortened
 
@@ -23,7 +24,7 @@ _SCHEME: Final = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*):")
 _DATA: Final = re.compile(rb"data:(?P<type>[^;,]{0,127})(?P<parameters>(?:;[^;,]{0,127}){0,8}),", re.IGNORECASE)
 """The head of a data URL (RFC 2397)."""
 _HEAD_BYTES: Final = 2048
-_SPACE: Final = b" \t\r\n\f\v"
+_SPACES: Final = b" \t\r\n\f\v"
 _URLS: Final = frozenset({b"http", b"https", b"file"})
 
 
@@ -118,13 +119,16 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
     scheme = _SCHEME.match(characters)
     name = scheme[1].lower() if scheme else b""
     if name in _URLS:
-        return Image(given if held is None else str(held, "ascii"))
+        if held is not None or len(given) > MAX_CHARACTERS:
+            raise _bad(where, f"expected a URL of at most {MAX_CHARACTERS} characters", index)
+        return Image(given)
     if name != b"data" and (scheme or not bare):
         kinds = "a URL (http, https, file or data)"
         raise _bad(where, f"expected {kinds}, or base64" if bare else f"expected {kinds}", index)
     if scheme:
         characters = _content_of_data_url(characters, where, index)
-    return Image(_decoded(characters, where, index))
+    # What stands aside has no escapes any more: an end of a line in it is one that JSON does not allow.
+    return Image(_decoded(characters, where, index, spaces=_SPACES if held is None else b" "))
 
 
 def _content_of_data_url(characters: memoryview, where: str, index: int | None) -> memoryview:
@@ -136,10 +140,10 @@ def _content_of_data_url(characters: memoryview, where: str, index: int | None) 
     return characters[head.end() :]
 
 
-def _decoded(characters: memoryview, where: str, index: int | None) -> bytes:
+def _decoded(characters: memoryview, where: str, index: int | None, *, spaces: bytes) -> bytes:
     decoded = _base64(characters)
     if decoded is None:
-        decoded = _base64_in_lines(characters)
+        decoded = _base64_in_lines(characters, spaces)
     if decoded is None:
         what = "expected base64 in its standard alphabet, with its padding (RFC 4648, section 4)"
         raise _bad(where, what, index)
@@ -160,10 +164,10 @@ def _base64(characters: memoryview | bytes) -> bytes | None:
         return None
 
 
-def _base64_in_lines(characters: memoryview) -> bytes | None:
+def _base64_in_lines(characters: memoryview, spaces: bytes) -> bytes | None:
     """As `_base64`, of what has spaces or ends of lines in it; None where it has none."""
     slices = (bytes(characters[first : first + SLICE]) for first in range(0, len(characters), SLICE))
-    pieces = [piece.translate(None, _SPACE) for piece in slices]
+    pieces = [piece.translate(None, spaces) for piece in slices]
     return None if sum(map(len, pieces)) == len(characters) else _base64(b"".join(pieces))
 
 

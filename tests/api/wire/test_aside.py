@@ -120,6 +120,26 @@ def test_what_is_wrong_is_told_as_if_nothing_had_been_set_aside(body: bytes) -> 
     assert "aside-" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    "long",
+    [LONG + "é", LONG + "\x7f", f"https://pictures.example/{LONG}", f"https://pictures.example/{LONG}é",
+     f"data:text/html;base64,{LONG}", f"data:image/png;base64,{LONG}A", LONG + "===="],
+)  # fmt: skip
+@pytest.mark.parametrize("escaped", [True, False])
+def test_a_long_text_where_a_picture_is_wanted_is_refused(long: str, escaped: bool) -> None:
+    with pytest.raises(InvalidInput, match=r"input\[0\].image: expected "):
+        read(as_json({"input": [{"image": long}]}, ensure_ascii=escaped))
+
+
+@pytest.mark.parametrize("raw", [b"\n", b"\r", b"\t", b"\x0b", b"\x00", b"\xff"])
+def test_what_no_text_of_json_may_hold_is_refused_in_a_picture_too(raw: bytes) -> None:
+    body = as_json({"input": [{"image": LONG}]})
+    with pytest.raises(InvalidInput):
+        openai.read_embeddings(body.replace(b"A", raw + b"A", 1), CARD)
+    with pytest.raises(InvalidInput):
+        read(body.replace(b"A", raw + b"A", 1))
+
+
 def test_a_picture_that_is_wrong_is_not_looked_at_twice() -> None:
     body = as_json({"input": [{"image": LONG + "_"}]})
     with mock.patch.object(jsons, "decode", wraps=jsons.decode) as parser:
