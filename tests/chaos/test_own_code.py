@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import httpx
 import numpy as np
 import psutil
@@ -19,11 +17,13 @@ import pytest
 from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.opening import open_engines
 from staged_pool.stages.errors import ConfigError
-from tests.api.serving import post
+from tests.api.serving import serving
 from tests.chaos.harness import Attacked, eventually
-from tests.chaos.test_pictures import attacked, body, refusal, settings, vectors
+from tests.chaos.test_pictures import WORKERS, body, refusal, settings, vectors
 from tests.models.images.pictures import encode
 from tests.models.tiny import build
 
@@ -84,11 +84,16 @@ def processes() -> set[int]:
     }
 
 
-async def test_code_that_ends_its_process_fails_that_request_alone(moody: Path) -> None:
-    async with attacked(trusting(moody)) as fire, fire.served.client() as client:
+async def test_row_52_code_that_ends_its_process_or_never_ends_costs_its_own_request_and_a_thread_and_not_the_server(
+    moody: Path, logged: list[Any]
+) -> None:
+    config = trusting(moody, preprocess_alarm_s=5)
+    hung: list[int] = []
+    async with serving(engine=config, body_timeout_s=30) as served, served.client() as client:
         before = processes()
-        assert len(before) == 2
+        assert len(before) == WORKERS
         alone = [vectors(await client.post("/v1/embeddings", json=body(dot(9, blue)))) for blue in range(6)]
+        fire = Attacked(served=served)
         found: dict[int, httpx.Response] = {}
 
         async def ask(place: int, *pictures: bytes) -> None:
@@ -101,34 +106,49 @@ async def test_code_that_ends_its_process_fails_that_request_alone(moody: Path) 
         assert refusal(found[6]) == (422, 1)
         for blue in range(6):
             assert np.abs(vectors(found[blue]) - alone[blue]).max() < 1e-5
-        await eventually(lambda: len(processes()) == 2 and processes() != before, processes)
+        await eventually(lambda: len(processes()) == WORKERS and processes() != before, processes)
+        async with anyio.create_task_group() as tasks:
+
+            async def hang() -> None:
+                hung.append((await client.post("/v1/embeddings", json=body(HANGS))).status_code)
+
+            tasks.start_soon(hang)
+            await eventually(lambda: served.engine.statistics().overdue_preprocess_calls == 1)
+            for blue in range(6):
+                assert (
+                    np.abs(vectors(await client.post("/v1/embeddings", json=body(dot(9, blue)))) - alone[blue]).max()
+                    < 1e-5
+                )
+            assert (await client.post("/v1/embeddings", json={"input": "a text"})).status_code == 200
+            assert 'preprocess_overdue_calls{model="moody"} 1.0' in (await client.get("/metrics")).text
+            assert (await client.get("/ready")).status_code == 200
+            await eventually(lambda: any(event["event"] == "preprocess_images.overdue" for event in logged))
+            left = fire._left()
+            assert (left["threads of image"], left["preprocess_images busy"]) == (1, 1)
+            await served.engine.drain(0.1)
+    assert hung == [503]
     assert processes() == set()
 
 
-async def test_row_52_code_that_hangs_costs_a_thread_and_an_alarm_and_neither_other_pictures_nor_the_end(
-    moody: Path, logged: list[Any]
+async def test_a_model_that_cannot_be_loaded_leaves_no_process_of_those_before_it(
+    moody: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-
-        async def be_hung() -> None:
-            config = trusting(moody, preprocess_alarm_s=0.2, drain_timeout_s=0.2)
-            async with open_engines([config]) as engines:
-                (engine,) = engines.values()
-                async with anyio.create_task_group() as callers:
-                    callers.start_soon(embed_quietly, engine, HANGS)
-                    await eventually(lambda: engine.statistics().overdue_preprocess_calls == 1)
-                    for blue in range(4):
-                        assert len((await engine.embed([picture_of(dot(9, blue))])).embeddings) == 1
-                    assert len((await engine.embed(["a text"])).embeddings) == 1
-                    assert engine.fault is None
-                    overdue = [event for event in logged if event["event"] == "preprocess_images.overdue"]
-                    assert overdue[-1]["calls"] == 1
-                    callers.cancel_scope.cancel()
-                assert engine.statistics().admission.requests == 0  # the caller has left, the thread has not come back
-            ended.set()
-
-        tasks.start_soon(be_hung)
-        with anyio.fail_after(60):
-            await ended.wait()
+    closed: list[ImageReader] = []
+    close = ImageReader.close
+    monkeypatch.setattr(ImageReader, "close", lambda self: (closed.append(self), close(self)))
+    missing = replace(trusting(moody), model=str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="missing"):
+        async with open_engines([trusting(moody), missing]):
+            pass
     assert processes() == set()
+    assert len(closed) == 1
+
+
+def test_weights_that_cannot_be_loaded_leave_no_process(moody: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(moody, broken)
+    (broken / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError) as caught:
+        load_model(trusting(broken))
+    assert processes() == set()
+    assert "safetensors" in str(caught.value)
