@@ -23,7 +23,7 @@ from staged_pool.runtime.opening import open_engines
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import serving
 from tests.chaos.harness import Attacked, eventually
-from tests.chaos.test_pictures import WORKERS, body, refusal, settings, vectors
+from tests.chaos.seeing import WORKERS, body, refusal, settings, vectors
 from tests.models.images.pictures import encode
 from tests.models.tiny import build
 
@@ -135,7 +135,12 @@ async def test_a_model_that_cannot_be_loaded_leaves_no_process_of_those_before_i
 ) -> None:
     closed: list[ImageReader] = []
     close = ImageReader.close
-    monkeypatch.setattr(ImageReader, "close", lambda self: (closed.append(self), close(self)))
+
+    def counted(self: ImageReader) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(ImageReader, "close", counted)
     missing = replace(trusting(moody), model=str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="missing"):
         async with open_engines([trusting(moody), missing]):

@@ -6,31 +6,28 @@ What is asked of hosts (rows 44 to 48) is in `tests/api/test_pictures.py` and `t
 from __future__ import annotations
 
 import base64
-import gc
 import json
 import struct
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import anyio
 import httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageOps
 
-from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.images.decode import Encoded
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Image, Output
 from tests.api.serving import post, serving
 from tests.chaos.harness import Attacked, eventually
+from tests.chaos.seeing import WORKERS, Vector, attacked, body, refusal, settings, vectors
 from tests.doubles import Gate, until
 from tests.models.asking import embed
 from tests.models.images.pictures import encode, picture, png
@@ -38,11 +35,6 @@ from tests.models.tiny import build
 
 pytestmark = pytest.mark.anyio
 
-Vector: TypeAlias = NDArray[np.float32]
-
-WORKERS = 2
-"""Pictures that are prepared at once."""
-MAX_PIXELS = 1_000_000
 CLOSE = 1e-4
 """How far a vector may be from the one that the model gives without a server. Two pictures are much further apart."""
 SOLE = encode(picture(90, 70, 1))
@@ -83,49 +75,6 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
     monkeypatch.setattr(Encoded, "decode", held)
     return gate
-
-
-def settings(folder: Path, **others: Any) -> EngineConfig:
-    return EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        torch_threads=1,
-        forward_workers=1,
-        image_preprocess_limit=WORKERS,
-        max_image_pixels=MAX_PIXELS,
-        **others,
-    )
-
-
-@asynccontextmanager
-async def attacked(engine: EngineConfig) -> AsyncIterator[Attacked]:
-    """A server of a real model; afterwards it must be as it was."""
-    async with serving(engine=engine, body_timeout_s=30) as served:
-        await served.assert_alive()
-        async with served.client() as client:
-            assert (await client.post("/v1/embeddings", json=body(OTHER))).status_code == 200
-        gc.collect()
-        fire = Attacked(served=served)
-        yield fire
-        await fire.assert_unharmed()
-
-
-def body(*pictures: bytes | str) -> dict[str, Any]:
-    return {"input": [{"image": one if isinstance(one, str) else base64.b64encode(one).decode()} for one in pictures]}
-
-
-def vectors(response: httpx.Response) -> Vector:
-    assert response.status_code == 200, response.text
-    return np.array([row["embedding"] for row in response.json()["data"]], dtype=np.float32)
-
-
-def refusal(response: httpx.Response) -> tuple[int, int | None]:
-    """Status and index of an error, which says nothing of the inside."""
-    message = response.json()["error"]["message"]
-    assert len(message) < 1000
-    for leak in ("Traceback", 'File "', ".py", "/tmp", "PIL", "staged_pool", "0x"):
-        assert leak not in message
-    return response.status_code, response.json()["error"].get("index")
 
 
 # Row 35
@@ -306,7 +255,7 @@ async def test_row_39_a_damaged_picture_among_31_good_ones_fails_its_own_request
             for place, data in enumerate(good):
                 tasks.start_soon(ask, place, data)
             tasks.start_soon(ask, 31, OTHER[:300])
-            tasks.start_soon(ask, 32, *good[:20], SOLE[:200], *good[20:])
+            tasks.start_soon(ask, 32, *[*good[:20], SOLE[:200], *good[20:]])
     assert refusal(answers[31]) == (422, 0)
     assert refusal(answers[32]) == (422, 20)
     for place, vector in enumerate(wanted):
