@@ -12,23 +12,25 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import h11
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media.addresses import literal
-from staged_pool.runtime.media.asking import Asked
-from staged_pool.runtime.media.dialing import Resolve, connected, resolve
+from staged_pool.runtime.media.asking import asked, whole
+from staged_pool.runtime.media.dialing import Resolve, resolve
 from staged_pool.runtime.media.files import read_file, too_large
 from staged_pool.runtime.media.hosts import AllowedHosts
-from staged_pool.runtime.media.urls import PARAM, FileUrl, WebUrl, read_url, refused
+from staged_pool.runtime.media.urls import PARAM, FileUrl, Scheme, WebUrl, read_url, refused
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, UnsupportedMedia, UnusableMedia
+
+if TYPE_CHECKING:
+    import httpx
 
 MAX_REDIRECTS: Final = 5
 
@@ -40,12 +42,6 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 _BINARY: Final = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What hosts say of files that they know nothing of."""
-_HEADERS: Final = (
-    ("User-Agent", "staged-pool"),
-    ("Accept", "image/*"),
-    ("Accept-Encoding", "identity"),
-    ("Connection", "close"),
-)
 
 
 class MediaFetcher:
@@ -74,6 +70,7 @@ class MediaFetcher:
         self._find = find
         self._trust = trust
         self._tls: ssl.SSLContext | None = None
+        self._nobody: ssl.SSLContext | None = None
 
     async def fetch(self, image: Image) -> Image:
         """The same picture with its bytes. One that has them is returned as it is.
@@ -96,10 +93,7 @@ class MediaFetcher:
         self._check_host(url)  # before it takes the place of another one
         async with self._limiter:
             with anyio.move_on_after(self._timeout_s):
-                try:
-                    return replace(image, source=await self._download(url))
-                except (h11.RemoteProtocolError, anyio.BrokenResourceError, OSError):
-                    raise MediaUnavailable("The host of the image could not be reached, or broke off.") from None
+                return replace(image, source=await self._download(url))
         raise MediaTimedOut(f"The host of the image did not send it within {self._timeout_s:g} s.")
 
     async def _read(self, url: FileUrl) -> bytes:
@@ -148,44 +142,67 @@ class MediaFetcher:
 
     async def _ask(self, url: WebUrl, addresses: Sequence[str]) -> bytes | str:
         """The picture, or where else it is said to be."""
-        tls = await self._tls_settings() if url.scheme == "https" else None
-        async with connected(addresses, url.port, name=url.host, tls=tls) as stream:
-            asked = Asked(stream)
-            await asked.send(url.target, [("Host", url.authority), *_HEADERS])
-            if asked.status in _REDIRECTS and (location := asked.header("location")):
-                return location
-            self._check(asked)
-            return await self._body(asked)
+        tls = await self._tls_settings(url.scheme)
+        import httpx  # has been imported by now
 
-    def _check(self, asked: Asked) -> None:
+        try:
+            async with asked(url, addresses, tls) as response:
+                if response.status_code in _REDIRECTS and (location := _first(response, "location")):
+                    return location
+                self._check(response)
+                return await self._body(response)
+        except (httpx.TransportError, OSError):
+            raise MediaUnavailable("The host of the image could not be reached, or broke off.") from None
+
+    def _check(self, response: httpx.Response) -> None:
         """Refuse what the head of an answer shows to be wrong."""
-        status = asked.status
+        status = response.status_code
         if status >= 500 or status in _TRY_AGAIN:
             raise MediaUnavailable(f"The host of the image answered with status {status}.")
         if status != 200:
             raise UnusableMedia(f"The host of the image answered with status {status}.", param=PARAM)
-        kind = asked.header("content-type").split(";", 1)[0].strip().lower()
+        kind = _first(response, "content-type").split(";", 1)[0].strip().lower()
         if kind not in _BINARY and not kind.startswith("image/"):
             raise UnsupportedMedia("What the URL of the image leads to is said to be no image.", param=PARAM)
-        if asked.header("content-encoding").strip().lower() not in ("", "identity"):
+        if _first(response, "content-encoding").strip().lower() not in ("", "identity"):
             raise MediaUnavailable("The host of the image sent it compressed, which was not asked for.")
-        length = asked.header("content-length")
+        length = _first(response, "content-length")
         if length.isdigit() and int(length) > self._max_bytes:
             raise too_large(self._max_bytes)
 
-    async def _body(self, asked: Asked) -> bytes:
+    async def _body(self, response: httpx.Response) -> bytes:
         pieces: list[bytes] = []
         size = 0
-        while (piece := await asked.piece()) is not None:
-            size += len(piece)
-            if size > self._max_bytes:
-                raise too_large(self._max_bytes)
-            if len(pieces) > FREE_PIECES + size // PIECE_BYTES:
-                raise MediaUnavailable("The host of the image sent it in too many pieces.")
-            pieces.append(piece)
+        async with whole(response) as coming:
+            async for piece in coming:
+                await anyio.lowlevel.checkpoint()  # what has arrived together is given without one
+                size += len(piece)
+                if size > self._max_bytes:
+                    raise too_large(self._max_bytes)
+                if len(pieces) > FREE_PIECES + size // PIECE_BYTES:
+                    raise MediaUnavailable("The host of the image sent it in too many pieces.")
+                pieces.append(piece)
         return b"".join(pieces)
 
-    async def _tls_settings(self) -> ssl.SSLContext:
+    async def _tls_settings(self, scheme: Scheme) -> ssl.SSLContext:
+        """Whom certificates must be from; in the clear, where nobody looks at them, nobody."""
+        if self._nobody is None:
+            self._nobody = await anyio.to_thread.run_sync(_import_client)
+        if scheme == "http":
+            return self._nobody
         if self._tls is None:
             self._tls = await anyio.to_thread.run_sync(self._trust)
         return self._tls
+
+
+def _import_client() -> ssl.SSLContext:
+    """Take what is slow off the event loop: a tenth of a second of reading files."""
+    import httpcore  # noqa: F401  # httpx imports it with its first client
+    import httpx  # noqa: F401
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _first(response: httpx.Response, name: str) -> str:
+    """The first header of that name; empty where there is none."""
+    return next(iter(response.headers.get_list(name)), "")

@@ -14,7 +14,8 @@ import anyio.abc
 import httpx
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.stages.offload import ThreadOffload
+from staged_pool.runtime.threads import OwnThreads
+from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.stage import Seam, StageOptions
 from tests.api.serving import Served, engine_on, serving
 from tests.doubles import Gate, LetterModel
@@ -23,14 +24,74 @@ POOLS = ("AnyIO worker thread", "Trio thread")
 """Threads that wait for work, up to the limits of the stages."""
 
 
-@dataclass
-class UnderFire:
-    """The server, its model, and the shape that it had before."""
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def own_threads() -> int:
+    return sum(not thread.name.startswith(POOLS) for thread in threading.enumerate())
+
+
+@dataclass(kw_only=True)
+class Attacked:
+    """A server, and the shape that it had before."""
 
     served: Served
+    files: int = field(default_factory=open_files)
+    threads: int = field(default_factory=own_threads)
+
+    async def talk(self, request: bytes) -> bytes:
+        """Send bytes, which the server may stop reading, and read until it closes the connection."""
+        received = b""
+        async with await self.served.connect() as stream, anyio.create_task_group() as tasks:
+
+            async def send() -> None:
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    await stream.send(request)
+
+            tasks.start_soon(send)
+            with anyio.fail_after(30), suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while True:
+                    received += await stream.receive()
+            tasks.cancel_scope.cancel()
+        return received
+
+    async def assert_unharmed(self) -> None:
+        """It answers, and nothing is left: no request, item, token, byte, connection, limiter token, file or thread."""
+        await self.served.assert_alive()
+        await eventually(lambda: not self._left(), self._left)
+        async with self.served.client() as client:
+            assert (await client.get("/health")).status_code == 200
+            assert (await client.get("/ready")).status_code == 200
+
+    def _left(self) -> dict[str, float]:
+        traffic, engine = self.served.server.traffic, self.served.engine
+        statistics = engine.statistics()
+        admission = statistics.admission
+        left = {
+            "connections": traffic.connections,
+            "http requests": traffic.requests,
+            "http body bytes": traffic.body_bytes,
+            "requests": admission.requests,
+            "items": admission.items,
+            "tokens": admission.tokens,
+            "bytes": admission.body_bytes,
+            "fetches": engine._pipeline.errands.fetching,
+            "files": max(0, open_files() - self.files),
+            "threads": max(0, own_threads() - self.threads),
+        }
+        for lane, preprocess in engine._pipeline.preprocess.items():
+            left[f"threads of {lane}"] = _borrowed(preprocess._offload)
+        for stage in statistics.stages:
+            left |= {f"{stage.name} waiting": stage.waiting, f"{stage.name} busy": stage.busy}
+        return {name: value for name, value in left.items() if value}
+
+
+@dataclass(kw_only=True)
+class UnderFire(Attacked):
+    """A server of a model that the test holds in its hand."""
+
     model: LetterModel
-    files: int = 0
-    threads: int = 0
     seam: Seam | None = None
     """What happens at the seams of the stages, from now on."""
     gates: list[Gate] = field(default_factory=list)
@@ -47,7 +108,7 @@ class UnderFire:
 
         async with serving(engine_on(model, StageOptions(seam=seam)), engine=engine, **config) as served:
             await served.assert_alive()
-            fires.append(UnderFire(served, model, open_files(), own_threads()))
+            fires.append(UnderFire(served=served, model=model))
             try:
                 yield fires[0]
             finally:
@@ -71,58 +132,15 @@ class UnderFire:
         """The texts that reached the device, but for those of the harness."""
         return [text for texts in self.model.forwarded for text in texts if text != "alive"]
 
-    async def talk(self, request: bytes) -> bytes:
-        """Send bytes, which the server may stop reading, and read until it closes the connection."""
-        received = b""
-        async with await self.served.connect() as stream, anyio.create_task_group() as tasks:
-
-            async def send() -> None:
-                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    await stream.send(request)
-
-            tasks.start_soon(send)
-            with anyio.fail_after(30), suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-                while True:
-                    received += await stream.receive()
-            tasks.cancel_scope.cancel()
-        return received
+    async def assert_unharmed(self) -> None:
+        self.seam = None
+        for gate in self.gates:
+            gate.open()
+        await super().assert_unharmed()
 
     async def embed(self, *texts: str, **headers: str) -> httpx.Response:
         async with self.served.client() as client:
             return await client.post("/v1/embeddings", json={"input": texts}, headers=headers)
-
-    async def assert_unharmed(self) -> None:
-        """It answers, and nothing is left: no request, item, token, byte, connection, limiter token, file or thread."""
-        self.seam = None
-        for gate in self.gates:
-            gate.open()
-        await self.served.assert_alive()
-        await eventually(lambda: not self._left(), self._left)
-        async with self.served.client() as client:
-            assert (await client.get("/health")).status_code == 200
-            assert (await client.get("/ready")).status_code == 200
-
-    def _left(self) -> dict[str, float]:
-        traffic, engine = self.served.server.traffic, self.served.engine
-        statistics = engine.statistics()
-        admission = statistics.admission
-        offload = engine._preprocess_offload
-        assert isinstance(offload, ThreadOffload)
-        left = {
-            "connections": traffic.connections,
-            "http requests": traffic.requests,
-            "http body bytes": traffic.body_bytes,
-            "requests": admission.requests,
-            "items": admission.items,
-            "tokens": admission.tokens,
-            "bytes": admission.body_bytes,
-            "limiter tokens": offload.limiter.borrowed_tokens,
-            "files": max(0, open_files() - self.files),
-            "threads": max(0, own_threads() - self.threads),
-        }
-        for stage in statistics.stages:
-            left |= {f"{stage.name} waiting": stage.waiting, f"{stage.name} busy": stage.busy}
-        return {name: value for name, value in left.items() if value}
 
 
 async def eventually(condition: Callable[[], bool], explain: Callable[[], object] = lambda: "") -> None:
@@ -134,9 +152,9 @@ async def eventually(condition: Callable[[], bool], explain: Callable[[], object
     raise AssertionError(f"it never came: {explain()}")
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def own_threads() -> int:
-    return sum(not thread.name.startswith(POOLS) for thread in threading.enumerate())
+def _borrowed(offload: Offload) -> int:
+    """Threads that are in use."""
+    if isinstance(offload, OwnThreads):
+        return len(offload._workers) - len(offload._idle)
+    assert isinstance(offload, ThreadOffload)
+    return int(offload.limiter.borrowed_tokens)

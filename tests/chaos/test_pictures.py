@@ -1,0 +1,369 @@
+"""Rows 35 to 39 for pictures, on a real model of them: what is damaged, poisonous or a bomb, alone and among others.
+
+What is asked of hosts (rows 44 to 48) is in `tests/api/test_pictures.py` and `tests/runtime/media`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import httpx
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+from PIL import ImageOps
+
+from staged_pool.runtime.models.images.decode import Encoded
+from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.requests import Image, Output
+from tests.api.serving import post, serving
+from tests.chaos.harness import Attacked, eventually
+from tests.chaos.seeing import WORKERS, Vector, attacked, body, refusal, settings, vectors
+from tests.doubles import Gate, until
+from tests.models.asking import embed
+from tests.models.images.pictures import encode, picture, png
+from tests.models.tiny import build
+
+pytestmark = pytest.mark.anyio
+
+CLOSE = 1e-4
+"""How far a vector may be from the one that the model gives without a server. Two pictures are much further apart."""
+SOLE = encode(picture(90, 70, 1))
+OTHER = encode(picture(64, 80, 2), "JPEG")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("clip", tmp_path_factory.mktemp("models") / "clip")
+
+
+@pytest.fixture(scope="module")
+def right(clip: Path) -> Callable[[Sequence[bytes]], Vector]:
+    """The vectors of pictures, as the model gives them without a server."""
+    model = load_model(settings(clip))
+
+    def vectors(pictures: Sequence[bytes]) -> Vector:
+        found = embed(model, [Image(data) for data in pictures], Output.DENSE, alone=True).dense
+        assert found is not None
+        return found
+
+    return vectors
+
+
+@pytest.fixture
+async def seeing(clip: Path, anyio_backend: object) -> AsyncIterator[Attacked]:
+    async with attacked(settings(clip)) as fire:
+        yield fire
+
+
+def hold(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """A gate in front of every thread that is about to decode a picture."""
+    gate, decode = Gate(), Encoded.decode
+
+    def held(self: Encoded, *arguments: Any) -> Pillow.Image:
+        gate()
+        return decode(self, *arguments)
+
+    monkeypatch.setattr(Encoded, "decode", held)
+    return gate
+
+
+# Row 35
+
+
+async def test_row_35_what_is_no_right_base64_of_a_picture_is_refused_by_its_place(seeing: Attacked) -> None:
+    whole = base64.b64encode(SOLE).decode()
+    padded = base64.b64encode(SOLE + bytes(-len(SOLE) % 3 + 1)).decode()
+    assert padded.endswith("==")
+    wrong = {
+        "no padding": padded.rstrip("="),
+        "half of the padding": padded[:-1],
+        "too much padding": padded + "=",
+        "padding inside": whole[:40] + "==" + whole[40:],
+        "another alphabet": whole.replace("/", "_").replace("+", "-"),
+        "a character of none": whole[:50] + "*" + whole[51:],
+        "not ASCII": whole[:50] + "é" + whole[51:],
+        "NUL": whole[:50] + "\0" + whole[51:],
+        "empty": "",
+        "another type": f"data:text/html;base64,{whole}",
+        "no type": f"data:;base64,{whole}",
+        "not base64": f"data:image/png,{whole}",
+        "no comma": "data:image/png;base64",
+        "nothing": "data:image/png;base64,",
+    }
+    assert wrong["another alphabet"] != whole
+    async with seeing.served.client() as client:
+        for name, given in wrong.items():
+            response = await client.post("/v1/embeddings", json=body(SOLE, given))
+            assert refusal(response) == (400, 1), (name, response.text)
+            assert given[:40] not in response.text or len(given) < 40
+
+
+async def test_row_35_base64_in_lines_and_a_wrong_type_of_picture_are_read(
+    seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
+) -> None:
+    in_lines = base64.encodebytes(SOLE).decode()
+    jpeg = f"data:image/jpeg;base64,{base64.b64encode(SOLE).decode()}"  # which is a PNG
+    async with seeing.served.client() as client:
+        found = vectors(await client.post("/v1/embeddings", json=body(in_lines, jpeg)))
+    assert np.abs(found - right([SOLE, SOLE])).max() < CLOSE
+
+
+# Rows 36 to 38
+
+
+def bombs() -> Mapping[str, tuple[bytes, int]]:
+    packed = zlib.compress(bytes(50 * 2**20), 9)
+    jpeg = bytearray(encode(picture(8, 8), "JPEG"))
+    size = jpeg.index(b"\xff\xc0") + 5
+    jpeg[size : size + 4] = struct.pack(">HH", 65_000, 65_000)
+    return {
+        "a PNG of 50000 x 50000": (png(50_000, 50_000, data=bytes(10)), 413),
+        "a PNG of 12000 x 12000": (encode(Pillow.new("1", (12_000, 12_000))), 413),
+        "a JPEG of 65000 x 65000": (bytes(jpeg), 413),
+        "a GIF of 65000 x 65000": (
+            b"GIF89a" + struct.pack("<HH", 65_000, 65_000) + encode(picture(8, 8), "GIF")[10:],
+            413,
+        ),
+        "a text that unpacks": (png(4, 4, (b"zTXt", b"comment\0\0" + packed), data=bytes(4 * 13)), 422),
+        "a profile that unpacks": (png(4, 4, (b"iCCP", b"profile\0\0" + packed), data=bytes(4 * 13)), 422),
+        "no height": (png(16, 0, data=bytes(10)), 422),
+        "no width": (png(0, 16, data=bytes(10)), 422),
+        "a line": (encode(Pillow.new("RGB", (1, 65_535))), 422),
+        "a line that lies": (encode(Pillow.new("RGB", (65_535, 1))), 422),
+        "half a JPEG": (OTHER[: len(OTHER) // 2], 422),
+        "half a PNG": (SOLE[: len(SOLE) // 2], 422),
+        "an end behind the head": (SOLE[:33], 422),
+        "a text": (b"no picture at all", 415),
+        "a TIFF": (encode(picture(8, 8), "TIFF"), 415),
+        "an EPS": (encode(picture(8, 8), "EPS"), 415),
+        "an ICO": (encode(picture(16, 16), "ICO"), 415),
+        "a PPM": (encode(picture(8, 8), "PPM"), 415),
+        "a FITS": (b"SIMPLE  =                    T".ljust(2880), 415),
+        "a PSD": (b"8BPS\0\1" + bytes(6) + struct.pack(">HIIHH", 3, 8, 8, 8, 3) + bytes(100), 415),
+        "a PDF": (b"%PDF-1.7\n%%EOF", 415),
+        "an SVG": (b'<svg xmlns="http://www.w3.org/2000/svg" onload="x()"/>', 415),
+        "a ZIP": (b"PK\x03\x04" + bytes(100), 415),
+        "a PNG behind a PDF": (b"%PDF-1.7\n" + SOLE, 415),
+    }
+
+
+async def test_rows_36_to_38_what_is_no_picture_that_can_be_read_fails_its_request_by_its_place(
+    seeing: Attacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[tuple[int, int]] = []
+    decode = Encoded.decode
+
+    def watched(self: Encoded, *arguments: Any) -> Pillow.Image:
+        decoded.append(self.size)
+        return decode(self, *arguments)
+
+    monkeypatch.setattr(Encoded, "decode", watched)
+    async with seeing.served.client() as client:
+        for name, (data, status) in bombs().items():
+            response = await client.post("/v1/embeddings", json=body(SOLE, data))
+            assert refusal(response) == (status, 1), (name, response.text)
+    assert max(height * width for height, width in decoded) < 10_000, "a bomb was decoded"
+
+
+def modes() -> dict[str, tuple[bytes, bytes]]:
+    """Files of every kind, and each as a plain PNG of what is seen in it."""
+    source = picture(96, 64, 5)
+    turned = Pillow.Exif()
+    turned[0x0112] = 6
+    palette = source.quantize(17)
+    glass = source.copy()
+    glass.putalpha(Pillow.linear_gradient("L").resize(source.size))
+    frames = [picture(96, 64, seed) for seed in range(6, 12)]
+    deep = Pillow.fromarray(np.arange(64 * 96, dtype=np.uint16).reshape(64, 96) * 10)
+    files = {
+        "CMYK": encode(source.convert("CMYK"), "JPEG", quality=95),
+        "grey": encode(source.convert("L")),
+        "16 bits": encode(deep),
+        "palette": encode(palette),
+        "alpha": encode(glass),
+        "turned": encode(source, "JPEG", exif=turned),
+        "turned PNG": encode(source, exif=turned),
+        "film": encode(source, "GIF", save_all=True, append_images=frames),
+        "WebP film": encode(source, "WEBP", save_all=True, append_images=frames, lossless=True),
+        "a ZIP behind it": SOLE + b"PK\x03\x04" + bytes(200),
+    }
+    return {name: (data, encode(_seen(data))) for name, data in files.items()}
+
+
+def _seen(data: bytes) -> Pillow.Image:
+    """What a viewer shows of a file, on white."""
+    source = Pillow.open(BytesIO(data))
+    upright = ImageOps.exif_transpose(source)
+    if upright.mode.startswith("I;16"):
+        return Pillow.fromarray((np.asarray(upright) >> 8).astype(np.uint8)).convert("RGB")
+    if upright.mode == "RGBA":
+        return Pillow.alpha_composite(Pillow.new("RGBA", upright.size, "white"), upright).convert("RGB")
+    return upright.convert("RGB")
+
+
+async def test_row_38_files_of_every_kind_give_what_is_seen_in_them_and_never_what_is_in_another(
+    seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
+) -> None:
+    files = modes()
+    wanted = right([shown for _, shown in files.values()])
+    async with seeing.served.client() as client:
+        found = vectors(await client.post("/v1/embeddings", json=body(*(data for data, _ in files.values()))))
+    apart = dict(zip(files, np.abs(found - wanted).max(axis=1).tolist(), strict=True))
+    assert max(apart.values()) < 0.01, apart
+
+
+async def test_row_37_of_ten_thousand_frames_one_is_looked_at(
+    seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
+) -> None:
+    frame = encode(Pillow.new("P", (1, 1)), "GIF")
+    first = encode(picture(48, 48, 3), "GIF")
+    one = frame[frame.index(b",") : -1]  # from the descriptor of its picture on, without the end of the file
+    film = first[:-1] + one * 10_000 + b";"
+    assert film.count(one) == 10_000
+    async with seeing.served.client() as client:
+        with anyio.fail_after(10):
+            found = vectors(await client.post("/v1/embeddings", json=body(film, first)))
+    assert np.abs(found - right([first, first])).max() < CLOSE
+
+
+# Row 39
+
+
+async def test_row_39_a_damaged_picture_among_31_good_ones_fails_its_own_request_and_no_other(
+    seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
+) -> None:
+    good = [encode(picture(40 + seed, 60, seed), "JPEG" if seed % 2 else "PNG") for seed in range(31)]
+    wanted = right(good)
+    answers: dict[int, httpx.Response] = {}
+
+    async with seeing.served.client() as client:
+
+        async def ask(place: int, *pictures: bytes) -> None:
+            answers[place] = await client.post("/v1/embeddings", json=body(*pictures))
+
+        async with anyio.create_task_group() as tasks:
+            for place, data in enumerate(good):
+                tasks.start_soon(ask, place, data)
+            tasks.start_soon(ask, 31, OTHER[:300])
+            tasks.start_soon(ask, 32, *[*good[:20], SOLE[:200], *good[20:]])
+    assert refusal(answers[31]) == (422, 0)
+    assert refusal(answers[32]) == (422, 20)
+    for place, vector in enumerate(wanted):
+        assert np.abs(vectors(answers[place])[0] - vector).max() < CLOSE, place
+
+
+async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_pictures(
+    clip: Path, right: Callable[[Sequence[bytes]], Vector]
+) -> None:
+    pictures = [encode(picture(30 + seed, 50, seed), "JPEG" if seed % 2 else "PNG") for seed in range(30)]
+    wanted = right(pictures)
+    apart: list[float] = []
+    async with attacked(settings(clip, image_cache_mb=1)) as fire:  # too small for all of them
+        limits = httpx.Limits(max_connections=300)
+        async with fire.served.client(limits=limits) as client, anyio.create_task_group() as tasks:
+
+            async def ask(number: int) -> None:
+                first, second = number % 30, (number * 7 + 3) % 30
+                found = vectors(await client.post("/v1/embeddings", json=body(pictures[first], pictures[second])))
+                apart.append(float(np.abs(found - wanted[[first, second]]).max()))
+
+            for number in range(300):
+                tasks.start_soon(ask, number)
+        assert len(apart) == 300
+        assert max(apart) < CLOSE
+        cache = fire.served.engine.statistics().image_cache
+        assert cache is not None
+        assert cache.hits + cache.misses == 601  # and that of the harness
+        assert cache.hits > 0
+        assert 0 < cache.bytes <= cache.max_bytes == 10**6
+
+
+# Who leaves, and who comes when the server goes
+
+
+async def test_a_client_who_leaves_while_its_pictures_are_decoded_makes_room_and_none_of_it_begins_any_more(
+    clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    prepare = ImageReader._prepare
+
+    def counted(self: ImageReader, data: bytes, *more: Any) -> Any:
+        begun.append(len(data))
+        return prepare(self, data, *more)
+
+    async with serving(engine=settings(clip), body_timeout_s=30) as served:
+        await served.assert_alive()
+        fire = Attacked(served=served)
+        monkeypatch.setattr(ImageReader, "_prepare", counted)
+        gate = hold(monkeypatch)
+        computed = served.engine.statistics().device.items
+        mine = [encode(picture(40 + seed, 40, seed)) for seed in range(8)]
+        async with await served.connect() as stream:
+            await stream.send(post(json.dumps(body(*mine)).encode()))
+            await gate.arrived()
+            await until(lambda: len(begun) == WORKERS)
+        await until(lambda: served.inside == 0)  # though two threads still hold its pictures
+        assert served.engine.statistics().cancelled == {"preprocess_images": 1}
+        await served.assert_alive()
+        gate.open()
+        await eventually(lambda: not fire._left(), fire._left)
+        assert len(begun) == WORKERS
+        await served.assert_alive()
+        assert served.engine.statistics().device.items == computed + 2  # those of the harness
+        await fire.assert_unharmed()
+
+
+async def test_a_drain_waits_for_pictures_that_are_being_decoded(
+    clip: Path, right: Callable[[Sequence[bytes]], Vector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = [encode(picture(40 + seed, 40, seed)) for seed in range(5)]
+    wanted = right(mine)
+    answers: list[httpx.Response] = []
+    async with serving(engine=settings(clip), body_timeout_s=30) as served, served.client() as client:
+        gate = hold(monkeypatch)
+
+        async def ask() -> None:
+            answers.append(await client.post("/v1/embeddings", json=body(*mine)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await gate.arrived()
+            tasks.start_soon(served.server.close)
+            await until(lambda: served.engine.phase == "draining")
+            late = await client.post("/v1/embeddings", json=body(SOLE))
+            assert late.status_code == 503, late.text
+            gate.open()
+    assert np.abs(vectors(answers[0]) - wanted).max() < CLOSE
+
+
+async def test_the_cache_of_pictures_is_seen_and_can_be_emptied(clip: Path) -> None:
+    async with attacked(settings(clip, image_cache_mb=10)) as fire, fire.served.client() as client:
+        for _ in range(3):
+            await client.post("/v1/embeddings", json=body(SOLE))
+        shown = (await client.get("/stages")).json()["models"]["clip"]["image_cache"]
+        assert (shown["hits"], shown["misses"], shown["entries"]) == (2, 2, 2)  # one is the harness's
+        text = (await client.get("/metrics")).text
+        assert 'staged_pool_image_cache_hits_total{model="clip"} 2.0' in text
+        assert 'staged_pool_image_cache_misses_total{model="clip"} 2.0' in text
+        assert f'staged_pool_image_cache_bytes{{model="clip"}} {float(shown["bytes"])}' in text
+        fire.served.engine.clear_image_cache()
+        emptied = (await client.get("/stages")).json()["models"]["clip"]["image_cache"]
+        assert (emptied["entries"], emptied["bytes"], emptied["misses"]) == (0, 0, 2)
+        await client.post("/v1/embeddings", json=body(SOLE))
+        assert cast(Any, fire.served.engine.statistics().image_cache).misses == 3
+
+
+async def test_a_server_that_keeps_no_pictures_speaks_of_no_cache(seeing: Attacked) -> None:
+    async with seeing.served.client() as client:
+        assert (await client.get("/stages")).json()["models"]["clip"]["image_cache"] is None
+        assert "image_cache" not in (await client.get("/metrics")).text
