@@ -159,7 +159,7 @@ def run(options: Options, *, size: Size, rounds: int, seconds: float) -> None:
 
 
 def _server(running: ExitStack, options: Options, limit: int) -> Server:
-    command = [*options.serve_command(), "--image-preprocess-limit", str(limit)]
+    command = [*options.serve_command(), "--image-preprocess-limit", str(limit), "--body-limit-mb", "64"]
     server = running.enter_context(serving(command))
     server.card()  # one after the other: loading is work too
     return server

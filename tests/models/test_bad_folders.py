@@ -294,6 +294,7 @@ def test_what_was_understood_is_one_line_of_the_log(tiny_folder: TinyFolder, log
             "log_level": "info",
             "model": "nomic-matryoshka",
             "architecture": "NomicBertModel",
+            "lanes": ["text"],
             "outputs": ["dense", "multi_vector"],
             "scoring": "bi-encoder",
             "similarity": "cosine",

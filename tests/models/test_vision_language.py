@@ -446,6 +446,7 @@ def test_words_are_cut_and_pictures_are_not(side: Any, tiny_folder: TinyFolder, 
         assert "would cut an image" in str(error)
         assert error.param == "truncate_prompt_tokens"
     assert refusal(model, said([("user", [SQUARE] * 9)], max_tokens=MODEL_MAX)).param == "truncate_prompt_tokens"
+    assert "is not to be cut" in str(refusal(model, said(messages, max_tokens=45, must_fit=True)))
 
 
 def test_a_limit_on_own_tokens_does_not_cut_pictures(load: Load) -> None:

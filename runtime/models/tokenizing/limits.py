@@ -78,3 +78,9 @@ def check_text(text: str) -> None:
     except UnicodeEncodeError:
         message = "The input is not valid Unicode: it holds half of a surrogate pair."
         raise InvalidInput(message, param="input") from None
+
+
+def not_to_be_cut(limit: int) -> InvalidInput:
+    """The refusal of an input with `TextInput.must_fit` that is longer."""
+    message = f"The input has more than {limit} tokens, and is not to be cut. Please reduce its length."
+    return InvalidInput(message, param="input")

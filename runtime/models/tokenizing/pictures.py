@@ -13,7 +13,7 @@ from staged_pool.runtime.model import ModelInput, Pixels, TokenIds, TokenSequenc
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.sight import PictureLayout
 from staged_pool.runtime.models.specs import PictureSpec
-from staged_pool.runtime.models.tokenizing.limits import check_text, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.limits import check_text, not_to_be_cut, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import Chat, Image, Side, TextInput
@@ -96,6 +96,8 @@ class PictureReader:
             ids = self._cut(ids, own_limit(text.max_own_tokens) or 0, "right")
         special = tokenizer.special if text.add_special_tokens else SpecialTokens([], [])
         if limit is not None and len(ids) + len(special) > limit:
+            if text.must_fit:
+                raise not_to_be_cut(limit)
             ids = self._cut(ids, max(limit - len(special), 0), text.truncate_side)
         ids = [*special.prefix, *ids, *special.suffix]
         self._check_length(ids)

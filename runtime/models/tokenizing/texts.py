@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from staged_pool.runtime.model import ModelInput, Role, Span, TokenIds, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
-from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, not_to_be_cut, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import Encoding, SharedTokenizer, shared_beginning
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
@@ -158,8 +158,7 @@ class TextReader:
         try:
             if limit is not None and tokens > limit:
                 if text.must_fit:
-                    message = f"The input has more than {limit} tokens, and is not to be cut. Please reduce its length."
-                    raise InvalidInput(message, param="input")
+                    raise not_to_be_cut(limit)
                 room = max(limit - around, 0)
                 start, end = (0, room) if text.truncate_side == "right" else (end - room, end)
             elif tokens > reading.longest:
