@@ -30,6 +30,7 @@ from staged_pool.stages.errors import (
     NoInputs,
     Overloaded,
     StagedPoolError,
+    TooLarge,
     UnknownModel,
     shortened,
 )
@@ -306,6 +307,8 @@ class Engine(EngineTasks):
         )
         if len(card.lanes) > 1 and (obstruction := self._pipeline.obstruction(lanes)):  # else the door has seen it
             raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
+        if "image" in lanes:
+            _check_pictures(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
         if (room := self._tickets.get(ticket)) is not None:
             self._admission.count_items(room, lanes)
         return plan
@@ -380,6 +383,12 @@ class Engine(EngineTasks):
         for ticket, scope in list(self._scopes.items()):
             if ticket.fail(EngineStopped(message)):
                 scope.cancel()  # its caller may still wait for room in front of parse
+
+
+def _check_pictures(pictures: int, limit: int) -> None:
+    # Items are inputs, and a conversation is one: a short body of it could have thousands of pictures fetched.
+    if pictures > limit:
+        raise TooLarge(f"The request has {pictures} pictures; at most {limit} are accepted.", param="input")
 
 
 def _itself(tokens: int) -> int:

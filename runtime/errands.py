@@ -8,7 +8,8 @@ for pictures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import anyio
 import structlog
@@ -16,9 +17,12 @@ import structlog
 from staged_pool.runtime.model import Lane, ModelInput
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.channel import Outlet
-from staged_pool.stages.errors import EngineStopped, InvalidInput, StagedPoolError, StageFailed
+from staged_pool.stages.errors import EngineStopped, InvalidInput, Overloaded, StagedPoolError, StageFailed, TooLarge
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item
+
+RETRY_AFTER_S: Final = 1.0
+"""Said of a server that holds too much of what it has fetched: about what a fetch takes."""
 
 log = structlog.get_logger("staged_pool.engine")
 
@@ -55,7 +59,9 @@ class Errands:
     Args:
         outlets: By lane: lists of one item each.
         fetch: See `Fetch`.
-        limit: Inputs with URLs that are fetched or wait, fetched, for preprocess at once: they bound the memory.
+        limit: Inputs with URLs that are fetched or wait, fetched, for preprocess at once: they bound the memory, with
+            what fetch allows a picture to take, for inputs of one picture each.
+        limit_bytes: Pictures that wait for others of their input, over all callers: of several they may be many.
         room_tokens: By lane: a request is fed no further while so many of its tokens wait for the device.
         clock: Of the stages.
     """
@@ -66,12 +72,15 @@ class Errands:
         *,
         fetch: Fetch,
         limit: int,
+        limit_bytes: int,
         room_tokens: Mapping[Lane, int],
         clock: Callable[[], float],
     ) -> None:
         self._outlets = outlets
         self._fetch = fetch
         self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._gathered_bytes = 0
         self._in_hand = anyio.CapacityLimiter(limit)
         self._room_tokens = room_tokens
         self._clock = clock
@@ -110,10 +119,14 @@ class Errands:
                 continue
             asked_at = self._clock()
             async with self._in_hand:  # until it is handed on: what is fetched ahead of preprocess takes memory
-                if (whole := await self._fetched(item)) is None:
-                    return
-                ticket.timeline.fetch_s = max(ticket.timeline.fetch_s, self._clock() - asked_at)
-                await self._feed(item, whole, lane)
+                gathered = _Gathered()
+                try:
+                    if (whole := await self._fetched(item, gathered)) is None:
+                        return
+                    ticket.timeline.fetch_s = max(ticket.timeline.fetch_s, self._clock() - asked_at)
+                    await self._feed(item, whole, lane)
+                finally:
+                    self._gathered_bytes -= gathered.bytes
 
     async def _feed(self, item: Item[ModelInput], given: ModelInput, lane: Lane) -> None:
         try:
@@ -121,21 +134,26 @@ class Errands:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             item.ticket.fail(EngineStopped("The engine is stopped."))
 
-    async def _fetched(self, item: Item[ModelInput]) -> ModelInput | None:
+    async def _fetched(self, item: Item[ModelInput], gathered: _Gathered) -> ModelInput | None:
         """The input with its pictures; None where one could not be had, and the ticket says why."""
         images = list(item.payload.images)
+        places = _urls(item.payload)
         async with anyio.create_task_group() as fetches:
-            for place in _urls(item.payload):
-                fetches.start_soon(self._fetch_one, item, images, place)
+            for place in places:
+                fetches.start_soon(self._fetch_one, item, images, place, gathered if len(places) > 1 else None)
         return None if item.ticket.settled else item.payload.with_images(images)
 
-    async def _fetch_one(self, item: Item[ModelInput], images: list[Image], place: int) -> None:
+    async def _fetch_one(
+        self, item: Item[ModelInput], images: list[Image], place: int, gathered: _Gathered | None
+    ) -> None:
         ticket = item.ticket
         if ticket.settled:
             return
         ticket.stage = "fetch"
         try:
             images[place] = await self._fetch(images[place])
+            if gathered is not None:
+                self._gather(gathered, len(images[place].source))
         except StagedPoolError as error:
             ticket.fail_input(item.index, error)
         except Exception as error:  # the boundary to what talks to other hosts; its bug is not the caller's
@@ -143,6 +161,34 @@ class Errands:
             ticket.fail_input(
                 item.index, StageFailed("a picture could not be fetched: a bug of the server", stage="fetch")
             )
+
+    def _gather(self, gathered: _Gathered, size: int) -> None:
+        """Count a picture that waits for others of its input.
+
+        Raises:
+            TooLarge: They are beyond the limit without those of any other.
+            Overloaded: They are beyond it with those of all.
+        """
+        gathered.bytes += size
+        self._gathered_bytes += size
+        if gathered.bytes > self._limit_bytes:
+            raise TooLarge(
+                f"The pictures of one input have more than {self._limit_bytes} bytes together, which is the most that "
+                "this server fetches for one.",
+                param="input",
+            )
+        if self._gathered_bytes > self._limit_bytes:
+            raise Overloaded(
+                f"The server is at its limit of {self._limit_bytes} bytes of pictures that it has fetched.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What has been fetched for an input of several pictures."""
+
+    bytes: int = 0
 
 
 def _urls(given: ModelInput) -> list[int]:

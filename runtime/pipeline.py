@@ -188,6 +188,7 @@ class Pipeline:
             {lane: inputs[lane].outlet for lane in lanes if lane not in fed_by_parse},
             fetch=fetch,
             limit=config.media_limit,
+            limit_bytes=config.max_bytes,
             room_tokens={lane: limits[lane].request_waiting_tokens for lane in lanes},
             clock=options.clock,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import anyio
 
@@ -18,6 +18,9 @@ Decode: TypeAlias = Callable[[], Request]
 
 Encode: TypeAlias = Callable[[object], object]
 """Makes the answer out of the result. Runs once, in postprocess; may run in a thread."""
+
+_NAMES_OF_INPUTS: Final = (None, "input", "messages", "image_url")
+"""What those who read an input, or a part of it, call it; of several fields of a request only the plan knows which."""
 
 
 @dataclass(slots=True)
@@ -254,7 +257,7 @@ class Ticket:
             field, index = self._plan.locate(index)
         if isinstance(error, InvalidInput | ModelFailed | MediaUnavailable):
             error.index = index
-        if isinstance(error, InvalidInput) and error.param == "input":  # as models call each of their inputs
+        if isinstance(error, InvalidInput) and error.param in (_NAMES_OF_INPUTS if field else (None, "input")):
             error.param = field or "input"
         return self.fail(error)
 

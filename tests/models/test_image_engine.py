@@ -12,9 +12,9 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.opening import open_engine
-from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Image, Output, ScoreRequest, TextInput
+from staged_pool.runtime.requests import Chat, ClassifyRequest, EmbedRequest, Image, Output, ScoreRequest, TextInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
-from staged_pool.stages.errors import UnusableMedia
+from staged_pool.stages.errors import InvalidInput, UnusableMedia
 from staged_pool.stages.work import Request
 from tests.models.asking import embed
 from tests.models.conftest import LoadTiny, TinyFolder
@@ -82,9 +82,23 @@ async def test_what_is_wrong_with_a_picture_is_said_of_its_place(clip: Engine) -
     bad = Image(PICTURES[0].source[:400])
     with pytest.raises(UnusableMedia) as refused:
         await ask(clip, EmbedRequest(inputs=(TextInput(TEXTS[0]), PICTURES[0], bad)))
-    assert refused.value.index == 2
+    assert (refused.value.param, refused.value.index) == ("input", 2)
     found = await ask(clip, EmbedRequest(inputs=(PICTURES[0],)))
     assert isinstance(found, EmbedResult)
+
+
+async def test_what_is_wrong_with_a_picture_that_is_compared_names_the_field_that_holds_it(clip: Engine) -> None:
+    bad = Image(PICTURES[0].source[:400])
+    talk = Chat(({"role": "user", "content": (PICTURES[0], "and words")},))
+    for queries, documents, place in [
+        ((bad,), (PICTURES[0], "a text"), ("queries", 0)),
+        (("a text",), (PICTURES[0], bad), ("documents", 1)),
+        (("a text",), (PICTURES[0], talk), ("documents", 1)),
+        (("a text",), (PICTURES[0], Image("http://example.com/cat.png")), ("documents", 1)),
+    ]:
+        with pytest.raises(InvalidInput) as refused:
+            await ask(clip, ScoreRequest(queries=queries, documents=documents))
+        assert (refused.value.param, refused.value.index) == place
 
 
 async def test_pictures_are_classified(labels_folder: Path) -> None:

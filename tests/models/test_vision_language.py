@@ -432,6 +432,24 @@ def test_an_input_that_is_too_long_is_refused(load: Load) -> None:
     assert error.param == "input"
 
 
+def test_no_more_pictures_are_prepared_than_the_model_could_take(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may become millions of bytes."""
+    model = load("qwen2-vl")
+    tower = model.towers["image"]
+    assert isinstance(tower, SightTower)
+    read_one, prepared = tower.reader._images.read, []
+
+    def spy(image: Image) -> Any:
+        prepared.append(image)
+        return read_one(image)
+
+    monkeypatch.setattr(tower.reader._images, "read", spy)
+    error = refusal(model, said([("user", [SQUARE] * 100)]))
+    assert "the first 9 of the 100 images in your input take 324 tokens" in str(error)
+    assert error.param == "input"
+    assert len(prepared) == 9
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_words_are_cut_and_pictures_are_not(side: Any, tiny_folder: TinyFolder, load: Load) -> None:
     model = load("qwen2-vl")

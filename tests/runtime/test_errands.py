@@ -15,7 +15,9 @@ from staged_pool.stages.errors import (
     EngineStopped,
     InvalidInput,
     MediaUnavailable,
+    Overloaded,
     StageFailed,
+    TooLarge,
     UnusableMedia,
 )
 from tests.doubles import Gate, expected, until
@@ -228,3 +230,53 @@ async def test_the_time_of_a_fetch_is_not_taken_for_the_engines() -> None:
         host.answer("A", lambda: picture("A"))
         await until(lambda: engine.statistics().admission.requests == 0)
         assert engine.statistics().admission.lanes["image"].lag_s < 0.01  # a twentieth of what it took would be more
+
+
+def conversation(*images: Image) -> EmbedRequest:
+    return EmbedRequest(inputs=(TextInput(Chat(({"role": "user", "content": images},))),))
+
+
+async def test_a_request_has_no_more_pictures_than_it_may_have_inputs() -> None:
+    """In however few conversations."""
+    host = Host()
+    async with engine_on(SeeingModel(), fetch=host, max_request_items=5) as engine:
+        request = conversation(*[at(f"{n}") for n in range(6)])
+        with pytest.raises(TooLarge, match="6 pictures; at most 5 are accepted"):
+            await engine.submit(lambda: request, lambda result: result)
+    assert host.asked == []
+
+
+async def test_pictures_that_wait_for_others_of_their_input_are_bounded() -> None:
+    host = Host()
+    for url in ("A", "B", "C"):
+        host.answer(url, lambda: picture("PPPP"))
+    async with engine_on(SeeingModel(), fetch=host, max_bytes=11) as engine:
+
+        async def submit(request: EmbedRequest) -> object:
+            return await engine.submit(lambda: request, lambda result: result)
+
+        with pytest.raises(TooLarge, match="more than 11 bytes together") as caught:
+            await submit(conversation(at("A"), at("B"), at("C")))
+        assert (caught.value.param, caught.value.index) == ("input", 0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(submit, conversation(at("A"), at("B"), at("slow")))
+            await until(lambda: engine._pipeline.errands._gathered_bytes == 8)
+            with pytest.raises(Overloaded, match="limit of 11 bytes of pictures"):
+                await submit(conversation(at("A"), at("B")))
+            await ask(engine, at("A"))  # waits for no other
+            host.answer("slow", lambda: picture("S"))
+        await submit(conversation(at("A"), at("B")))
+        assert engine._pipeline.errands._gathered_bytes == 0
+
+
+async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None:
+    host = Host()
+    host.answer("A", lambda: picture("AAAA"))
+    async with engine_on(SeeingModel(), fetch=host) as engine:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                request = conversation(at("A"), at("slow"))
+                tasks.start_soon(engine.submit, lambda: request, lambda result: result)
+                await until(lambda: engine._pipeline.errands._gathered_bytes == 4)
+                scope.cancel()
+        assert engine._pipeline.errands._gathered_bytes == 0

@@ -104,14 +104,27 @@ class PictureReader:
         return TokenSequence(ids, given.outputs, images=pictures)
 
     def _prepared(self, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
-        """Raises what is wrong with an image, and with which one of several, as an error in `param`."""
-        found = []
+        """Raises what is wrong with an image, and with which one of several, as an error in `param`.
+
+        Prepared pictures may be a thousand times as large as the files they come in: no more of them are made than
+        the model could take at once.
+        """
+        found: list[Pixels] = []
+        tokens, most = 0, self._tokenizer.limits.max_tokens
         for number, image in enumerate(images, start=1):
+            if tokens > most:
+                raise InvalidInput(
+                    f"This model's maximum context length is {most} tokens. However, the first {number - 1} of the "
+                    f"{len(images)} images in your input take {tokens} tokens alone. Please send fewer or smaller "
+                    "images.",
+                    param="input",
+                )
             try:
                 found.append(self._images.read(image))
             except InvalidInput as error:
                 which = f"Image {number} of {len(images)}: " if len(images) > 1 else ""
                 raise type(error)(f"{which}{error}", param=error.param or param) from error
+            tokens += self._layout.of(found[-1])
         return tuple(found)
 
     def _check_length(self, ids: TokenIds) -> None:

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from PIL import GifImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL import Image as Pillow
 from PIL.PngImagePlugin import PngInfo
 
-from staged_pool.runtime.models.images.decode import MAX_SCANS, Encoded, Limits
+from staged_pool.runtime.models.images.decode import MAX_SCANS, Encoded, Limits, count_scans
 from staged_pool.runtime.models.images.formats import FORMATS
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput, TooLarge, UnsupportedMedia, UnusableMedia
@@ -153,6 +154,23 @@ def test_a_transparent_picture_lies_on_white_or_on_the_wanted_colour() -> None:
 def test_every_kind_of_transparency_is_seen(mode: str) -> None:
     clear = Pillow.new(mode, (3, 2), 0)
     assert (decode(encode(clear)) == 255).all()
+
+
+def test_a_transparent_picture_is_blended_in_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow holds the interpreter's lock while it blends."""
+    values = np.random.default_rng(0).integers(256, size=(701, 300, 4), dtype=np.uint8)
+    seen = Pillow.fromarray(values)
+    whole = Pillow.alpha_composite(Pillow.new("RGBA", seen.size, (9, 90, 200, 255)), seen).convert("RGB")
+    blend, sizes = Pillow.alpha_composite, []
+
+    def spy(below: Pillow.Image, above: Pillow.Image) -> Pillow.Image:
+        sizes.append(above.width * above.height)
+        return blend(below, above)
+
+    monkeypatch.setattr(Pillow, "alpha_composite", spy)
+    assert_array_equal(np.asarray(Encoded(encode(seen), LIMITS).decode((9, 90, 200))), np.asarray(whole))
+    assert max(sizes) <= 2**14
+    assert sum(sizes) == 701 * 300
 
 
 def test_a_transparent_palette_entry_and_a_transparent_colour_are_seen() -> None:
@@ -304,6 +322,15 @@ def test_a_jpeg_of_very_many_scans_is_refused() -> None:
     assert type(refused) is UnusableMedia
     assert f"at most {MAX_SCANS} are read" in str(refused)
     assert decode(data).shape == (64, 64, 3)
+
+
+@pytest.mark.parametrize("place", [0, 2**20 - 1, 2**20, 2**21 - 2, 2**21])
+def test_a_scan_is_counted_wherever_it_begins(place: int) -> None:
+    data = bytearray(2**21 + 2)
+    data[place : place + 2] = b"\xff\xda"
+    assert count_scans(bytes(data)) == 1
+    assert count_scans(bytes(data[: place + 1])) == 0
+    assert count_scans(b"") == 0
 
 
 @pytest.mark.parametrize("format", FORMATS)

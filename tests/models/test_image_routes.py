@@ -1,0 +1,114 @@
+"""Models of pictures beside one of texts in one server: what each route makes of each of them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from staged_pool.api.app import Application
+from staged_pool.api.lobby import Lobby
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.opening import open_engines
+from tests.models.conftest import TinyFolder
+from tests.models.images.pictures import image
+
+KINDS = ("bert-mean", "clip", "dinov2-labels", "colpali", "qwen2-vl")
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning"),  # the client's own, on trio
+]
+
+
+def url(width: int, height: int) -> str:
+    source = image(width, height, 1).source
+    assert isinstance(source, bytes)
+    return "data:image/png;base64," + base64.b64encode(source).decode()
+
+
+CAT, DOG = url(90, 120), url(300, 200)
+DAMAGED = CAT[: len("data:image/png;base64,") + 100]
+ELSEWHERE = "http://example.com/cat.png"
+
+
+def part(source: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": source}}
+
+
+@pytest.fixture
+def folders(tiny_folder: TinyFolder) -> dict[str, Path]:
+    """Built before the event loop runs, which must not be blocked."""
+    return {kind: tiny_folder(kind) for kind in KINDS}
+
+
+@pytest.fixture
+async def client(folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
+    configs = [
+        EngineConfig(model=str(folder), served_name=kind, dtype="float32", torch_threads=1)
+        for kind, folder in folders.items()
+    ]
+    async with open_engines(configs) as engines:
+        lobby = Lobby()
+        lobby.open(*engines.values())
+        transport = httpx.ASGITransport(Application(lobby))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+
+
+async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot(client: httpx.AsyncClient) -> None:
+    async def ask(path: str, model: str, **fields: Any) -> dict[str, Any]:
+        response = await client.post(path, json={"model": model, **fields})
+        found: dict[str, Any] = response.json()
+        return found
+
+    pictures, talk = [{"image": CAT}, {"image": DOG}], [{"role": "user", "content": [part(CAT)]}]
+    for model, lengths in (("clip", [24, 24]), ("qwen2-vl", [32, 32])):
+        found = await ask("/v1/embeddings", model, input=pictures)
+        assert [len(row["embedding"]) for row in found["data"]] == lengths
+        alone = await ask("/v1/embeddings", model, messages=talk)
+        assert alone["usage"]["prompt_tokens"] < found["usage"]["prompt_tokens"]
+    labels = await ask("/classify", "dinov2-labels", input=pictures)
+    assert [len(row["probs"]) for row in labels["data"]] == [3, 3]
+    pooled = await ask("/pooling", "dinov2-labels", task="classify", input=pictures)
+    assert [row["data"] for row in pooled["data"]] == [row["probs"] for row in labels["data"]]
+    for model in ("colpali", "qwen2-vl"):
+        found = await ask("/pooling", model, task="token_embed", input=pictures)
+        assert all(len(row["data"]) > 1 for row in found["data"])
+    for model in ("clip", "colpali", "qwen2-vl"):
+        documents = [{"content": [part(CAT)]}, {"content": [part(DOG)]}]
+        scores = await ask("/score", model, queries="a cat", documents=documents)
+        ranked = await ask("/rerank", model, query="a cat", documents=documents)
+        assert {row["index"]: row["relevance_score"] for row in ranked["results"]} == {
+            row["index"]: pytest.approx(row["score"], abs=1e-5) for row in scores["data"]
+        }
+        wrong = await ask("/score", model, queries="a cat", documents=[documents[0], {"content": [part(DAMAGED)]}])
+        assert (wrong["error"]["code"], wrong["error"]["param"], wrong["error"]["index"]) == (422, "documents", 1)
+
+    for path, model, fields, status in (
+        ("/v1/embeddings", "bert-mean", {"input": ["a", {"image": ELSEWHERE}]}, 501),  # whatever the URL
+        ("/score", "bert-mean", {"queries": "a", "documents": [{"content": [part(ELSEWHERE)]}]}, 501),
+        ("/v1/embeddings", "dinov2-labels", {"input": pictures}, 501),
+        ("/classify", "dinov2-labels", {"input": ["a text"]}, 501),
+        ("/classify", "clip", {"input": pictures}, 501),
+        ("/v1/embeddings", "colpali", {"input": pictures}, 501),
+        ("/v1/embeddings", "clip", {"input": [{"image": ELSEWHERE}]}, 400),
+        ("/v1/embeddings", "clip", {"input": pictures, "mm_processor_kwargs": {"do_rescale": False}}, 400),
+    ):
+        error = (await ask(path, model, **fields))["error"]
+        assert error["code"] == status, (path, model, error)
+
+
+async def test_what_a_model_reads_is_shown(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()["data"]
+    assert {row["id"]: row["staged_pool"]["lanes"] for row in listed} == {
+        "bert-mean": ["text"],
+        "clip": ["text", "image"],
+        "dinov2-labels": ["image"],
+        "colpali": ["text", "image"],
+        "qwen2-vl": ["text", "image"],
+    }
