@@ -29,7 +29,7 @@ class PostprocessStage(Stage, Generic[R]):
         offload: Makes large answers, off the event loop.
         numbers: How many numbers a row holds.
         inline_items: Answers of up to this many rows are made on the event loop: quicker than a thread hop.
-        inline_numbers: But only if their rows hold no more than so many together; writing one takes up to 0.1 us.
+        inline_numbers: But only if their rows hold no more than so many together; writing one may take a microsecond.
         workers: Lists in hand at once.
     """
 
@@ -41,7 +41,7 @@ class PostprocessStage(Stage, Generic[R]):
         options: StageOptions,
         numbers: Callable[[R], int],
         inline_items: int = 4,
-        inline_numbers: int = 16_384,
+        inline_numbers: int = 4096,
         workers: int,
     ) -> None:
         super().__init__("postprocess", workers=workers, options=options)

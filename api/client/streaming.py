@@ -12,6 +12,7 @@ from staged_pool.client.answers import decode, floats
 from staged_pool.client.batches import Stretch
 from staged_pool.client.errors import BadAnswer, located, problem_error
 from staged_pool.client.exchange import NDJSON, Answer
+from staged_pool.stages.errors import StagedPoolError
 
 Vector: TypeAlias = tuple[int, NDArray[np.float32]]
 """Which input, counted over the whole call, and its vector."""
@@ -34,6 +35,7 @@ class VectorLines:
         self._total = total
         self._left = bytearray()
         self._missing = set(range(stretch.count))
+        self._error: StagedPoolError | None = None
         self.prompt_tokens: int | None = None
         """What the request cost; None until the answer is complete."""
 
@@ -42,7 +44,6 @@ class VectorLines:
 
         Raises:
             BadAnswer: It is not what is expected.
-            StagedPoolError: The server says that the request failed.
         """
         self._left += data
         if not self._in_lines:
@@ -56,6 +57,7 @@ class VectorLines:
 
         Raises:
             BadAnswer: The answer ended early.
+            StagedPoolError: Its last line says that the request failed.
         """
         vectors = []
         if not self._in_lines:
@@ -64,6 +66,8 @@ class VectorLines:
             self.prompt_tokens = body.usage.prompt_tokens
         elif self._left.strip():
             vectors = self._line(bytes(self._left))
+        if self._error is not None:
+            raise located(self._error, self._stretch, self._total)
         if self._missing or self.prompt_tokens is None:
             raise BadAnswer(f"The answer ended before {len(self._missing)} of {self._stretch.count} vectors came")
         return vectors
@@ -71,7 +75,9 @@ class VectorLines:
     def _line(self, line: bytes) -> list[Vector]:
         found = decode(answers.LINE, line)
         if found.error is not None:
-            raise located(problem_error(found.error), self._stretch, self._total)
+            self._error = problem_error(
+                found.error
+            )  # raised at the end: a connection that is read out can be used again
         if found.usage is not None:
             self.prompt_tokens = found.usage.prompt_tokens
         if found.embedding is None or found.index is None:

@@ -121,7 +121,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The clients, once they are asked for: they need httpx, which an engine does without."""
     if name in ("AsyncClient", "Client", "RetryPolicy"):
-        from staged_pool import client
-
+        try:
+            from staged_pool import client
+        except ModuleNotFoundError as error:
+            if error.name == "httpx":
+                raise ImportError(f"staged_pool.{name} needs httpx: install staged-pool[client]") from error
+            raise
         return getattr(client, name)
     raise AttributeError(f"module 'staged_pool' has no attribute {name!r}")

@@ -145,9 +145,7 @@ def encode_embeddings(
     first = next(iter(encodings.values()))
     if first.is_bytes:
         return write_raw(result.embeddings, first, kind="embd", **about)
-    return listing(
-        "embd", _entries(result, encodings), item_values=result.embeddings.shape[1] * len(encodings), **about
-    )
+    return listing("embd", _entries(result, encodings), item_values=result.embeddings.shape[1], **about)
 
 
 def _entries(result: EmbedResult, encodings: Mapping[str, Encoding]) -> Iterator[Mapping[str, object]]:

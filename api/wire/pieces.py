@@ -31,7 +31,12 @@ def dump_array(array: NDArray[Any]) -> orjson.Fragment:
         return orjson.Fragment(dump(array))
     rows = max(1, PIECE_VALUES // array.shape[-1])
     parts = (dump(array[start : start + rows])[1:-1] for start in range(0, len(array), rows))
-    return orjson.Fragment(b"[" + b",".join(_with_pauses(parts)) + b"]")
+    return orjson.Fragment(b"[" + b",".join(with_pauses(parts)) + b"]")
+
+
+def average(total: int, count: int) -> int:
+    """Of `count` items that have so many numbers together, rounded up."""
+    return -(-total // max(1, count))
 
 
 def dump_list(items: Iterable[object], *, item_values: int) -> Pieces:
@@ -39,7 +44,7 @@ def dump_list(items: Iterable[object], *, item_values: int) -> Pieces:
 
     Args:
         items: Made as they are written.
-        item_values: About how many numbers each has.
+        item_values: How many numbers each has, on average.
     """
     return _joined(b"[", items, b"]", item_values)
 
@@ -74,7 +79,7 @@ def joined(parts: Iterable[Pieces]) -> Pieces:
 
 def _joined(opening: bytes, items: Iterable[object], ending: bytes, item_values: int) -> Pieces:
     groups = _groups(iter(items), max(1, PIECE_VALUES // max(1, item_values)))
-    pieces = list(_with_pauses(dump(group)[1:-1] for group in groups))
+    pieces = list(with_pauses(dump(group)[1:-1] for group in groups))
     if len(pieces) < 2:
         return opening + b"".join(pieces) + ending
     return (opening + pieces[0], *(b"," + piece for piece in pieces[1:]), ending)
@@ -85,7 +90,7 @@ def _groups(items: Iterator[object], size: int) -> Iterator[list[object]]:
         yield group
 
 
-def _with_pauses(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def with_pauses(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Each piece; between two, whoever waits for the interpreter's lock may take it."""
     for index, piece in enumerate(pieces):
         if index:

@@ -14,7 +14,7 @@ from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.inputs import inputs_of, text_inputs
 from staged_pool.api.wire.openai import EncodingFields
-from staged_pool.api.wire.pieces import Pieces
+from staged_pool.api.wire.pieces import Pieces, average
 from staged_pool.api.wire.raw import write_raw
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
@@ -120,8 +120,8 @@ def encode_pooling(
         {"index": index, "object": "pooling", **_entry(dict(zip(tasks, row, strict=True)), by_name, encoding)}
         for index, row in enumerate(columns)
     )
-    largest = max(row.size for each in rows.values() for row in each)
-    return listing("pooling", data, item_values=largest * len(tasks), **about)
+    values = average(sum(row.size for each in rows.values() for row in each), len(rows[tasks[0]]))
+    return listing("pooling", data, item_values=values, **about)
 
 
 def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Mapping[str, object]:

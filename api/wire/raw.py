@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Written, usage_fields
-from staged_pool.api.wire.pieces import dump
+from staged_pool.api.wire.pieces import dump_around, with_pauses
 from staged_pool.runtime.results import Usage
 
 OCTETS: Final = b"application/octet-stream"
@@ -27,6 +27,8 @@ HEADER_BYTES: Final = 8192
 """Of metadata in a header."""
 
 _PIECE_BYTES: Final = 2**18
+_ENTRY_VALUES: Final = 50
+"""Numbers that take as long to write as one entry of the metadata to make."""
 
 
 def write_raw(
@@ -42,11 +44,11 @@ def write_raw(
     """An answer of one array for each input; see `listing` for the arguments."""
     arrays = list(arrays)
     stored = [encoding.raw(array) for array in arrays]
-    content = tuple(_pieces(stored))
+    content = tuple(with_pauses(_pieces(stored)))
     if encoding.form == "bytes_only":
         return Written(content, OCTETS)
     ends = list(accumulate(array.nbytes for array in stored))
-    data = [
+    entries = (
         {
             "index": index,
             "embed_dtype": encoding.dtype,
@@ -57,9 +59,10 @@ def write_raw(
             **encoding.scale(given),
         }
         for index, (given, array, end) in enumerate(zip(arrays, stored, ends, strict=True))
-    ]
+    )
     about = {"id": f"{kind}-{request_id}", "created": created, "model": model}
-    metadata = dump({**about, "data": data, "usage": usage_fields(usage)})
+    pieces = dump_around(about, "data", entries, {"usage": usage_fields(usage)}, item_values=_ENTRY_VALUES)
+    metadata = pieces if isinstance(pieces, bytes) else b"".join(pieces)
     # A header of HTTP is ASCII; the served name may not be.
     if len(metadata) <= HEADER_BYTES and metadata.isascii():
         return Written(content, OCTETS, ((b"metadata", metadata),))
@@ -67,12 +70,16 @@ def write_raw(
 
 
 def _pieces(arrays: Iterable[NDArray[Any]]) -> Iterator[bytes]:
-    gathered = bytearray()
+    """The memory of the arrays, copied once."""
+    gathered: list[memoryview] = []
+    size = 0
     for array in arrays:
         memory = array.reshape(-1).view(np.uint8).data
         for start in range(0, len(memory), _PIECE_BYTES):
-            gathered += memory[start : start + _PIECE_BYTES]
-            if len(gathered) >= _PIECE_BYTES:
-                yield bytes(gathered)
-                gathered.clear()
-    yield bytes(gathered)
+            gathered.append(memory[start : start + _PIECE_BYTES])
+            size += len(gathered[-1])
+            if size >= _PIECE_BYTES:
+                yield b"".join(gathered)
+                gathered, size = [], 0
+    if gathered:
+        yield b"".join(gathered)

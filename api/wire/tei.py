@@ -15,7 +15,7 @@ import numpy as np
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.fields import Dimensions
-from staged_pool.api.wire.pieces import Pieces, dump, dump_list
+from staged_pool.api.wire.pieces import Pieces, average, dump, dump_list
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
@@ -139,7 +139,7 @@ def encode_embed(result: EmbedResult, /, *, request_id: str, created: int) -> Pi
 def encode_embed_all(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the vectors of the tokens of each input; see `Write`."""
     matrices = [np.ascontiguousarray(matrix) for matrix in result.multi_vector or ()]
-    return dump_list(matrices, item_values=max(matrix.size for matrix in matrices))
+    return dump_list(matrices, item_values=average(sum(matrix.size for matrix in matrices), len(matrices)))
 
 
 def encode_embed_sparse(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
@@ -149,7 +149,8 @@ def encode_embed_sparse(result: EmbedResult, /, *, request_id: str, created: int
         [{"index": index, "value": value} for index, value in zip(vector.indices.tolist(), vector.values, strict=True)]
         for vector in vectors
     )
-    return dump_list(rows, item_values=4 * max(len(vector.indices) for vector in vectors))
+    entries = sum(len(vector.indices) for vector in vectors)
+    return dump_list(rows, item_values=average(4 * entries, len(vectors)))
 
 
 _ENCODERS: Final[Mapping[Output, Write]] = {

@@ -13,7 +13,7 @@ from staged_pool import __version__
 from staged_pool.api.status import Problem
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.exchange import Body
-from staged_pool.api.wire.pieces import Pieces, dump, dump_list
+from staged_pool.api.wire.pieces import Pieces, average, dump, dump_list
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, Tokens
@@ -122,7 +122,7 @@ def prompt_of(name: str | None, card: ModelCard) -> str:
 def encode_tokens(texts: Sequence[str], found: Sequence[Tokens]) -> Pieces:
     """Write the tokens of each text, and where in it they stand; special ones stand for nothing of it."""
     rows = (_tokens(text, tokens) for text, tokens in zip(texts, found, strict=True))
-    return dump_list(rows, item_values=4 * max(len(tokens.ids) for tokens in found))
+    return dump_list(rows, item_values=average(4 * sum(len(tokens.ids) for tokens in found), len(found)))
 
 
 def _tokens(text: str, tokens: Tokens) -> list[dict[str, object]]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from staged_pool.api.program import in_flag_words
@@ -236,6 +237,59 @@ def test_a_picture_is_read_from_its_file_and_a_model_of_texts_refuses_it(tiny_fo
     missing = run("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "dog.png"))
     assert missing.returncode == 2
     assert "dog.png" in "".join(missing.stderr.split())
+
+
+def test_keys_of_a_file_are_asked_for_and_do_not_come_out(
+    tiny_folder: Path, tmp_path: Path, processes: list[Process]
+) -> None:
+    (tmp_path / "keys").write_text("# ours\nvery-secret\n")
+    keys = ("--api-key-file", str(tmp_path / "keys"))
+    server = Process("--model", str(tiny_folder), *keys, "--log-level", "debug", log=tmp_path / "log")
+    processes.append(server)
+    server.wait_until_it_listens()
+    server.wait_until_ready()
+    status, refused = server.get("/v1/embeddings", {"input": "a"})
+    assert (status, refused["error"]["type"]) == (401, "AuthenticationError")
+    assert server.end() == 0
+    assert "very-secret" not in (tmp_path / "log").read_text()
+
+
+def test_a_server_on_a_unix_socket_removes_it_when_it_ends(
+    tiny_folder: Path, tmp_path: Path, processes: list[Process]
+) -> None:
+    path = tmp_path / "pool.sock"
+    server = Process("--model", str(tiny_folder), "--unix-socket", str(path), log=tmp_path / "log")
+    processes.append(server)
+    transport = httpx.HTTPTransport(uds=str(path))
+    with httpx.Client(transport=transport, base_url="http://pool", timeout=30) as client:
+        while not _listens(path) or client.get("/ready").status_code != 200:
+            assert server.process.poll() is None, server.events
+            time.sleep(0.05)
+        assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
+    assert server.end() == 0
+    assert not path.exists()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--api-key", ""), "--api-key (number 1): must be"),
+        (("--api-key-file", "/no/such/file"), "--api-key-file '/no/such/file': cannot be read"),
+        (("--tls-cert", "/no/such/file"), "TLS needs a certificate and its key"),
+        (("--cors-origin", "example.org"), "--cors-origin 'example.org': expected scheme://host"),
+        (("--quic-port", "4433"), "HTTP/3 is never without TLS"),
+    ],
+)
+def test_a_wrong_flag_of_the_doors_ends_with_one_line(flags: tuple[str, ...], words: str) -> None:
+    done = run("serve", "--port", "0", *flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert words in line
 
 
 def test_the_version_is_printed() -> None:

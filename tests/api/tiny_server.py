@@ -25,6 +25,7 @@ KINDS: Final[Mapping[str, str]] = {
     "ranker": "ce-bert-1label",
     "classifier": "seqcls-multiclass",
     "tagger": "tokcls-ner",
+    "prompted": "e5-xlmr",
 }
 """By the names under which they are served. The first answers where a request names none and it can do the task."""
 

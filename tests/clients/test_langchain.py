@@ -28,6 +28,16 @@ def test_vectors_by_coheres_embeddings(server: Oracle) -> None:
     assert_allclose(asyncio.run(model.aembed_query(TEXTS[0])), wanted[0], atol=WITHIN)
 
 
+def test_coheres_kinds_of_inputs_are_prompts_of_the_model(server: Oracle) -> None:
+    langchain_cohere = client_package("langchain_cohere")
+    model = langchain_cohere.CohereEmbeddings(model="prompted", base_url=server.url, cohere_api_key=KEY)
+    passages = server("prompted", "embed", TEXTS, prompt_name="passage").embeddings
+    queries = server("prompted", "embed", TEXTS[:1], prompt_name="query").embeddings
+    assert abs(passages[0] - queries[0]).max() > 100 * WITHIN
+    assert_allclose(model.embed_documents(TEXTS), passages, atol=WITHIN)
+    assert_allclose(model.embed_query(TEXTS[0]), queries[0], atol=WITHIN)
+
+
 def test_rankings_by_coheres_reranker(server: Oracle) -> None:
     langchain_cohere = client_package("langchain_cohere")
     documents = client_package("langchain_core.documents")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +18,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import staged_pool
-from staged_pool.api.listener import bind_unix
+from staged_pool.api.listener import bind, bind_unix
 from staged_pool.client import AsyncClient, BadAnswer, Client, ConnectionFailed, RetryPolicy, Unauthorized
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import MODEL_MAX, Image
@@ -100,9 +103,11 @@ async def check_vectors(ask: Ask, server: TinyServer) -> None:
         (TEXTS, {"outputs": ["dense", "sparse"]}),
         (TEXTS, {"outputs": "sparse", "prompt": "query: "}),
         (TEXTS, {"outputs": every}),
+        (TEXTS, {"prompt_name": "query", "model": "prompted"}),
     ]
     for inputs, options in asked:
-        found, wanted = await ask("embed", inputs, **options), await engine.embed(inputs, **options)
+        found = await ask("embed", inputs, **options)
+        wanted = await server.engines[options.pop("model", "embedder")].embed(inputs, **options)
         assert (found.usage, found.model) == (wanted.usage, wanted.model)
         assert (found.dense is None) == (wanted.dense is None)
         if wanted.dense is not None:
@@ -203,18 +208,76 @@ async def test_a_stream_gives_every_vector_once(blocking: bool) -> None:
     assert usage.prompt_tokens == sum(map(len, texts))
 
 
-async def test_a_stream_that_is_left_early_is_closed(blocking: bool) -> None:
-    def in_thread(url: str) -> int:
-        with Client(url) as client, client.embed_stream(["a", "b", "c"]) as stream:
-            return next(stream)[0]
+def held_after_the_first() -> tuple[LetterModel, Gate]:
+    """A model that computes one text, and then waits."""
+    gate, model = Gate(), LetterModel()
+    model.on_forward = lambda texts: gate() if len(model.forwarded) > 1 else None
+    return model, gate
 
-    async with letters() as (url, served):
+
+ONE_BY_ONE = EngineConfig(max_batch_items=1, chunk_items=1)
+
+
+async def test_a_vector_comes_before_the_next_one_is_computed(blocking: bool) -> None:
+    model, gate = held_after_the_first()
+    texts = ["a", "bb", "ccc"]
+
+    def in_thread(url: str) -> tuple[Any, list[Any]]:
+        with Client(url) as client, client.embed_stream(texts) as stream:
+            first = next(stream)
+            gate.open()
+            return first, list(stream)
+
+    async with letters(model, engine=ONE_BY_ONE) as (url, _):
+        if blocking:
+            first, others = await anyio.to_thread.run_sync(in_thread, url)
+        else:
+            async with AsyncClient(url) as client, client.embed_stream(texts) as stream:
+                first = await anext(stream)
+                gate.open()
+                others = [vector async for vector in stream]
+    assert sorted(index for index, _ in (first, *others)) == [0, 1, 2]
+    for index, vector in (first, *others):
+        assert_array_equal(vector, expected(texts[index]))
+
+
+@pytest.mark.filterwarnings("ignore:Async generator 'http:ResourceWarning")  # httpx leaves its own to the collector
+async def test_a_stream_that_is_left_early_ends_the_request(blocking: bool) -> None:
+    model, gate = held_after_the_first()
+    texts = ["a"] * 50
+
+    def in_thread(url: str) -> None:
+        with Client(url) as client, client.embed_stream(texts) as stream:
+            next(stream)
+
+    async with letters(model, engine=ONE_BY_ONE) as (url, served):
         if blocking:
             await anyio.to_thread.run_sync(in_thread, url)
         else:
-            async with AsyncClient(url) as client, client.embed_stream(["a", "b", "c"]) as stream:
+            async with AsyncClient(url) as client, client.embed_stream(texts) as stream:
                 await anext(stream)
         await until(lambda: served.inside == 0)
+        gate.open()
+    assert len(model.forwarded) < len(texts)
+    gc.collect()
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_raised_there(blocking: bool) -> None:
+    texts = ["fine"] * 6 + ["NaN"]
+
+    def in_thread(url: str) -> None:
+        with Client(url) as client, client.embed_stream(texts) as stream:
+            list(stream)
+
+    async def here(url: str) -> None:
+        async with AsyncClient(url) as client, client.embed_stream(texts) as stream:
+            async for _ in stream:
+                pass
+
+    async with letters(engine=ONE_BY_ONE) as (url, _):
+        with pytest.raises(ModelFailed) as raised:
+            await (anyio.to_thread.run_sync(in_thread, url) if blocking else here(url))
+    assert raised.value.index == 6
 
 
 async def test_a_stream_that_is_refused_raises_at_its_first_vector(blocking: bool) -> None:
@@ -248,7 +311,9 @@ async def test_no_more_requests_are_out_at_once_than_may_be(blocking: bool) -> N
 async def test_a_bar_is_drawn_on_standard_error(blocking: bool, capsys: pytest.CaptureFixture[str]) -> None:
     async with letters() as (url, _), asking(blocking, url, batch_items=1) as ask:
         await ask("embed", ["a", "b", "c"], progress=True)
-    assert capsys.readouterr().out == ""
+    shown = capsys.readouterr()
+    assert "3/3" in shown.err
+    assert shown.out == ""
 
 
 async def test_a_failed_batch_is_named_and_ends_the_call(blocking: bool) -> None:
@@ -356,6 +421,13 @@ async def test_a_cancelled_call_leaves_nothing_on_the_server() -> None:
         assert_array_equal((await client.embed("after")).embeddings, [expected("after")])
 
 
+async def test_a_server_that_was_started_again_is_found_again(blocking: bool, unused_port: int) -> None:
+    async with asking(blocking, f"http://127.0.0.1:{unused_port}") as ask:
+        for _ in range(2):
+            async with serving(engine_on(LetterModel()), listener=bind("127.0.0.1", unused_port)):
+                assert_array_equal((await ask("embed", "a")).embeddings, [expected("a")])
+
+
 async def test_where_nobody_listens_that_is_said(blocking: bool, unused_port: int) -> None:
     async with asking(blocking, f"http://127.0.0.1:{unused_port}", retry=NOT_AGAIN) as ask:
         for method, args in (("embed", ("a",)), ("ready", ()), ("models", ())):
@@ -365,8 +437,6 @@ async def test_where_nobody_listens_that_is_said(blocking: bool, unused_port: in
 
 @pytest.fixture
 def unused_port() -> int:
-    from staged_pool.api.listener import bind
-
     with bind("127.0.0.1", 0) as listener:
         port: int = listener.getsockname()[1]
     return port
@@ -447,6 +517,12 @@ def test_a_setting_that_makes_no_sense_is_refused(
     with pytest.raises(ConfigError, match=message) as raised:
         client(**settings)
     assert "cret" not in str(raised.value)
+
+
+def test_without_httpx_it_is_said_what_to_install() -> None:
+    code = "import sys; sys.modules['httpx'] = None; import staged_pool; staged_pool.Client"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stderr.splitlines()[-1] == "ImportError: staged_pool.Client needs httpx: install staged-pool[client]"
 
 
 def test_the_clients_are_part_of_the_library() -> None:

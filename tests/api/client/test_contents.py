@@ -33,8 +33,11 @@ def bodies(call: Call[Any, Any]) -> list[bytes]:
 
 
 def embedding(inputs: Any, max_tokens: int | None = None) -> list[bytes]:
-    vectors = {"dimensions": None, "normalize": True, "prompt_name": None, "prompt": None}
-    return bodies(calls.embed(OPTIONS, inputs, max_tokens=max_tokens, **vectors))
+    return bodies(
+        calls.embed(
+            OPTIONS, inputs, dimensions=None, normalize=True, prompt_name=None, prompt=None, max_tokens=max_tokens
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_inputs_arrive_as_they_were_given(inputs: Any) -> None:
 
 
 def test_pairs_arrive_among_texts() -> None:
-    inputs = [("a", "b"), ("c", "d"), "e"]
+    inputs: Any = [("a", "b"), ("c", "d"), "e"]
     call = calls.classify(OPTIONS, inputs, activate=True, max_tokens=None)
     arrived = [given for body in bodies(call) for given in read_classify(body, CARD)[0].inputs]
     assert arrived == list(arguments.inputs_or_pairs(inputs, None))

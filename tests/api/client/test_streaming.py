@@ -87,7 +87,9 @@ def test_a_line_that_cannot_be_read_is_an_error(text: bytes) -> None:
 
 def test_an_error_in_a_line_is_the_engines_and_names_the_batch() -> None:
     problem: Line = {"error": {"message": "NaN", "type": "ModelFailedError", "param": None, "code": 424, "index": 1}}
+    lines = VectorLines(IN_LINES, Stretch(10, 2), 20)
+    assert len(lines.feed(written(vector(0), problem))) == 1
     with pytest.raises(ModelFailed) as raised:
-        VectorLines(IN_LINES, Stretch(10, 2), 20).feed(written(problem))
+        lines.end()
     assert raised.value.index == 11
     assert str(raised.value).startswith("Inputs 10 to 11 of 20: NaN")

@@ -1,0 +1,53 @@
+"""JSON in pieces is the JSON of the whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staged_pool.api.wire import pieces
+from staged_pool.api.wire.pieces import dump, dump_around, dump_array, dump_list, joined
+
+ITEMS = st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=40)
+
+
+def whole(written: pieces.Pieces) -> Any:
+    return json.loads(written if isinstance(written, bytes) else b"".join(written))
+
+
+@given(ITEMS, st.integers(1, 3 * pieces.PIECE_VALUES))
+def test_a_list_is_the_same_in_any_number_of_pieces(items: list[list[int]], item_values: int) -> None:
+    assert whole(dump_list(iter(items), item_values=item_values)) == items
+
+
+@given(ITEMS, st.integers(1, 3 * pieces.PIECE_VALUES))
+def test_so_is_an_object_with_a_list_in_it(items: list[list[int]], item_values: int) -> None:
+    written = dump_around({"a": 1}, "b", iter(items), {"c": 2, "d": None}, item_values=item_values)
+    assert whole(written) == {"a": 1, "b": items, "c": 2, "d": None}
+    assert list(whole(written)) == ["a", "b", "c", "d"]
+
+
+def test_no_piece_holds_much_more_than_it_may() -> None:
+    rows = np.zeros((2048, 1024), np.float32) + 0.1234567
+    written = dump_list(rows, item_values=1024)
+    assert isinstance(written, tuple)
+    assert max(map(len, written)) < 13 * (pieces.PIECE_VALUES + 1024)
+    np.testing.assert_array_equal(np.array(whole(written), np.float32), rows)
+
+
+@pytest.mark.parametrize("shape", [(40_000,), (3, 20_000), (40_000, 1), (2, 3)])
+def test_a_large_array_is_the_same(shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    assert json.loads(dump({"x": dump_array(array)}))["x"] == array.tolist()
+
+
+@given(st.lists(st.binary(max_size=9) | st.lists(st.binary(max_size=9), min_size=2).map(tuple), min_size=1))
+def test_joined_contents_are_all_of_them(parts: list[Any]) -> None:
+    flat = b"".join(part if isinstance(part, bytes) else b"".join(part) for part in parts)
+    written = joined(parts)
+    assert (written if isinstance(written, bytes) else b"".join(written)) == flat
