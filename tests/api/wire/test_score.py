@@ -138,16 +138,16 @@ def test_nulls_zeros_and_unknown_fields_mean_the_defaults() -> None:
         ),
         (
             {"queries": ["a", "b"], "documents": ["a", "b", "c"]},
-            "queries: queries and documents must be 1:1, 1:N or N:N texts; found 2 and 3",
+            "Input lengths must be either 1:1, 1:N or N:N; `queries` has 2, `documents` has 3",
             "queries",
         ),
         (
             {"text_1": ["a", "b"], "text_2": "c"},
-            "text_1: text_1 and text_2 must be 1:1, 1:N or N:N texts; found 2 and 1",
+            "Input lengths must be either 1:1, 1:N or N:N; `text_1` has 2, `text_2` has 1",
             "text_1",
         ),
-        ({"queries": [], "documents": "a"}, "queries: at least one text is needed", "queries"),
-        ({"data_1": "a", "data_2": []}, "data_2: at least one text is needed", "data_2"),
+        ({"queries": [], "documents": "a"}, "At least one text element must be given in `queries`", "queries"),
+        ({"data_1": "a", "data_2": []}, "At least one text_pair element must be given in `data_2`", "data_2"),
         (
             {"queries": 1, "documents": "a"},
             "queries: Expected `str | object | array | null`, got `int`",
@@ -200,7 +200,7 @@ def test_what_is_wrong_with_a_request_for_scores_is_named(fields: dict[str, Any]
         ({"query": "a"}, "documents: this field is required", "documents"),
         ({"query": ["a"], "documents": ["a"]}, "query: Expected `str | object`, got `array`", "query"),
         ({"query": "a", "documents": 1}, "documents: Expected `str | object | array | null`, got `int`", "documents"),
-        ({"query": "a", "documents": []}, "documents: at least one text is needed", "documents"),
+        ({"query": "a", "documents": []}, "At least one text_pair element must be given in `documents`", "documents"),
         ({"query": "a", "documents": [1]}, "documents[0]: Expected `str | object`, got `int`", "documents"),
         ({"query": "a", "documents": ["b", {}]}, "documents[1].text: this field is required", "documents"),
         (
