@@ -104,8 +104,14 @@ def test_long_inputs_are_cut_when_asked_and_else_refused(serve: Serve) -> None:
         ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens: Expected `int` >= -1"),
         ({"input": "a", "normalize": True}, "Parameter `normalize` was removed; use `use_activation` instead."),
         ({"input": "a", "dimensions": 0}, "dimensions: Expected `int` >= 1"),
-        ({"input": "a", "dimensions": 1000}, f"Model '{EMBEDDER}' only supports dimensions in range [1, {WIDTH}], got 1000."),
-        ({"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True}, "Cannot set both `continue_final_message` and `add_generation_prompt` to True."),
+        (
+            {"input": "a", "dimensions": 1000},
+            f"Model '{EMBEDDER}' only supports dimensions in range [1, {WIDTH}], got 1000.",
+        ),
+        (
+            {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+        ),
         ({"messages": MESSAGES, "chat_template": "x"}, "Chat template is passed with request"),
         ({"input": "a", "late_chunking": True}, "late_chunking"),
         ({"input": "a", "cache_salt": ""}, "cache_salt"),
