@@ -22,7 +22,7 @@ from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, R
 from staged_pool.client.progress import Progress, shown
 from staged_pool.client.results import EntitiesResult, Readiness, ServedModel, TokensResult
 from staged_pool.client.retry import RetryPolicy
-from staged_pool.client.settings import BASE_URL, FAILURES, Settings, failure, headers_of, lost
+from staged_pool.client.settings import BASE_URL, Settings, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
 from staged_pool.runtime.arguments import Inputs
 from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Output
@@ -274,7 +274,10 @@ class AsyncClient:
         prompt_tokens = 0
         for part in parts:
             opened: list[httpx.Response] = []
-            answer = await self._answer(part.request, deadline, partial(self._open, opened))
+            try:
+                answer = await self._answer(part.request, deadline, partial(self._open, opened))
+            except StagedPoolError as error:
+                raise located(error, part.stretch, total) from error.__cause__
             async with aclosing(opened[-1]) as response:
                 lines = VectorLines(answer, part.stretch, total)
                 try:
@@ -282,7 +285,7 @@ class AsyncClient:
                         for vector in lines.feed(chunk):
                             yield vector
                         self._settings.check(deadline, anyio.current_time())
-                except FAILURES as error:
+                except httpx.RequestError as error:
                     raise located(lost(error), part.stretch, total) from error
                 for vector in lines.end():
                     yield vector
@@ -314,7 +317,7 @@ class AsyncClient:
                     body = await response.aread()
                     return Answer(response.status_code, headers_of(response), body)
             return NoAnswer("timeout")
-        except FAILURES as error:
+        except httpx.RequestError as error:
             return failure(error)
 
     async def _open(self, opened: list[httpx.Response], ask: Ask) -> Answer | NoAnswer:
@@ -326,7 +329,7 @@ class AsyncClient:
                 return Answer(response.status_code, headers_of(response))
             async with aclosing(response):
                 return Answer(response.status_code, headers_of(response), await response.aread())
-        except FAILURES as error:
+        except httpx.RequestError as error:
             return failure(error)
 
     async def _send(self, ask: Ask) -> httpx.Response:

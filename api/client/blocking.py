@@ -23,7 +23,7 @@ from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, R
 from staged_pool.client.progress import Progress, shown
 from staged_pool.client.results import EntitiesResult, Readiness, ServedModel, TokensResult
 from staged_pool.client.retry import RetryPolicy
-from staged_pool.client.settings import BASE_URL, FAILURES, Settings, failure, headers_of, lost
+from staged_pool.client.settings import BASE_URL, Settings, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
 from staged_pool.runtime.arguments import Inputs
 from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Output
@@ -288,7 +288,7 @@ class Client:
                 if part is None:
                     return
                 try:
-                    answer = self._answer(part.request, deadline, self._ask)
+                    answer = self._answer(part.request, deadline, self._ask, ended.wait)
                     found[part.number] = call.read(answer, part.stretch.count)
                 except StagedPoolError as error:
                     raise located(error, part.stretch, call.total) from error.__cause__
@@ -306,21 +306,30 @@ class Client:
         prompt_tokens = 0
         for part in parts:
             opened: list[httpx.Response] = []
-            answer = self._answer(part.request, deadline, partial(self._open, opened))
+            try:
+                answer = self._answer(part.request, deadline, partial(self._open, opened))
+            except StagedPoolError as error:
+                raise located(error, part.stretch, total) from error.__cause__
             with closing(opened[-1]) as response:
                 lines = VectorLines(answer, part.stretch, total)
                 try:
                     for chunk in response.iter_bytes():
                         yield from lines.feed(chunk)
                         self._settings.check(deadline, time.monotonic())
-                except FAILURES as error:
+                except httpx.RequestError as error:
                     raise located(lost(error), part.stretch, total) from error
                 yield from lines.end()
             prompt_tokens += lines.prompt_tokens or 0
         return Usage(prompt_tokens)
 
-    def _answer(self, request: Request, deadline: float, ask: Callable[[Ask], Answer | NoAnswer]) -> Answer:
-        """Drive one exchange to its end."""
+    def _answer(
+        self,
+        request: Request,
+        deadline: float,
+        ask: Callable[[Ask], Answer | NoAnswer],
+        pause: Callable[[float], bool | None] = time.sleep,
+    ) -> Answer:
+        """Drive one exchange to its end. `pause` says whether the call has ended meanwhile."""
         steps = self._settings.exchange(request, time.monotonic, deadline)
         outcome: Outcome = None
         while True:
@@ -330,7 +339,8 @@ class Client:
                 answer: Answer = end.value
                 return answer
             if isinstance(step, Pause):
-                time.sleep(step.seconds)
+                if pause(step.seconds):
+                    raise _Ended
                 outcome = None
             else:
                 outcome = ask(step)
@@ -345,7 +355,7 @@ class Client:
                     if time.monotonic() > ends:  # each piece came in time, but all of them did not
                         return NoAnswer("timeout")
                 return Answer(response.status_code, headers_of(response), bytes(body))
-        except FAILURES as error:
+        except httpx.RequestError as error:
             return failure(error)
 
     def _open(self, opened: list[httpx.Response], ask: Ask) -> Answer | NoAnswer:
@@ -357,7 +367,7 @@ class Client:
                 return Answer(response.status_code, headers_of(response))
             with closing(response):
                 return Answer(response.status_code, headers_of(response), response.read())
-        except FAILURES as error:
+        except httpx.RequestError as error:
             return failure(error)
 
     def _send(self, ask: Ask) -> httpx.Response:
@@ -381,6 +391,10 @@ class EmbeddingStream(Iterator[Vector]):
         except StopIteration as end:
             self.usage = end.value or self.usage
             raise
+
+
+class _Ended(Exception):
+    """Another request of the same call has failed: nobody waits for this one."""
 
 
 def _in_threads(work: Callable[[], None], threads: int, ended: threading.Event) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import random
 from typing import Any, Final
 
@@ -19,11 +19,6 @@ from staged_pool.stages.errors import ConfigError, DeadlineExceeded, InvalidInpu
 
 BASE_URL: Final = "http://127.0.0.1:8000"
 
-_UNREACHABLE: Final = (httpx.ConnectError, httpx.ConnectTimeout)
-_CUT_OFF: Final = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
-FAILURES: Final = (*_UNREACHABLE, *_CUT_OFF, httpx.TimeoutException)
-"""Of httpx, for which there is no answer."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -31,7 +26,7 @@ class Settings:
 
     base_url: str
     unix_socket: str | os.PathLike[str] | None
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     model: str | None
     timeout_s: float
     attempt_timeout_s: float
@@ -41,8 +36,7 @@ class Settings:
     concurrency: int
 
     def __post_init__(self) -> None:
-        url = httpx.URL(self.base_url)
-        if url.scheme not in ("http", "https") or not url.host:
+        if not _is_address(self.base_url):
             raise ConfigError("base_url: must be an http or https address, such as http://127.0.0.1:8000")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise ConfigError("api_key: must be printable ASCII, and not empty")  # the key itself is nobody's to read
@@ -104,16 +98,16 @@ class Settings:
         return httpx.Timeout(left_s, connect=min(self.connect_timeout_s, ask.timeout_s), pool=None)
 
 
-def failure(error: httpx.HTTPError) -> NoAnswer:
-    """What one of `FAILURES` means."""
+def failure(error: httpx.RequestError) -> NoAnswer:
+    """What an error of httpx means, for which there is no answer."""
     said = str(error) or type(error).__name__
-    if isinstance(error, _UNREACHABLE):
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return NoAnswer("unreachable", said)
     return NoAnswer("timeout" if isinstance(error, httpx.TimeoutException) else "cut off", said)
 
 
-def lost(error: httpx.HTTPError) -> StagedPoolError:
-    """What one of `FAILURES` means in the middle of an answer, of which some was used already."""
+def lost(error: httpx.RequestError) -> StagedPoolError:
+    """What an error of httpx means in the middle of an answer, of which some was used already."""
     if isinstance(error, httpx.TimeoutException):
         return DeadlineExceeded("The server fell silent in the middle of its answer", stage="client")
     return ConnectionFailed(f"The connection ended in the middle of the answer: {str(error) or type(error).__name__}")
@@ -122,3 +116,11 @@ def lost(error: httpx.HTTPError) -> StagedPoolError:
 def headers_of(response: httpx.Response) -> Mapping[str, str]:
     """By their names in lower case; of one that comes twice, the values in one."""
     return {name.lower(): value for name, value in response.headers.items()}
+
+
+def _is_address(base_url: str) -> bool:
+    try:
+        url = httpx.URL(base_url)
+    except (httpx.InvalidURL, TypeError):
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,7 +63,15 @@ def server(request: pytest.FixtureRequest) -> Iterator[Oracle]:
     with start_blocking_portal(backend, options) as portal:
         with portal.wrap_async_context_manager(tiny_server(api_keys=(KEY,))) as served:
             yield Oracle(served, portal.call)
-            gc.collect()  # what clients left open is closed here, and warned of in no other test
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_clients_leave_open() -> Iterator[None]:
+    """Is closed here, and warned of in no other test."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -280,18 +280,40 @@ async def test_an_error_in_the_middle_of_a_stream_is_raised_there(blocking: bool
     assert raised.value.index == 6
 
 
-async def test_a_stream_that_is_refused_raises_at_its_first_vector(blocking: bool) -> None:
+async def test_a_batch_of_a_stream_that_is_refused_is_named(blocking: bool) -> None:
     def in_thread(url: str) -> None:
-        with Client(url) as client, client.embed_stream(["a", ""]) as stream:
+        with Client(url, batch_items=1) as client, client.embed_stream(["a", ""]) as stream:
+            assert next(stream)[0] == 0
             next(stream)
 
     async def here(url: str) -> None:
-        async with AsyncClient(url) as client, client.embed_stream(["a", ""]) as stream:
+        async with AsyncClient(url, batch_items=1) as client, client.embed_stream(["a", ""]) as stream:
+            assert (await anext(stream))[0] == 0
             await anext(stream)
 
     async with letters() as (url, _):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidInput, match="Inputs 1 to 1 of 2: ") as raised:
             await (anyio.to_thread.run_sync(in_thread, url) if blocking else here(url))
+    assert raised.value.index == 1
+
+
+async def test_a_failed_batch_does_not_wait_for_one_that_pauses(anyio_backend: object) -> None:
+    """One of two requests at once is refused, and would come again after a minute."""
+    gate, model = Gate(), LetterModel()
+    model.on_preprocess = gate
+    retry = RetryPolicy(first_pause_s=60, max_pause_s=120)
+    with anyio.fail_after(30):
+        async with letters(model, engine=EngineConfig(max_requests=1)) as (url, served):
+            async with asking(True, url, retry=retry, batch_items=1, concurrency=2) as ask:
+                async with anyio.create_task_group() as tasks:
+
+                    async def fail() -> None:
+                        with pytest.raises(ModelFailed):
+                            await ask("embed", ["NaN", "NaN"])
+
+                    tasks.start_soon(fail)
+                    await until(lambda: refused(served) == 1)
+                    gate.open()
 
 
 async def test_no_more_requests_are_out_at_once_than_may_be(blocking: bool) -> None:
@@ -499,10 +521,17 @@ async def speaking(answer: bytes) -> AsyncIterator[str]:
             tasks.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_a_key_is_not_shown(client: type[Client | AsyncClient]) -> None:
+    made = client(api_key="secret" * 8)
+    assert "secret" not in f"{made!r} {vars(made)!r}"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"base_url": "127.0.0.1:8000"}, "base_url: must be an http or https address"),
+        ({"base_url": "http://[::"}, "base_url: must be an http or https address"),
         ({"api_key": "se\ncret"}, "api_key: must be printable ASCII"),
         ({"timeout_s": 0}, "timeout_s=0: must be above 0"),
         ({"attempt_timeout_s": math.nan}, "attempt_timeout_s=nan: must be above 0"),
