@@ -20,7 +20,8 @@ from staged_pool.api.entrance import below
 from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
-from staged_pool.api.routes import Routes
+from staged_pool.api.pages import PAGES
+from staged_pool.api.routes import TEI_PATHS, Routes
 from staged_pool.api.traffic import Traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
@@ -75,8 +76,13 @@ async def test_every_route_but_those_of_probes_needs_a_key() -> None:
                 continue
             assert response.status_code == 401, path
             assert response.headers["www-authenticate"] == "Bearer"
-            assert response.json()["error"]["type"] == "AuthenticationError"
-            assert response.json()["error"]["code"] == 401
+            if path in PAGES:
+                assert response.content == PAGES[path].body
+            elif path in TEI_PATHS:
+                assert response.json()["error_type"] == "validation"
+            else:
+                assert response.json()["error"]["type"] == "AuthenticationError"
+                assert response.json()["error"]["code"] == 401
     assert set(OPEN) == {"/health", "/ready", "/ping"}
 
 
@@ -315,13 +321,13 @@ def test_what_is_no_origin_is_refused_at_start(origin: str) -> None:
 
 
 async def test_requests_are_answered_with_the_prefix_of_a_proxy_and_without(logged: list[EventDict]) -> None:
-    async with guarded(root_path="/models/a") as client:
-        for prefix in ("", "/models/a"):
+    async with guarded(root_path="/proxy/a") as client:
+        for prefix in ("", "/proxy/a"):
             assert (await client.get(f"{prefix}/health")).status_code == 200
             assert (await client.get(f"{prefix}/v1/models")).status_code == 401
             answer = await client.post(f"{prefix}/v1/embeddings", json={"input": "a"}, headers=WITH_KEY)
             assert answer.status_code == 200
-        for path in ("/models", "/models/ahealth", "/models/a/models/a/health"):
+        for path in ("/proxy", "/proxy/ahealth", "/proxy/a/proxy/a/health"):
             assert (await client.get(path, headers=WITH_KEY)).status_code == 404
     paths = [line["path"] for line in lines(logged) if line["status"] == 200 and "tenant" in line]
     assert paths == ["/v1/embeddings"] * 2
