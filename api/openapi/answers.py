@@ -354,6 +354,8 @@ class ServedModel(_Answer):
     root: str
     parent: None
     max_model_len: int
+    permission: list[str]
+    """Always empty: a key opens all models."""
     staged_pool: ModelCard
     """What was understood of it."""
 

@@ -170,6 +170,7 @@ def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:
             "root": card.name,
             "parent": None,
             "max_model_len": card.max_tokens,
+            "permission": [],
             "staged_pool": msgspec.to_builtins(card),
         }
         for card in cards
