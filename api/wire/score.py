@@ -26,7 +26,7 @@ from staged_pool.stages.errors import InvalidInput, NoInputs
 
 PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """What the two sides are called; each pair means the same."""
-_FIRST: Final = frozenset(first for first, _ in PAIRS)
+_FIRST: Final = frozenset({"query", *(first for first, _ in PAIRS)})
 
 DOCUMENTS_A_SEARCH_UNIT: Final = 100
 """Cohere's measure of a ranking, for clients that add it up."""
@@ -180,15 +180,19 @@ def _names(fields: ScoreBody) -> tuple[str, str]:
 def _contents(given: Texts | Sequence[Text], field: str, fields: CommonFields) -> tuple[Content, ...]:
     options = fields.image_options()
     if isinstance(given, str | Document):
-        return (with_options(_content(given, field, None), options),)
+        return (with_options(_content(given, field, field, None), options),)
     if not given:
         side = "text" if field in _FIRST else "text_pair"
         raise NoInputs(f"At least one {side} element must be given in `{field}`", param=field)
-    return tuple(with_options(_content(each, f"{field}[{index}]", index), options) for index, each in enumerate(given))
+    return tuple(
+        with_options(_content(each, field, f"{field}[{index}]", index), options) for index, each in enumerate(given)
+    )
 
 
-def _content(given: Text, where: str, index: int | None) -> Content:
+def _content(given: Text, field: str, where: str, index: int | None) -> Content:
     if isinstance(given, str):
+        if not given and field in _FIRST:
+            raise wrong(where, "a query is empty; it must say what is looked for", index)
         return given
     if given.content is None:
         return document([_part(given, where, index)])
