@@ -29,6 +29,8 @@ MAX_TIMEOUT_S: Final = 86_400.0
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
 _SHARES: Final = {b"interactive": 1.0, b"bulk": 1 / 8}
+PRIORITIES: Final = tuple(name.decode() for name in _SHARES)
+"""What `X-Priority` may say; the first where it says nothing."""
 LINES: Final = b"application/x-ndjson"
 _TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -164,7 +166,7 @@ class Call:
         """
         given = self.headers.get(b"x-priority", b"interactive").lower()
         if given not in _SHARES:
-            message = f"X-Priority: expected {' or '.join(name.decode() for name in _SHARES)}"
+            message = f"X-Priority: expected {' or '.join(PRIORITIES)}"
             raise InvalidInput(message, param="X-Priority")
         return _SHARES[given]
 

@@ -10,7 +10,10 @@ from staged_pool.api.asgi import App, Receive, Scope, Send
 from staged_pool.stages.errors import ConfigError
 
 METHODS: Final = ("GET", "HEAD", "POST")
-EXPOSED: Final = ("x-request-id", "server-timing", "retry-after")
+EXPOSED: Final = (
+    "x-request-id", "server-timing", "retry-after", "metadata",
+    "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time", "x-compute-tokens",
+)  # fmt: skip
 """Headers of our answers that a page may read."""
 
 PREFLIGHT_S: Final = 600

@@ -17,9 +17,9 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.entrance import below
 
 _REQUEST: Final = re.compile(
-    rb"POST (?P<path>/[!-~]*) HTTP/1\.1\r\n(?P<headers>(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*\r\n)+)\r\n"
+    rb"POST (?P<path>/[!-$&->@-~]*) HTTP/1\.1\r\n(?P<headers>(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*\r\n)+)\r\n"
 )
-"""A head that can be read in one way only."""
+"""A head that can be read in one way only: its path has no escapes and no query."""
 
 _UNUSUAL: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection", b"http2-settings", b"origin"})
 """Headers that change where a request ends, what becomes of its connection, or who may read its answer."""

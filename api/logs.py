@@ -30,7 +30,8 @@ def configure(level: Level = "info", format_: Format = "auto") -> None:
     """Set up structlog and the standard library's logging. `auto` writes text where stderr is a terminal."""
     text = sys.stderr.isatty() if format_ == "auto" else format_ == "text"
     renderer: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # Where rich is installed, structlog's own choice prints the values of variables: keys, and what callers sent.
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
         if text
         else [structlog.processors.format_exc_info, _render_json]
     )

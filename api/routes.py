@@ -96,12 +96,13 @@ class Routes:
         return await self._ask(task, call, body, boundary)
 
     async def _ask(self, task: Task, call: Call, body: Body, boundary: bytes | None = None) -> Answer:
-        if task.mark is not None and await self._peek(task.mark, body):
+        theirs = task.mark is not None and await self._peek(task.mark, body)
+        if theirs:
             call.describe = tei_tokens.tei_error
         engine = await self._engine_for(task, body, boundary)
         call.model = engine.card.name
         call.timeline = Timeline()
-        if task.read_lines is not None and call.wants_lines:
+        if task.read_lines is not None and call.wants_lines and not theirs:
             return await self._stream(task.read_lines, engine, call, body, boundary)
         exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary)
         written = await engine.submit(

@@ -175,9 +175,15 @@ class Server:
 
     def _fail(self, error: Exception) -> None:
         self._failure = error
-        self.lobby.close(str(error))
+        self.lobby.close(self._told(error))
         self._end_process_after(GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
         self._stop_http.set()
+
+    def _told(self, error: Exception) -> str:
+        """What requests are told of a failure: what is wrong with a model is the operator's, and may name folders."""
+        if isinstance(error, DeviceLost):
+            return str(error)
+        return "the server failed" if self.lobby.engines else "the models could not be loaded"
 
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         backend = sniffio.current_async_library()

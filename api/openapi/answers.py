@@ -107,8 +107,9 @@ class Pooled(_Answer):
     data: Annotated[Any, msgspec.Meta(extra_json_schema={"anyOf": [*_ONE_OUTPUT, _OUTPUTS]})]
     """Numbers, or lists of them for each token; the entries of a sparse vector that are not 0, by token id, ascending;
     for a list of tasks, each under its name. A string holds base64."""
-    scale: float | msgspec.UnsetType = msgspec.UNSET
-    """What int8 and uint8 are to be multiplied by."""
+    scale: float | list[float] | dict[str, float | list[float]] | msgspec.UnsetType = msgspec.UNSET
+    """What int8 and uint8 are to be multiplied by: those of a token by its entry of a list; for a list of tasks, each
+    under its name."""
 
 
 class Pooling(_Listing):
@@ -353,6 +354,8 @@ class ServedModel(_Answer):
     root: str
     parent: None
     max_model_len: int
+    permission: list[str]
+    """Always empty: a key opens all models."""
     staged_pool: ModelCard
     """What was understood of it."""
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 import orjson
 
 from staged_pool import __version__
-from staged_pool.api.call import MAX_TIMEOUT_S
+from staged_pool.api.call import MAX_TIMEOUT_S, PRIORITIES
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.openapi import answers
-from staged_pool.api.openapi.operations import OPERATIONS, TAGS, Operation
+from staged_pool.api.openapi.operations import BYTES, OPERATIONS, TAGS, Operation
 from staged_pool.api.openapi.schemas import Schema, components
 
 ABOUT: Final = (
@@ -68,6 +68,37 @@ _REQUEST_TIMEOUT: Final[Schema] = {
     "in": "header",
     "description": "Seconds for which the answer is waited for.",
     "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
+}
+_PRIORITY: Final[Schema] = {
+    "name": "X-Priority",
+    "in": "header",
+    "description": "A request that may wait gets less of the device than others.",
+    "schema": {"enum": list(PRIORITIES), "default": PRIORITIES[0]},
+}
+_TRACE: Final[Schema] = {
+    "name": "traceparent",
+    "in": "header",
+    "description": "W3C's trace context: logs name the trace that the request is part of.",
+    "schema": {"type": "string"},
+}
+_METADATA: Final[Schema] = {
+    "metadata": {
+        "description": "Of bytes: where each vector stands in them, as a JSON object.",
+        "schema": {"type": "string"},
+    }
+}
+_TEI_TIMES: Final[Schema] = {
+    **{
+        f"x-{name}-time": {
+            "description": "Milliseconds, for clients of text-embeddings-inference.",
+            "schema": {"type": "integer", "minimum": 0},
+        }
+        for name in ("total", "tokenization", "queue", "inference")
+    },
+    "x-compute-tokens": {
+        "description": "Tokens of all inputs, for clients of text-embeddings-inference.",
+        "schema": {"type": "integer", "minimum": 0},
+    },
 }
 
 
@@ -133,7 +164,7 @@ def _operation(
         "operationId": f"{method.lower()} {path}".replace("/", "_").replace(" ", ""),
         "summary": operation.summary,
         "tags": [operation.tag],
-        "parameters": [_REQUEST_ID, _REQUEST_TIMEOUT] if operation.is_task else [_REQUEST_ID],
+        "parameters": list(_parameters(operation)),
         "responses": dict(_responses(operation, known, needs_key=needs_key)),
     }
     if operation.text:
@@ -150,12 +181,22 @@ def _operation(
     return described
 
 
+def _parameters(operation: Operation) -> Iterator[Schema]:
+    yield _REQUEST_ID
+    if operation.is_task:
+        yield from (_REQUEST_TIMEOUT, _PRIORITY, _TRACE)
+
+
 def _responses(
     operation: Operation, known: Mapping[Any, Schema], *, needs_key: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     answered: dict[str, Any] = {"description": operation.summary, "headers": dict(_HEADERS)}
     if operation.is_task:
         answered["headers"] |= _SERVER_TIMING
+        if BYTES[0] in operation.content_types:
+            answered["headers"] |= _METADATA
+        if answers.TeiError in operation.errors:
+            answered["headers"] |= _TEI_TIMES
     content: dict[str, Any] = {}
     if operation.answer:
         content["application/json"] = {"schema": _any_of(operation.answer, known)}

@@ -201,7 +201,10 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Any of these",
         "Server",
         dict[str, Any],
-        (answers.Embeddings, answers.Classifications, answers.Ranking, answers.Scores, answers.Pooling),
+        (
+            *(answers.Embeddings, answers.Classifications, answers.InfinityClassifications, answers.Ranking),
+            *(list[answers.TeiRanked], answers.Scores, answers.Pooling),
+        ),
         "For SageMaker: what a body asks for is seen from its fields.",
         content_types=(*BYTES, LINES),
         errors=BOTH,

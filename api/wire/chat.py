@@ -35,10 +35,13 @@ def check_chat_fields(fields: ChatFields) -> None:
         InvalidInput: Says which field is wrong.
     """
     if fields.chat_template is not None:
-        message = "chat_template: templates of requests are not run; the model's own is"
+        message = (
+            "Chat template is passed with request, but only the model's own is run. "
+            "Refused request with untrusted chat template."
+        )
         raise InvalidInput(message, param="chat_template")
     if fields.add_generation_prompt and fields.continue_final_message:
-        message = "continue_final_message: cannot be set together with add_generation_prompt"
+        message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
         raise InvalidInput(message, param="continue_final_message")
 
 

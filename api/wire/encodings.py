@@ -76,11 +76,12 @@ class Encoding:
             return np.ascontiguousarray(array, _ordered("i4", self.endianness))
         return stored(array, self.dtype, self.endianness)
 
-    def scale(self, array: NDArray[Any]) -> dict[str, float]:
-        """What a client needs to undo int8 and uint8: an entry `scale`, the s / 127 of a vector; else nothing."""
-        if self.dtype not in SCALED or array.ndim != 1:
+    def scale(self, array: NDArray[Any]) -> dict[str, Any]:
+        """What a client needs to undo int8 and uint8: an entry `scale`, the s / 127 of a vector, or a list of those of
+        the rows of a matrix; else nothing."""
+        if self.dtype not in SCALED:
             return {}
-        return {"scale": float(_scales(array)[0]) / 127}
+        return {"scale": (_scales(array)[..., 0].astype(np.float64) / 127).tolist()}
 
 
 def check_bits(dtype: DType, width: int, field: str) -> None:

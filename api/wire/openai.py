@@ -155,7 +155,8 @@ def _entries(result: EmbedResult, encodings: Mapping[str, Encoding]) -> Iterator
             yield {"index": index, "object": "embedding", "embedding": single.value(row), **single.scale(row)}
         else:
             each = {name: encoding.value(row) for name, encoding in encodings.items()}
-            yield {"index": index, "object": "embedding", "embedding": each}
+            scale = next((found for encoding in encodings.values() if (found := encoding.scale(row))), {})
+            yield {"index": index, "object": "embedding", "embedding": each, **scale}
 
 
 def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:
@@ -169,6 +170,7 @@ def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:
             "root": card.name,
             "parent": None,
             "max_model_len": card.max_tokens,
+            "permission": [],
             "staged_pool": msgspec.to_builtins(card),
         }
         for card in cards

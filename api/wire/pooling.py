@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import jsons
-from staged_pool.api.wire.encodings import Encoding
+from staged_pool.api.wire.encodings import INTEGERS, Encoding
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.inputs import inputs_of, text_inputs
@@ -20,6 +20,7 @@ from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
+from staged_pool.stages.errors import Unsupported
 
 Task: TypeAlias = Literal["embed", "token_embed", "sparse", "classify", "token_classify"]
 
@@ -56,6 +57,9 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
     tasks = tuple(dict.fromkeys(given)) if isinstance(given, list) else (given,)
     if not tasks:
         raise wrong("task", "at least one task is needed")
+    if missing := [task for task in tasks if OUTPUTS[task] not in card.outputs]:
+        able = ", ".join(f"'{_TASKS[output]}'" for output in card.outputs)
+        raise Unsupported(f"Unsupported task: '{missing[0]}' Supported tasks: ({able})")
     if len(tasks) > 1 and not _VECTORS.issuperset(tasks):
         raise wrong("task", f"only {', '.join(sorted(_VECTORS))} can be asked for together")
     if fields.dimensions is not None and "embed" not in tasks:
@@ -65,6 +69,8 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
     if fields.prompt_name is not None and fields.prompt is not None:
         raise wrong("prompt_name", "give either `prompt` or `prompt_name`")
     encoding, by_name = fields.encoding(), isinstance(given, list)
+    if encoding.dtype in INTEGERS and "sparse" in tasks:
+        raise wrong("embed_dtype", f"the weights of sparse vectors are written as floats, not as {encoding.dtype}")
     if encoding.is_bytes and (by_name or "sparse" in tasks):
         raise wrong("encoding_format", "bytes hold one array for each input: ask for one task, and not for sparse")
     request = _request(fields, tasks)
@@ -125,10 +131,16 @@ def encode_pooling(
 
 
 def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Mapping[str, object]:
+    data = {task: _encoded(values, encoding) for task, values in row.items()}
+    scales = {
+        task: found["scale"]
+        for task, values in row.items()
+        if not isinstance(values, SparseVector) and (found := encoding.scale(values))
+    }
     if by_name:
-        return {"data": {task: _encoded(values, encoding) for task, values in row.items()}}
-    [values] = row.values()
-    return {"data": _encoded(values, encoding), **({} if isinstance(values, SparseVector) else encoding.scale(values))}
+        return {"data": data, **({"scale": scales} if scales else {})}
+    [task] = row
+    return {"data": data[task], **({"scale": scales[task]} if scales else {})}
 
 
 def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: Task) -> Sequence[Values]:

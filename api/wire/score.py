@@ -22,10 +22,11 @@ from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import rank
-from staged_pool.stages.errors import NoInputs
+from staged_pool.stages.errors import InvalidInput, NoInputs
 
 PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """What the two sides are called; each pair means the same."""
+_FIRST: Final = frozenset({"query", *(first for first, _ in PAIRS)})
 
 DOCUMENTS_A_SEARCH_UNIT: Final = 100
 """Cohere's measure of a ranking, for clients that add it up."""
@@ -98,8 +99,8 @@ def _read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, ScoreBody]:
     names = _names(fields)
     queries, documents = (_contents(getattr(fields, name), name, fields) for name in names)
     if len(queries) not in (1, len(documents)):
-        found = f"found {len(queries)} and {len(documents)}"
-        raise wrong(names[0], f"{names[0]} and {names[1]} must be 1:1, 1:N or N:N texts; {found}")
+        found = f"`{names[0]}` has {len(queries)}, `{names[1]}` has {len(documents)}"
+        raise InvalidInput(f"Input lengths must be either 1:1, 1:N or N:N; {found}", param=names[0])
     return _request(fields, queries, documents, card, activate=fields.use_activation is not False), fields
 
 
@@ -179,14 +180,19 @@ def _names(fields: ScoreBody) -> tuple[str, str]:
 def _contents(given: Texts | Sequence[Text], field: str, fields: CommonFields) -> tuple[Content, ...]:
     options = fields.image_options()
     if isinstance(given, str | Document):
-        return (with_options(_content(given, field, None), options),)
+        return (with_options(_content(given, field, field, None), options),)
     if not given:
-        raise NoInputs(f"{field}: at least one text is needed", param=field)
-    return tuple(with_options(_content(each, f"{field}[{index}]", index), options) for index, each in enumerate(given))
+        side = "text" if field in _FIRST else "text_pair"
+        raise NoInputs(f"At least one {side} element must be given in `{field}`", param=field)
+    return tuple(
+        with_options(_content(each, field, f"{field}[{index}]", index), options) for index, each in enumerate(given)
+    )
 
 
-def _content(given: Text, where: str, index: int | None) -> Content:
+def _content(given: Text, field: str, where: str, index: int | None) -> Content:
     if isinstance(given, str):
+        if not given and field in _FIRST:
+            raise wrong(where, "a query is empty; it must say what is looked for", index)
         return given
     if given.content is None:
         return document([_part(given, where, index)])

@@ -57,14 +57,17 @@ def _check_dimensions(request: EmbedRequest, card: ModelCard) -> None:
     if dimensions is None or dimensions == card.width:
         return
     if not card.matryoshka:
-        message = f"The model `{card.name}` was not trained for shorter vectors: its dimensions are {card.width}."
-        raise InvalidInput(message, param="dimensions")
+        raise InvalidInput(
+            f"Model '{card.name}' does not support Matryoshka embeddings; dimensions must be unset or {card.width} "
+            f"(received dimensions={dimensions}).",
+            param="dimensions",
+        )
     if card.dimensions and dimensions not in card.dimensions:
         allowed = ", ".join(map(str, card.dimensions))
-        message = f"dimensions={dimensions} is not one that `{card.name}` was trained for: {allowed}."
+        message = f"Model '{card.name}' only supports Matryoshka dimensions [{allowed}], got {dimensions}."
         raise InvalidInput(message, param="dimensions")
     if not 1 <= dimensions <= card.width:
-        message = f"dimensions={dimensions} is out of range: `{card.name}` gives 1 to {card.width}."
+        message = f"Model '{card.name}' only supports dimensions in range [1, {card.width}], got {dimensions}."
         raise InvalidInput(message, param="dimensions")
 
 

@@ -66,6 +66,8 @@ def test_a_complete_request_is_refused() -> None:
         request(first=b"POST /v1/embeddings HTTP/1.0"),
         request(first=b"POST  /v1/embeddings HTTP/1.1"),
         request(first=b"POST http://test/v1/embeddings HTTP/1.1"),
+        request(first=b"POST /ping?a=b HTTP/1.1"),
+        request(first=b"POST /%70ing HTTP/1.1"),
         request(b"content-length: 13"),
         request(b"transfer-encoding: chunked"),
         request(b"Transfer-Encoding : chunked"),

@@ -20,9 +20,10 @@ from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.openapi.document import MEANINGS, document
 from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.pages import PAGES
-from staged_pool.api.routes import TASKS, Routes
+from staged_pool.api.routes import TASKS, TEI_PATHS, Routes
 from staged_pool.api.status import TABLE
 from staged_pool.api.traffic import Traffic
+from staged_pool.api.wire.invocations import candidates
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.opening import open_engines
 from tests.api.serving import engine_on
@@ -98,6 +99,26 @@ def test_routes_that_read_forms_say_so() -> None:
     for path, task in TASKS.items():
         content = described()["paths"][path]["post"]["requestBody"]["content"]
         assert ("multipart/form-data" in content) is task.forms
+
+
+def test_headers_of_requests_and_answers_are_described() -> None:
+    paths = described()["paths"]
+    for path in TASKS:
+        operation = paths[path]["post"]
+        read = {parameter["name"] for parameter in operation["parameters"]}
+        assert read >= {"X-Request-Timeout", "X-Priority", "traceparent"}
+        written = set(operation["responses"]["200"]["headers"])
+        theirs = {"x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time", "x-compute-tokens"}
+        assert (theirs <= written) is (path in TEI_PATHS or path.endswith("rerank"))
+        assert ("metadata" in written) is (path in ("/v1/embeddings", "/embeddings", "/pooling"))
+
+
+def test_invocations_may_answer_whatever_the_routes_that_it_leads_to_do() -> None:
+    bodies = ({"input": "a"}, {"query": "a"}, {"text_1": "a", "text_2": "b"})
+    leads_to = {path for body in bodies for path in candidates(json.dumps(body).encode())}
+    assert len(leads_to) == 5
+    may = set(map(str, OPERATIONS["/invocations"]["POST"].answer))
+    assert {str(answer) for path in leads_to for answer in OPERATIONS[path]["POST"].answer} == may
 
 
 def test_what_the_source_says_of_fields_is_said() -> None:

@@ -296,7 +296,7 @@ async def test_the_route_of_a_task_that_no_model_can_do_is_not_there(card: Model
 
 async def test_pooling_for_what_the_model_does_not_give_is_answered_501() -> None:
     error = error_of(await ask(CARD_WITH_DENSE, "/pooling", input="a", task="sparse"), 501)
-    assert error["message"] == "The model `letters` gives no sparse output, only: dense."
+    assert error["message"] == "Unsupported task: 'sparse' Supported tasks: ('embed')"
 
 
 async def test_a_task_that_only_another_model_can_do_is_answered_501() -> None:
@@ -438,9 +438,20 @@ async def test_a_conversation_is_tokenized_with_the_beginning_of_the_answer() ->
     assert without.json()["tokens"] == [ord(letter) for letter in "<user>hi"]
 
 
+async def test_lines_are_not_given_to_those_who_ask_in_the_words_of_text_embeddings_inference() -> None:
+    wants_lines = {"accept": "application/x-ndjson"}
+    async with served(TaskModel(CROSS_ENCODER)) as client:
+        theirs = await client.post("/rerank", json={"query": "a", "texts": ["ax", "b"]}, headers=wants_lines)
+        wrong = await client.post("/rerank", json={"query": "a", "texts": []}, headers=wants_lines)
+    assert (theirs.status_code, theirs.headers["content-type"]) == (200, "application/json")
+    assert sorted(row["index"] for row in theirs.json()) == [0, 1]
+    assert (wrong.status_code, wrong.json()["error_type"]) == (400, "empty")
+
+
 async def test_the_list_of_models_says_what_the_model_gives() -> None:
     async with served(TaskModel(CLASSIFIER)) as client:
         [model] = (await client.get("/v1/models")).json()["data"]
+    assert model["permission"] == []  # of vLLM's list; here a key opens everything or nothing
     facts = model["staged_pool"]
     assert (facts["outputs"], facts["labels"], facts["scoring"]) == (["labels"], ["a", "b", "c"], None)
 

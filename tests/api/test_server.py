@@ -267,6 +267,7 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp
     server = Server(ServerConfig(), [EngineConfig(model=str(tmp_path / "nothing"))])
     with pytest.raises(ConfigError, match="nothing"):
         await run_to_its_end(server)
+    assert server.lobby.not_ready == "the models could not be loaded"  # whoever asks meanwhile learns of no folder
 
 
 async def test_a_broken_engine_ends_the_server_with_its_reason() -> None:

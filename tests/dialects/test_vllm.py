@@ -104,9 +104,15 @@ def test_long_inputs_are_cut_when_asked_and_else_refused(serve: Serve) -> None:
         ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens: Expected `int` >= -1"),
         ({"input": "a", "normalize": True}, "Parameter `normalize` was removed; use `use_activation` instead."),
         ({"input": "a", "dimensions": 0}, "dimensions: Expected `int` >= 1"),
-        ({"input": "a", "dimensions": 1000}, "dimensions=1000 is out of range"),
-        ({"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True}, "cannot be set"),
-        ({"messages": MESSAGES, "chat_template": "x"}, "templates of requests are not run"),
+        (
+            {"input": "a", "dimensions": 1000},
+            f"Model '{EMBEDDER}' only supports dimensions in range [1, {WIDTH}], got 1000.",
+        ),
+        (
+            {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+        ),
+        ({"messages": MESSAGES, "chat_template": "x"}, "Chat template is passed with request"),
         ({"input": "a", "late_chunking": True}, "late_chunking"),
         ({"input": "a", "cache_salt": ""}, "cache_salt"),
         ({"input": "a", "embed_dtype": "binary", "dimensions": 12}, "binary packs eight values to a byte"),
@@ -258,7 +264,7 @@ def test_scores_are_those_of_a_cross_encoder_under_every_name(serve: Serve, tiny
     logits = np.array([row["score"] for row in raw["data"]])
     assert_allclose(1 / (1 + np.exp(-logits)), wanted, rtol=1e-4)
     error = refusal(client, "/score", 400, queries=["a", "b"], documents=["a", "b", "c"])
-    assert "1:1, 1:N or N:N" in error["error"]["message"]
+    assert "Input lengths must be either 1:1, 1:N or N:N" in error["error"]["message"]
     invoked = answer(client, "/invocations", text_1=TEXTS[0], text_2=TEXTS)
     assert invoked["data"] == each["data"] or len(invoked["data"]) == 3
 

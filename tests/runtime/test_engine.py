@@ -318,7 +318,7 @@ async def test_a_request_that_does_not_fit_the_model_says_why() -> None:
     async with engine_on(LetterModel()) as engine:
         with pytest.raises(InvalidInput, match="no inputs"):
             await engine.embed([])
-        with pytest.raises(InvalidInput, match="dimensions=5 is out of range"):
+        with pytest.raises(InvalidInput, match=r"only supports dimensions in range \[1, 4\], got 5"):
             await engine.embed("a", dimensions=5)
         with pytest.raises(UnknownModel, match="`x` does not exist"):
             await engine.submit(lambda: EmbedRequest(inputs=(TextInput("a"),), model="x"), lambda r: r)

@@ -89,6 +89,17 @@ def test_eight_bits_come_back_within_half_a_step_of_the_vectors_scale(
         assert np.abs(got - vector).max() <= step * (0.5 + 1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@given(VECTORS)
+def test_each_row_of_a_matrix_has_a_scale_of_its_own(dtype: DType, vectors: NDArray[np.float32]) -> None:
+    encoding = Encoding("float", dtype)
+    scales = encoding.scale(vectors)["scale"]
+    assert scales == [encoding.scale(vector)["scale"] for vector in vectors]
+    numbers = np.array(json.loads(dump(encoding.value(vectors))), np.float32) - (128 if dtype == "uint8" else 0)
+    steps = np.array(scales)[:, None]
+    assert (np.abs(numbers * steps - vectors) <= steps * (0.5 + 1e-4)).all()
+
+
 @given(VECTORS)
 def test_bits_say_which_values_are_not_negative(vectors: NDArray[np.float32]) -> None:
     for vector in vectors:

@@ -136,12 +136,13 @@ def test_a_null_field_is_one_that_was_not_sent() -> None:
         ),
         (
             {"messages": [HELLO], "chat_template": "{{ x }}"},
-            "chat_template: templates of requests are not run; the model's own is",
+            "Chat template is passed with request, but only the model's own is run. Refused request with untrusted "
+            "chat template.",
             "chat_template",
         ),
         (
             {"messages": [HELLO], "add_generation_prompt": True, "continue_final_message": True},
-            "continue_final_message: cannot be set together with add_generation_prompt",
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
             "continue_final_message",
         ),
         (

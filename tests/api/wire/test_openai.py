@@ -207,6 +207,16 @@ def answer(vectors: np.ndarray[Any, Any], encoding: Form) -> Any:
     return parsed(openai.encode_embeddings(result, {"": Encoding(encoding)}, request_id="r", created=1))
 
 
+def test_eight_bits_beside_other_types_have_their_scale_too() -> None:
+    body = {"input": "a", "embedding_type": ["float", "int8", "uint8"]}
+    exchange = Exchange(openai.read_embeddings, json.dumps(body).encode(), CARD, "r")
+    exchange.decode()
+    result = EmbedResult(dense=np.array([[0.5, -1, 0, 0.25]], np.float32), usage=Usage(1), model="m")
+    [row] = parsed(exchange.encode(result))["data"]
+    assert row["scale"] == pytest.approx(1 / 127)
+    assert row["embedding"] == {"float": [0.5, -1, 0, 0.25], "int8": [64, -127, 0, 32], "uint8": [192, 1, 128, 160]}
+
+
 @given(VECTORS)
 def test_both_encodings_give_the_very_same_float32_values(vectors: np.ndarray[Any, Any]) -> None:
     floats = [row["embedding"] for row in answer(vectors, "float")["data"]]

@@ -86,6 +86,11 @@ def test_several_tasks_are_one_request() -> None:
             "task",
         ),
         ({"task": []}, "task: at least one task is needed", "task"),
+        (
+            {"task": ["embed", "sparse"], "embed_dtype": "int8"},
+            "embed_dtype: the weights of sparse vectors are written as floats, not as int8",
+            "embed_dtype",
+        ),
         ({"task": ["embed", "classify"]}, "task: only embed, sparse, token_embed can be asked for together", "task"),
         ({"task": "sparse", "dimensions": 2}, "dimensions: only for the task embed", "dimensions"),
         ({"task": "classify", "dimensions": 2}, "dimensions: only for the task embed", "dimensions"),
@@ -136,6 +141,24 @@ def test_several_outputs_stand_under_their_names(encoding: Form) -> None:
         assert both[task] == data({"task": task, "encoding_format": encoding}, result)
     assert set(both) == {"sparse", "embed"}
     assert data({"task": ["embed"], "encoding_format": encoding}, result) == {"embed": both["embed"]}
+
+
+def test_eight_bits_have_the_scale_of_each_vector() -> None:
+    matrix = np.array([[1, -0.5], [0, 0.25]], np.float32)
+    result = embedded(dense=np.array([[0.5, 2]], np.float32), multi_vector=(matrix,))
+
+    def entry(task: object) -> Any:
+        body = {"input": "a", "task": task, "embed_dtype": "int8"}
+        exchange = Exchange(read_pooling, json.dumps(body).encode(), ALL, "r")
+        exchange.decode()
+        [item] = parsed(exchange.encode(result))["data"]
+        return item
+
+    assert entry("embed")["scale"] == pytest.approx(2 / 127)
+    assert entry("token_embed")["data"] == [[127, -64], [0, 127]]
+    assert entry("token_embed")["scale"] == pytest.approx([1 / 127, 0.25 / 127])
+    both = entry(["embed", "token_embed"])["scale"]
+    assert both == {task: entry(task)["scale"] for task in ("embed", "token_embed")}
 
 
 def test_scores_of_labels_and_of_tokens() -> None:

@@ -41,14 +41,14 @@ def ranking(scores: list[float], documents: tuple[str, ...] | None, top_n: int |
     return parsed(encode_rerank(result(*scores), documents, top_n, "2", "list", request_id="r", created=1))
 
 
-@given(TEXT, st.lists(TEXT, min_size=1))
+@given(TEXT.filter(bool), st.lists(TEXT, min_size=1))
 def test_one_query_is_for_all_documents(query: str, documents: list[str]) -> None:
     request = scored(queries=query, documents=documents)
     assert (request.queries, request.documents) == ((query,), tuple(documents))
     assert request == scored(queries=[query], documents=documents)
 
 
-@given(st.lists(st.tuples(TEXT, TEXT), min_size=1))
+@given(st.lists(st.tuples(TEXT.filter(bool), TEXT), min_size=1))
 def test_each_query_may_have_its_own_document(pairs: list[tuple[str, str]]) -> None:
     queries, documents = [first for first, _ in pairs], [second for _, second in pairs]
     request = scored(queries=queries, documents=documents)
@@ -138,16 +138,21 @@ def test_nulls_zeros_and_unknown_fields_mean_the_defaults() -> None:
         ),
         (
             {"queries": ["a", "b"], "documents": ["a", "b", "c"]},
-            "queries: queries and documents must be 1:1, 1:N or N:N texts; found 2 and 3",
+            "Input lengths must be either 1:1, 1:N or N:N; `queries` has 2, `documents` has 3",
             "queries",
         ),
         (
             {"text_1": ["a", "b"], "text_2": "c"},
-            "text_1: text_1 and text_2 must be 1:1, 1:N or N:N texts; found 2 and 1",
+            "Input lengths must be either 1:1, 1:N or N:N; `text_1` has 2, `text_2` has 1",
             "text_1",
         ),
-        ({"queries": [], "documents": "a"}, "queries: at least one text is needed", "queries"),
-        ({"data_1": "a", "data_2": []}, "data_2: at least one text is needed", "data_2"),
+        (
+            {"data_1": ["a", ""], "data_2": ["b", "c"]},
+            "data_1[1]: a query is empty; it must say what is looked for",
+            "data_1",
+        ),
+        ({"queries": [], "documents": "a"}, "At least one text element must be given in `queries`", "queries"),
+        ({"data_1": "a", "data_2": []}, "At least one text_pair element must be given in `data_2`", "data_2"),
         (
             {"queries": 1, "documents": "a"},
             "queries: Expected `str | object | array | null`, got `int`",
@@ -200,7 +205,8 @@ def test_what_is_wrong_with_a_request_for_scores_is_named(fields: dict[str, Any]
         ({"query": "a"}, "documents: this field is required", "documents"),
         ({"query": ["a"], "documents": ["a"]}, "query: Expected `str | object`, got `array`", "query"),
         ({"query": "a", "documents": 1}, "documents: Expected `str | object | array | null`, got `int`", "documents"),
-        ({"query": "a", "documents": []}, "documents: at least one text is needed", "documents"),
+        ({"query": "", "documents": ["a"]}, "query: a query is empty; it must say what is looked for", "query"),
+        ({"query": "a", "documents": []}, "At least one text_pair element must be given in `documents`", "documents"),
         ({"query": "a", "documents": [1]}, "documents[0]: Expected `str | object`, got `int`", "documents"),
         ({"query": "a", "documents": ["b", {}]}, "documents[1].text: this field is required", "documents"),
         (

@@ -49,7 +49,7 @@ def test_settings_of_a_conversation_reach_it() -> None:
         ({"messages": []}, "messages: at least one message is needed", "messages"),
         (
             {"messages": [HELLO], "add_generation_prompt": True, "continue_final_message": True},
-            "continue_final_message: cannot be set together with add_generation_prompt",
+            "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
             "continue_final_message",
         ),
         ({"prompt": "a", "model": "x" * 1025}, "model: Expected `str` of length <= 1024", "model"),
