@@ -81,5 +81,5 @@ $(DEV): $(RUN)
 
 $(CLIENTS): $(DEV)
 	rm -rf $(VENV)/.clients-*
-	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e '.[client,clients]'
+	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e '.[clients]'
 	touch $@

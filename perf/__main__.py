@@ -195,13 +195,17 @@ def all_commands(
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
 ) -> None:
-    """Everything, in short: less than eight minutes."""
+    """Everything but the soak, in short: about twenty minutes."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     coldstart.run(options, starts=3)
     overhead.run(options, rounds=20, calls=30, embedded=True)
-    liveness.run(options, rounds=2, seconds=15.0, clients=64)
-    memory.run(options, requests=10_000)
+    liveness.run(options, rounds=1, seconds=15.0, clients=64)
     throughput.run(options, seconds=4.0)
+    fanout.run(options, rounds=5, seconds=6.0, clients=8)
+    overload.run(options, shape="m8", seconds=20.0, target_delay_s=1.0)
+    memory.run(options, requests=10_000)
+    images.run(options, size="1080p", rounds=4, seconds=5.0)
+    liveness_images.run(options, rounds=1, seconds=12.0, clients=300)
 
 
 if __name__ == "__main__":

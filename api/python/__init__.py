@@ -119,13 +119,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The clients, once they are asked for: they need httpx, which an engine does without."""
+    """The clients, once they are asked for: they take longer to import than all the rest."""
     if name in ("AsyncClient", "Client", "RetryPolicy"):
-        try:
-            from staged_pool import client
-        except ModuleNotFoundError as error:
-            if error.name == "httpx":
-                raise ImportError(f"staged_pool.{name} needs httpx: install staged-pool[client]") from error
-            raise
+        from staged_pool import client
+
         return getattr(client, name)
     raise AttributeError(f"module 'staged_pool' has no attribute {name!r}")

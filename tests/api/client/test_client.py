@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -546,12 +544,6 @@ def test_a_setting_that_makes_no_sense_is_refused(
     with pytest.raises(ConfigError, match=message) as raised:
         client(**settings)
     assert "cret" not in str(raised.value)
-
-
-def test_without_httpx_it_is_said_what_to_install() -> None:
-    code = "import sys; sys.modules['httpx'] = None; import staged_pool; staged_pool.Client"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.stderr.splitlines()[-1] == "ImportError: staged_pool.Client needs httpx: install staged-pool[client]"
 
 
 def test_the_clients_are_part_of_the_library() -> None:
