@@ -12,7 +12,16 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.opening import open_engine
-from staged_pool.runtime.requests import Chat, ClassifyRequest, EmbedRequest, Image, Output, ScoreRequest, TextInput
+from staged_pool.runtime.requests import (
+    Chat,
+    ClassifyRequest,
+    Content,
+    EmbedRequest,
+    Image,
+    Output,
+    ScoreRequest,
+    TextInput,
+)
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
 from staged_pool.stages.errors import InvalidInput, UnusableMedia
 from staged_pool.stages.work import Request
@@ -90,12 +99,13 @@ async def test_what_is_wrong_with_a_picture_is_said_of_its_place(clip: Engine) -
 async def test_what_is_wrong_with_a_picture_that_is_compared_names_the_field_that_holds_it(clip: Engine) -> None:
     bad = Image(PICTURES[0].source[:400])
     talk = Chat(({"role": "user", "content": (PICTURES[0], "and words")},))
-    for queries, documents, place in [
+    cases: list[tuple[tuple[Content, ...], tuple[Content, ...], tuple[str, int]]] = [
         ((bad,), (PICTURES[0], "a text"), ("queries", 0)),
         (("a text",), (PICTURES[0], bad), ("documents", 1)),
         (("a text",), (PICTURES[0], talk), ("documents", 1)),
         (("a text",), (PICTURES[0], Image("http://example.com/cat.png")), ("documents", 1)),
-    ]:
+    ]
+    for queries, documents, place in cases:
         with pytest.raises(InvalidInput) as refused:
             await ask(clip, ScoreRequest(queries=queries, documents=documents))
         assert (refused.value.param, refused.value.index) == place
