@@ -37,12 +37,6 @@ class Error(_Answer):
     error: ErrorDetail
 
 
-class Detail(_Answer):
-    """The answer where there is no such route."""
-
-    detail: str
-
-
 class Usage(_Answer):
     """What the request cost."""
 
