@@ -37,12 +37,6 @@ class Error(_Answer):
     error: ErrorDetail
 
 
-class Detail(_Answer):
-    """The answer where there is no such route."""
-
-    detail: str
-
-
 class Usage(_Answer):
     """What the request cost."""
 
@@ -250,6 +244,8 @@ class Classifications(_Listing):
     """The labels of each input, in their order."""
 
     data: list[Classification]
+    labels: list[str]
+    """What each of the `probs` is of."""
 
 
 class LabelScore(_Answer):
