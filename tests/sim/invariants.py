@@ -258,7 +258,8 @@ class Watch:
                 return None if self._past(client.arrives_at + client.host_timeout_s) else "too early"
             case TooLarge():
                 config = self.world.config
-                large = len(client.items) > config.max_request_items or client.body_bytes > config.max_bytes
+                most = max(len(client.items), sum(item.pictures for item in client.items))
+                large = most > config.max_request_items or client.body_bytes > config.max_bytes
                 return None if large else "it is small"
             case InvalidInput(index=None):
                 return None if "refuses" in (client.decode, client.encode) else "it is valid"
