@@ -517,12 +517,8 @@ def room_of_a_request_never_freed() -> Plan:
 
 @mutation
 def token_budget_ignored() -> Plan:
-    original = BatchBuilder.__init__
-
-    def init(self: BatchBuilder[Any], *, max_cost: int, **others: Any) -> None:
-        original(self, max_cost=max_cost * 2, **others)
-
-    return [(BatchBuilder, "__init__", init)]
+    original: property = vars(BatchBuilder)["budget"]
+    return [(BatchBuilder, "budget", property(lambda self: 2 * original.__get__(self)))]
 
 
 @mutation
