@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     TrioTls: TypeAlias = trio.SSLStream[trio.SocketStream]
 
-RECEIVE_BYTES: Final = 2**16
+RECEIVE_BYTES: Final = 2**18
 
 WAITING_BYTES: Final = 2**16
 """What may wait in a transport of asyncio without anyone who waits for it."""

@@ -33,8 +33,9 @@ how many large requests share the pipeline before a small one has to wait for on
 
 POSTPROCESS_WORKERS = 4
 
-MIN_SHARE_TOKENS = 128
-"""What a free forward worker leaves to the other free ones at least: a forward of fewer tokens costs nearly as much."""
+MIN_SHARE_TOKENS: Final[Mapping[Lane, int]] = {"text": 128, "image": 400}
+"""What a free forward worker leaves to the other free ones at least: a forward of fewer tokens costs nearly as much. A
+picture goes through a larger transformer, whose weights are read from memory for each batch."""
 
 SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
 """Of the names of a lane's stages."""
@@ -142,7 +143,7 @@ class Pipeline:
                     max_cost=batch_tokens,
                     least_cost=config.least_batch_tokens(model.card.device),
                     pads=model.pads(lane),
-                    min_share=MIN_SHARE_TOKENS,
+                    min_share=MIN_SHARE_TOKENS[lane],
                     lane=lane,
                 ),
                 options=options,
