@@ -20,7 +20,7 @@ from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
-from staged_pool.stages.errors import Unsupported
+from staged_pool.stages.errors import InvalidInput
 
 Task: TypeAlias = Literal["embed", "token_embed", "sparse", "classify", "token_classify"]
 
@@ -59,7 +59,7 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
         raise wrong("task", "at least one task is needed")
     if missing := [task for task in tasks if OUTPUTS[task] not in card.outputs]:
         able = ", ".join(f"'{_TASKS[output]}'" for output in card.outputs)
-        raise Unsupported(f"Unsupported task: '{missing[0]}' Supported tasks: ({able})")
+        raise InvalidInput(f"Unsupported task: '{missing[0]}' Supported tasks: ({able})", param="task")
     if len(tasks) > 1 and not _VECTORS.issuperset(tasks):
         raise wrong("task", f"only {', '.join(sorted(_VECTORS))} can be asked for together")
     if fields.dimensions is not None and "embed" not in tasks:

@@ -294,8 +294,8 @@ async def test_the_route_of_a_task_that_no_model_can_do_is_not_there(card: Model
     assert TASKS[route].name == name
 
 
-async def test_pooling_for_what_the_model_does_not_give_is_answered_501() -> None:
-    error = error_of(await ask(CARD_WITH_DENSE, "/pooling", input="a", task="sparse"), 501)
+async def test_pooling_for_what_the_model_does_not_give_is_answered_400() -> None:
+    error = error_of(await ask(CARD_WITH_DENSE, "/pooling", input="a", task="sparse"), 400)
     assert error["message"] == "Unsupported task: 'sparse' Supported tasks: ('embed')"
 
 

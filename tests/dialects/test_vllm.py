@@ -145,8 +145,9 @@ def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> 
     for path in ("/classify", "/classify_tokens", "/predict", "/embed_sparse", "/nothing"):
         assert refusal(client, path, 404, input="a") == {"detail": "Not Found"}
     assert (client.get("/v1/embeddings")).status_code == 405
-    plain = refusal(client, "/pooling", 501, input="a", task="classify")
-    assert plain["error"]["type"] in ("NotImplementedError",)
+    plain = refusal(client, "/pooling", 400, input="a", task="classify")["error"]
+    assert (plain["type"], plain["param"]) == ("BadRequestError", "task")
+    assert plain["message"].startswith("Unsupported task: 'classify' Supported tasks: (")
 
 
 def test_chats_are_their_rendered_templates(serve: Serve, tiny_folder: TinyFolder, tmp_path: Path) -> None:
