@@ -33,9 +33,11 @@ how many large requests share the pipeline before a small one has to wait for on
 
 POSTPROCESS_WORKERS = 4
 
-MIN_SHARE_TOKENS: Final[Mapping[Lane, int]] = {"text": 128, "image": 400}
-"""What a free forward worker leaves to the other free ones at least: a forward of fewer tokens costs nearly as much. A
-picture goes through a larger transformer, whose weights are read from memory for each batch."""
+MIN_SHARE_TOKENS = 128
+"""What a free forward worker leaves to the other free ones at least: a forward of fewer tokens costs nearly as much."""
+
+IMAGE_MIN_SHARE_TOKENS = 400
+"""The same of pictures: theirs is a larger transformer, whose weights are read from memory for each batch."""
 
 SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
 """Of the names of a lane's stages."""
@@ -143,7 +145,7 @@ class Pipeline:
                     max_cost=batch_tokens,
                     least_cost=config.least_batch_tokens(model.card.device),
                     pads=model.pads(lane),
-                    min_share=MIN_SHARE_TOKENS[lane],
+                    min_share=MIN_SHARE_TOKENS if lane == "text" else IMAGE_MIN_SHARE_TOKENS,
                     lane=lane,
                 ),
                 options=options,

@@ -92,8 +92,9 @@ def run_world(world: World, backend: Backend, *, verbose: bool = False) -> Repor
         pipeline_module.PARSE_WORKERS,
         pipeline_module.POSTPROCESS_WORKERS,
         pipeline_module.MIN_SHARE_TOKENS,
+        pipeline_module.IMAGE_MIN_SHARE_TOKENS,
     )
-    _set_engine(ticket, world.parse_workers, world.postprocess_workers, world.min_share_tokens)
+    _set_engine(ticket, world.parse_workers, world.postprocess_workers, world.min_share_tokens, world.min_share_tokens)
     LOGGED.clear()
     try:
         violations += [f"never retrieved: {error}" for error in run(main, backend=backend, seed=world.seed)]
@@ -107,12 +108,15 @@ def run_world(world: World, backend: Backend, *, verbose: bool = False) -> Repor
     return Report(world.seed, backend, (*watch.violations, *violations), tuple(watch.trace), watch.tally())
 
 
-def _set_engine(ticket: object, parse_workers: int, postprocess_workers: int, min_share_tokens: int) -> None:
+def _set_engine(
+    ticket: object, parse_workers: int, postprocess_workers: int, min_share_tokens: int, image_min_share_tokens: int
+) -> None:
     for module, name, value in (
         (engine_module, "Ticket", ticket),
         (pipeline_module, "PARSE_WORKERS", parse_workers),
         (pipeline_module, "POSTPROCESS_WORKERS", postprocess_workers),
         (pipeline_module, "MIN_SHARE_TOKENS", min_share_tokens),
+        (pipeline_module, "IMAGE_MIN_SHARE_TOKENS", image_min_share_tokens),
     ):
         setattr(module, name, value)
 
