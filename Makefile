@@ -32,7 +32,7 @@ serve: $(RUN)
 	$(BIN)/staged-pool serve $(SERVE_ARGS)
 
 test: $(DEV)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --dist loadfile $(PYTEST_ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff format --check .
