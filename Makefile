@@ -1,5 +1,6 @@
 # make serve   set up, and serve a real embedding model on 127.0.0.1:8000
 # make test    set up, and run the tests
+# make long    the tests that take minutes
 # make check   formatting, lint, types, contents of the wheel
 # make clients openai's, cohere's, langchain's and other clients against a server
 # make sim     many random schedules of the real engine in virtual time
@@ -25,7 +26,7 @@ RUN := $(VENV)/.run-$(FILES)
 DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
 
-.PHONY: serve test check clients sim fuzz perf format clean
+.PHONY: serve test long check clients sim fuzz perf format clean
 .DELETE_ON_ERROR:
 
 serve: $(RUN)
@@ -33,6 +34,9 @@ serve: $(RUN)
 
 test: $(DEV)
 	$(BIN)/python -m pytest -n logical --dist loadfile $(PYTEST_ARGS)
+
+long: $(DEV)
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff format --check .

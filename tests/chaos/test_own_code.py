@@ -27,7 +27,7 @@ from tests.chaos.seeing import WORKERS, body, refusal, settings, vectors
 from tests.models.images.pictures import encode
 from tests.models.tiny import build
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 CODE = '''
 import os, threading

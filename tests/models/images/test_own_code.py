@@ -30,11 +30,14 @@ from staged_pool.stages.errors import (
 )
 from tests.models.images.pictures import encode, image, picture, pixels, save_settings
 
+pytestmark = pytest.mark.long
+
 CODE = '''
 import os, sys
 import numpy as np
 from transformers import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
+
 
 class Moody(BaseImageProcessor):
     """What happens to a picture is told by its first pixel."""
