@@ -7,9 +7,11 @@ import contextlib
 import os
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from queue import SimpleQueue
-from typing import Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -22,27 +24,31 @@ T = TypeVar("T")
 
 
 class _Job(Generic[A, T]):
-    """One call on its way to the thread and back."""
+    """One call on its way to a thread and back."""
 
     def __init__(self, function: Callable[[A], T], argument: A) -> None:
         self._function = function
         self._argument = argument
-        self._post = _poster()
+        self.post = _poster()
         self.done = anyio.Event()
+        self.worker: _Worker | None = None
+        """That has begun with it."""
+        self.began_at = 0.0
+        """By `time.monotonic()`, once it has begun."""
         self.value: T
         self.error: BaseException | None = None
 
-    def run(self) -> None:
+    def run(self, worker: _Worker) -> None:
+        self.began_at = time.monotonic()
+        self.worker = worker
         try:
             self.value = self._function(self._argument)
         except BaseException as error:  # noqa: BLE001  # carried to the task that waits
             self.error = error
-        with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who could wait
-            self._post(self.done.set)
 
 
-def _poster() -> Callable[[Callable[[], object]], object]:
-    """How another thread has this event loop call something, without waiting for it.
+def _poster() -> Callable[..., object]:
+    """How another thread has this event loop call a function with arguments, without waiting for it.
 
     `anyio.from_thread` only offers to wait, which would hang a thread for ever on a loop that has just ended.
     """
@@ -55,21 +61,37 @@ def _poster() -> Callable[[Callable[[], object]], object]:
 
 
 class _Worker:
-    """One thread, and the calls that wait for it."""
+    """One thread, and the call that it is given.
 
-    def __init__(self, name: str, nice: int) -> None:
-        self._jobs: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
+    Args:
+        name: Of the thread.
+        nice: See `OwnThreads`.
+        waiting: Calls that wait for any thread.
+        ended: Called on the event loop after each call, and told whether this thread has gone on with another one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        nice: int,
+        waiting: deque[_Job[object, object]],
+        ended: Callable[[_Job[object, object], bool], object],
+    ) -> None:
+        self._given: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
         self._nice = nice
+        self._waiting = waiting
+        self._ended = ended
         self._thread = threading.Thread(target=self._serve, name=name)
         self.stuck = False
         self._thread.start()
 
-    def put(self, job: _Job[A, T]) -> None:
-        self._jobs.put(job)  # type: ignore[arg-type]  # a queue of calls of any types
+    def put(self, job: _Job[object, object]) -> None:
+        """Give it a call while it rests."""
+        self._given.put(job)
 
     def finish(self) -> None:
-        """End after the calls that were put before; `join` waits for that."""
-        self._jobs.put(None)
+        """End when it rests; `join` waits for that."""
+        self._given.put(None)
 
     def join(self) -> None:
         self._thread.join()
@@ -77,9 +99,21 @@ class _Worker:
     def _serve(self) -> None:
         if self._nice:
             _be_nice(self._nice)
-        while (job := self._jobs.get()) is not None:
-            job.run()
-            del job  # an idle thread must not keep the last batch alive
+        while (job := self._given.get()) is not None:
+            while job is not None:
+                job.run(self)
+                following = _first(self._waiting)
+                with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who could wait
+                    job.post(self._ended, job, following is not None)
+                job = following  # an idle thread must not keep the last batch alive
+
+
+def _first(waiting: deque[_Job[A, T]]) -> _Job[A, T] | None:
+    """Take the first call that waits, if there is one. Threads race for it."""
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
 
 
 def _be_nice(nice: int) -> None:
@@ -94,7 +128,8 @@ class OwnThreads:
     """An `Offload` on threads that nobody else uses.
 
     As many as `grow` says. A call beyond their number waits for a thread, and can be cancelled as long as it waits. One
-    that has begun is never interrupted: a cancellation is raised when it has ended.
+    that has begun is never interrupted: a cancellation is raised when it has ended. A thread that has done a call goes
+    on with one that waits by itself: the event loop, which may be busy, is only told.
 
     Args:
         name: Of the threads, for debuggers and profilers.
@@ -109,7 +144,8 @@ class OwnThreads:
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         """The one used last is used next: its caches are warm."""
-        self._free = anyio.Semaphore(0, fast_acquire=True)
+        self._waiting: deque[_Job[Any, Any]] = deque()
+        """Calls for which no thread was idle. The only thing here that the threads touch."""
         self._lost = False
 
     @contextlib.asynccontextmanager
@@ -132,10 +168,9 @@ class OwnThreads:
     def grow(self, threads: int) -> None:
         """Have so many threads; never fewer than before."""
         for number in range(len(self._workers), threads):
-            worker = _Worker(f"{self._name} {number}", self._nice)
+            worker = _Worker(f"{self._name} {number}", self._nice, self._waiting, self._has_ended)
             self._workers.append(worker)
-            self._idle.append(worker)
-            self._free.release()
+            self._rests(worker)
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         return await self.run(function, argument)
@@ -146,25 +181,63 @@ class OwnThreads:
         Raises:
             DeviceLost: It took longer, or an earlier call did.
         """
-        await self._free.acquire()
-        try:
-            if self._lost:  # now or while this call waited
-                raise DeviceLost("one of the device's threads is stuck")
-            worker = self._idle.pop()
+        if self._lost:
+            raise _lost()
+        job = _Job(function, argument)
+        if self._idle:
+            self._idle.pop().put(cast("_Job[object, object]", job))
+        else:
+            self._waiting.append(job)
             try:
-                return await self._run_on(worker, _Job(function, argument), patience_s)
-            finally:
-                self._idle.append(worker)
-        finally:
-            self._free.release()
-
-    async def _run_on(self, worker: _Worker, job: _Job[A, T], patience_s: float | None) -> T:
-        worker.put(job)
-        with anyio.move_on_after(patience_s, shield=True):
-            await job.done.wait()
-        if not job.done.is_set():
-            self._lost = worker.stuck = True
-            raise DeviceLost(f"the device did not answer within {patience_s:g} s")
+                await self._end_of(job, patience_s)
+            except anyio.get_cancelled_exc_class():
+                with contextlib.suppress(ValueError):  # a thread has taken it
+                    self._waiting.remove(job)
+                    raise
+                with anyio.CancelScope(shield=True):
+                    await self._end_of(job, patience_s)
+                raise
+        with anyio.CancelScope(shield=True):
+            await self._end_of(job, patience_s)
         if job.error is not None:
             raise job.error
         return job.value
+
+    async def _end_of(self, job: _Job[A, T], patience_s: float | None) -> None:
+        """Wait for it. What a call waits for a thread is not held against it.
+
+        Raises:
+            DeviceLost: It has run for too long.
+        """
+        left_s = patience_s
+        while not job.done.is_set():
+            with anyio.move_on_after(left_s):
+                await job.done.wait()
+            if patience_s is not None and not job.done.is_set() and job.worker is not None:
+                left_s = job.began_at + patience_s - time.monotonic()
+                if left_s <= 0:
+                    self._lose(job.worker)
+                    raise DeviceLost(f"the device did not answer within {patience_s:g} s")
+
+    def _has_ended(self, job: _Job[object, object], goes_on: bool) -> None:
+        """What a thread has the event loop call."""
+        job.done.set()
+        if not goes_on and job.worker is not None:
+            self._rests(job.worker)
+
+    def _rests(self, worker: _Worker) -> None:
+        """It has nothing to do: give it what has come since it looked."""
+        if (job := _first(self._waiting)) is not None:
+            worker.put(job)
+        else:
+            self._idle.append(worker)
+
+    def _lose(self, worker: _Worker) -> None:
+        self._lost = worker.stuck = True
+        while (job := _first(self._waiting)) is not None:
+            job.error = _lost()
+            job.done.set()
+
+
+def _lost() -> DeviceLost:
+    return DeviceLost("one of the device's threads is stuck")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -41,20 +43,32 @@ class Forward(Protocol[P_contra, R_co]):
     def __call__(self, payloads: Sequence[P_contra], at_once: int, /) -> Sequence[R_co | StagedPoolError]: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A batch's time on the device."""
+
+    is_small: bool
+    """Whether its forward is of less than a share."""
+    began_at: float = 0.0
+    mark: tuple[float, float] | None = None
+    """Of `Overlap`, while the forward runs."""
+
+
 class BatchStage(Stage, Generic[P, R]):
     """Owns one device and the waiting room in front of it.
 
     One task moves items from the channel into the waiting room while there is room, so that backpressure reaches
-    preprocess. The others are the device's slots: whenever one is free, it cuts the next batch out of everything that
-    waits at that moment, and leaves to each other free slot as much as it takes itself. So no slot is free while more
-    waits than is worth a forward of its own. A forward that has begun runs to its end; rows that nobody waits for any
-    more are counted.
+    preprocess. The others serve the device's slots: whenever one is free, a batch is cut out of everything that waits
+    at that moment, and leaves to each other free slot as much as it takes itself. So no slot is free while more waits
+    than is worth a forward of its own. Where much waits, one batch more is cut ahead and handed to the device, so that
+    a slot goes on at once and not when the event loop gets to it. A forward that has begun runs to its end; rows that
+    nobody waits for any more are counted.
 
     Args:
         inlet: Lists of prepared items. Closing its outlet ends the stage, once the waiting room is empty.
         outlet: Lists of items with their rows; closed when the stage ends.
         forward: See `Forward`.
-        device: Runs it, `slots` calls at once. `DeviceLost` from it ends the stage.
+        device: Runs it, `slots` calls at once, and then the one that waits. `DeviceLost` from it ends the stage.
         builder: The waiting room.
         pace: Told how long the whole device was busy with each batch.
         slots: Forwards at once.
@@ -85,6 +99,8 @@ class BatchStage(Stage, Generic[P, R]):
         self._pace = pace
         self._slots = slots
         self._forwards = Overlap()
+        self._ahead: _Turn | None = None
+        """Of the batch that waits for a slot."""
         self._small_running = 0
         """Forwards of less than a share: mostly the interpreter's work, which two of them cannot do at once. What waits
         then waits for its end, unless it is a share by now."""
@@ -113,7 +129,7 @@ class BatchStage(Stage, Generic[P, R]):
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the forwards that run."""
-        await self._run((self._fill_waiting_room, *[self._serve_slot] * self._slots), self._close)
+        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + 1)), self._close)
 
     def _close(self) -> None:
         self._inlet.close()
@@ -141,10 +157,11 @@ class BatchStage(Stage, Generic[P, R]):
         while True:
             batch = self._next_batch()
             if batch is not None:
-                with self.meter.working(), custody(self.meter.name, (item.ticket for item in batch.items)) as held:
+                tickets = (item.ticket for item in batch.items)
+                with self._turn(batch) as turn, custody(self.meter.name, tickets) as held:
                     if self._seam is not None:
                         await self._at("formed")
-                    if done := await self._compute(batch):
+                    if done := await self._compute(batch, turn):
                         if self._seam is not None:
                             await self._at("computed")
                         await self._outlet.send(done)
@@ -159,22 +176,68 @@ class BatchStage(Stage, Generic[P, R]):
     def _next_batch(self) -> Batch[P] | None:
         if self._small_running and self._builder.cost < self._builder.min_share:
             return None
+        free = self._slots - self.meter.busy
+        if free <= 0 and (self._ahead is not None or not self._builder.has_depth):
+            return None
         now = self._clock()
-        free = self._slots - self.meter.busy  # the one that asks included
         batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), among=free)
         self._room_freed.set()
         for item in batch.items if batch is not None else ():
             item.ticket.waits(self._builder.lane, -item.cost)
         return batch
 
-    async def _compute(self, batch: Batch[P]) -> list[Item[R]]:
+    @contextmanager
+    def _turn(self, batch: Batch[P]) -> Iterator[_Turn]:
+        """Take the slot that is free, or else the place ahead, which becomes a slot when the next one is free."""
+        turn = _Turn(is_small=batch.cost < self._builder.min_share)
+        if self.meter.busy >= self._slots:
+            self._ahead = turn
+        else:
+            self.meter.busy += 1
+        try:
+            yield turn
+        finally:
+            if turn.mark is not None:  # something crashed
+                self._end(turn)
+            if self._ahead is turn:
+                self._ahead = None
+            else:
+                self.meter.busy -= 1
+                if self.meter.busy < self._slots:
+                    self._promote()
+
+    def _begin(self, turn: _Turn) -> None:
+        turn.began_at = self._clock()
+        turn.mark = self._forwards.begin(turn.began_at)
+        self._small_running += turn.is_small
+
+    def _end(self, turn: _Turn) -> tuple[float, float]:
+        """Count the end of a forward, and the beginning of the one that was ahead: the device has gone on with it.
+
+        Returns:
+            The time now, and how many seconds of the whole device the forward took.
+        """
+        ended = self._clock()
+        if turn is self._ahead:  # told of both ends at once, and of this one first
+            self._promote()
+        assert turn.mark is not None
+        device_s = self._forwards.end(ended, turn.mark)
+        turn.mark = None
+        self._small_running -= turn.is_small
+        self._promote()
+        return ended, device_s
+
+    def _promote(self) -> None:
+        """Count the batch that is ahead, if there is one, as one that has a slot."""
+        if (turn := self._ahead) is not None:
+            self._ahead = None
+            self.meter.busy += 1
+            self._begin(turn)
+
+    async def _compute(self, batch: Batch[P], turn: _Turn) -> list[Item[R]]:
         self.triggers[batch.trigger] += 1
-        started = self._clock()
-        for item in batch.items:
-            self.meter.wait.observe(started - item.sent_at)
-        mark = self._forwards.begin(started)
-        is_small = batch.cost < self._builder.min_share
-        self._small_running += is_small
+        if turn is not self._ahead and turn.mark is None:
+            self._begin(turn)
         try:
             results = await run_isolated(
                 self._call,
@@ -183,13 +246,14 @@ class BatchStage(Stage, Generic[P, R]):
                 on_out_of_memory=self._lower_budget,
             )
         finally:
-            ended = self._clock()
-            device_s = self._forwards.end(ended, mark)
-            self._small_running -= is_small
+            ended, device_s = self._end(turn)
             if self._builder:  # what waited for this to end may go now
                 self._work_waits.set()
+        started = turn.began_at
         self.meter.service.observe(ended - started)
         self._pace.observe(batch.cost, device_s)
+        for item in batch.items:
+            self.meter.wait.observe(started - item.sent_at)
         tokens = sum(item.cost for item in batch.items)
         self.tokens += tokens
         self.padding_tokens += batch.cost - tokens
@@ -212,7 +276,7 @@ class BatchStage(Stage, Generic[P, R]):
         return done
 
     async def _call(self, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
-        alone = self._forwards.running == 1 and not self._builder
+        alone = self._forwards.running == 1 and self._ahead is None and not self._builder
         return await self._device(partial(self._run_forward, 1 if alone else self._slots), payloads)
 
     def _run_forward(self, at_once: int, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:

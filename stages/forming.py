@@ -36,6 +36,10 @@ _QUEUE_IN_BATCHES = 8
 """How many batches a queue is at least: the forward that a newcomer finds running is then a small part of its wait."""
 
 
+_DEPTH_IN_BATCHES = 2
+"""How many batches wait at least where one is cut ahead."""
+
+
 class _Waiting(NamedTuple, Generic[P]):
     """One item in the waiting room; compares by its turn, and by its arrival where turns are equal."""
 
@@ -88,10 +92,20 @@ class BatchBuilder(Generic[P]):
 
     @property
     def budget(self) -> int:
-        """Tokens of the next batch at most: a fixed part of what waits. Of each request only so much counts as a small
-        batch has, or a single large one would make newcomers wait behind large batches."""
-        queue = min(self._cost, len(self._requests) * self._least_cost)
-        return min(self.max_cost, max(self._least_cost, queue // _QUEUE_IN_BATCHES))
+        """Tokens of the next batch at most: a fixed part of what waits."""
+        return min(self.max_cost, max(self._least_cost, self._queue // _QUEUE_IN_BATCHES))
+
+    @property
+    def has_depth(self) -> bool:
+        """Whether so much waits that a batch may be cut before a slot is free for it: nobody who comes meanwhile would
+        have been in it."""
+        return self._queue >= _DEPTH_IN_BATCHES * self.budget
+
+    @property
+    def _queue(self) -> int:
+        """Tokens that a newcomer finds in front of it. Of each request only so much counts as a small batch has, for
+        requests take turns: a single large one makes nobody wait behind large batches."""
+        return min(self._cost, len(self._requests) * self._least_cost)
 
     @property
     def cost(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
@@ -59,6 +60,46 @@ async def test_a_second_batch_begins_while_the_first_runs_and_a_third_waits() ->
         assert busy(engine) == (2, 2)
         gate.open()
     assert sorted(model.forwarded) == [["first"], ["second"], ["third"]]
+
+
+async def test_where_much_waits_one_batch_more_is_handed_to_the_device() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model, max_batch_tokens=4) as engine, anyio.create_task_group() as tasks:
+        stage = engine._pipeline.batch["text"]
+        for number in range(2):
+            tasks.start_soon(engine.embed, f"run{number}")
+            await until(lambda count=number + 1: len(model.forwarded) == count)  # type: ignore[misc]
+        tasks.start_soon(engine.embed, "wai0")
+        await until(lambda: stage.waiting == 1)
+        assert stage._ahead is None  # whoever came now would be in the next batch, too
+        tasks.start_soon(engine.embed, "wai1")
+        await until(lambda: stage._ahead is not None)
+        assert stage.waiting == 1
+        assert (len(model.forwarded), busy(engine), stage.running) == (2, (2, 2), 2)
+        gate.open()
+    assert sorted(model.forwarded) == [["run0"], ["run1"], ["wai0"], ["wai1"]]
+
+
+async def test_what_is_ahead_is_cancelled_with_the_engine() -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with anyio.create_task_group() as tasks:
+
+        async def serve() -> None:
+            async with engine_on(model, workers=1, max_batch_tokens=4) as engine, anyio.create_task_group() as clients:
+                for text in ("abcd", "bcde", "cdef", "defg"):
+                    clients.start_soon(engine.embed, text)
+                await gate.arrived()
+                await until(lambda: engine._pipeline.batch["text"]._ahead is not None)
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await until(lambda: engine._pipeline.batch["text"]._ahead is None)
+                gate.open()
+                await anyio.lowlevel.checkpoint()
+
+        tasks.start_soon(serve)
+    assert len(model.forwarded) == 1
 
 
 async def test_a_forward_is_told_whether_it_has_the_device_to_itself() -> None:

@@ -6,9 +6,11 @@ import os
 import sys
 import threading
 
+import anyio
 import pytest
 
 from staged_pool.runtime.threads import OwnThreads
+from tests.doubles import Gate, until
 
 pytestmark = pytest.mark.anyio
 
@@ -29,4 +31,56 @@ async def test_a_nice_thread_stands_back_and_no_other_does() -> None:
 async def test_threads_can_come_later() -> None:
     async with OwnThreads("later").running(0) as threads:
         threads.grow(2)
+        assert await threads(len, "abc") == 3
+
+
+async def test_a_thread_goes_on_with_a_call_that_waits_before_the_event_loop_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = OwnThreads("busy")
+    first, second = Gate(), Gate()
+    untold: list[tuple[object, ...]] = []
+    hears = threads._has_ended
+    monkeypatch.setattr(threads, "_has_ended", lambda *what: untold.append(what))
+    async with threads.running(), anyio.create_task_group() as tasks:
+        tasks.start_soon(threads, first, None)
+        await first.arrived()
+        tasks.start_soon(threads, second, None)
+        await anyio.wait_all_tasks_blocked()
+        first.open()
+        await second.arrived()
+        second.open()
+        await until(lambda: len(untold) == 2)
+        assert not threads._idle
+        for job, goes_on in untold:
+            hears(job, goes_on)  # type: ignore[arg-type]
+        assert len(threads._idle) == 1
+
+
+async def test_as_many_calls_as_there_are_run_each_once_and_on_every_thread() -> None:
+    seen: list[int] = []
+    async with OwnThreads("many").running(4) as threads, anyio.create_task_group() as tasks:
+        for number in range(500):
+            tasks.start_soon(threads, seen.append, number)
+    assert sorted(seen) == list(range(500))
+
+
+async def test_calls_that_wait_and_are_cancelled_never_begin() -> None:
+    begun: list[int] = []
+    gate = Gate()
+
+    def call(number: int) -> None:
+        begun.append(number)
+        gate()
+
+    async with OwnThreads("cancelled").running() as threads:
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(threads, call, number)
+            await gate.arrived()
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await until(lambda: not threads._waiting)
+            gate.open()
+        assert len(begun) == 1
         assert await threads(len, "abc") == 3

@@ -102,8 +102,13 @@ class SimDevice:
         self._lane = lane
         self._rng = rng
         self._lost = False
+        self._threads = anyio.Semaphore(watch.world.slots)
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
+        async with self._threads:
+            return await self._run(function, argument)
+
+    async def _run(self, function: Callable[[A], T], argument: A) -> T:
         watch, world = self._watch, self._watch.world
         if self._lost:
             raise DeviceLost("one of the device's threads is stuck")

@@ -15,11 +15,11 @@ from anyio.abc import TaskGroup
 
 from staged_pool.runtime.admission import Room
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.runtime.model import Lane, Payload
+from staged_pool.runtime.model import Lane, Payload, Row
 from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.runtime.results import EmbedResult
+from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
-from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Batch, Item
@@ -155,16 +155,17 @@ class Simulation:
         ):
             setattr(target, name, watched)
         for lane, stage in engine._pipeline.batch.items():
-            self._observe_batches(lane, stage._builder)
+            self._observe_batches(lane, stage)
 
-    def _observe_batches(self, lane: Lane, builder: BatchBuilder[Payload]) -> None:
+    def _observe_batches(self, lane: Lane, stage: BatchStage[Payload, Row]) -> None:
+        builder = stage._builder
         take = builder.take
 
         def watched_take(still_wanted: Callable[[Item[Payload]], bool], *, among: int) -> Batch[Payload] | None:
             waiting_cost = builder.cost
             batch = take(still_wanted, among=among)
             if batch is not None:
-                self.watch.batch_formed(lane, batch, waiting_cost)
+                self.watch.batch_formed(lane, batch, waiting_cost, in_hand=stage.meter.busy)
             return batch
 
         setattr(builder, "take", watched_take)  # noqa: B010  # a method, which mypy would not let go

@@ -184,8 +184,10 @@ class Watch:
         if self.ended:
             self.fail("preprocess began after the engine had ended")
 
-    def batch_formed(self, lane: Lane, batch: Batch[Payload], waiting_cost: int) -> None:
+    def batch_formed(self, lane: Lane, batch: Batch[Payload], waiting_cost: int, *, in_hand: int) -> None:
         items, config = batch.items, self.world.config
+        if in_hand > self.world.slots + 1:  # one is handed to postprocess while the device goes on with another
+            self.fail(f"a batch was cut while {in_hand} others were in hand")
         for item in items:
             name = payload_name(item.payload)
             if self._unwanted(name[0]):

@@ -474,11 +474,46 @@ def waiting_room_without_a_limit() -> Plan:
 
 
 @mutation
-def one_slot_more_than_the_device_has() -> Plan:
+def batches_cut_ahead_without_end() -> Plan:
     async def run(self: BatchStage[Any, Any]) -> None:
-        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + 1)), self._close)
+        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + 4)), self._close)
 
-    return [(BatchStage, "run", run)]
+    @contextlib.contextmanager
+    def turn(self: BatchStage[Any, Any], batch: Any) -> Iterator[Any]:
+        with self.meter.working():
+            yield batch_module._Turn(is_small=False)
+
+    return [(BatchStage, "run", run), (BatchStage, "_turn", turn), (BatchBuilder, "has_depth", True)]
+
+
+@mutation
+def batch_ahead_begins_before_it_is_known_to_be_small() -> Plan:
+    original = BatchStage._compute
+
+    async def compute(self: BatchStage[Any, Any], batch: Any, turn: Any) -> Any:
+        turn.is_small = batch.cost < self._builder.min_share
+        return await original(self, batch, turn)
+
+    def turn(self: BatchStage[Any, Any], batch: Any) -> Any:
+        return original_turn(self, replace(batch, cost=10**9))
+
+    original_turn = BatchStage._turn
+    return [(BatchStage, "_compute", compute), (BatchStage, "_turn", turn)]
+
+
+@mutation
+def place_ahead_not_given_back_after_a_crash() -> Plan:
+    @contextlib.contextmanager
+    def turn(self: BatchStage[Any, Any], batch: Any) -> Iterator[Any]:
+        try:
+            with original(self, batch) as turn:
+                yield turn
+        finally:
+            if turn.mark is None and turn.began_at == 0.0:
+                self._ahead = turn
+
+    original = BatchStage._turn
+    return [(BatchStage, "_turn", turn)]
 
 
 @mutation

@@ -15,6 +15,7 @@ FOUND: dict[int, str] = {
     93: "a caller at the door while the engine closed got anyio's error rather than the engine's",
     179: "the stages in front of one that had given up crashed, and blamed the requests in their hands",
     280: "an engine with a broken stage said so only after the calls that still ran, however long they took",
+    630: "a forward that was handed to the device ahead counted as small when it ended and not when it began",
     1663: "a stop waited for every forward of a batch that was being bisected, rather than for one",
 }
 
@@ -55,7 +56,9 @@ KILLS: dict[str, tuple[Backend, int]] = {
     "freed_room_not_announced": ("trio", 8),
     "waiting_work_not_announced": ("trio", 0),
     "waiting_room_without_a_limit": ("trio", 25),
-    "one_slot_more_than_the_device_has": ("trio", 3),
+    "batches_cut_ahead_without_end": ("trio", 2),
+    "batch_ahead_begins_before_it_is_known_to_be_small": ("trio", 630),
+    "place_ahead_not_given_back_after_a_crash": ("trio", 0),
     "failed_forwards_count_as_running_for_ever": ("trio", 42),
     "batch_keys_ignored": ("trio", 31),
     "token_budget_ignored": ("trio", 40),

@@ -130,6 +130,23 @@ def test_one_large_request_gets_small_batches() -> None:
     assert batch.cost == 20
 
 
+def test_there_is_depth_where_more_requests_wait_than_two_batches_take() -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=20, pads=False)
+    depths = []
+    for _ in range(5):
+        depths.append(builder.has_depth)
+        a_request(builder, [10])
+    assert depths == [False, False, False, False, True]
+    assert builder.take(lambda item: True) is not None
+    assert not builder.has_depth
+
+
+def test_one_large_request_has_no_depth() -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=20, pads=False)
+    a_request(builder, [10] * 50)
+    assert not builder.has_depth
+
+
 def test_what_waits_is_shared_among_the_free_slots() -> None:
     builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=20)
     builder.add(items_of([(10, "a", True)] * 8))
