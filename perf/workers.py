@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
 
+from staged_pool.api.memory import keep_freed_memory
+
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -66,6 +68,7 @@ def worker(make: Callable[[], Callable[[A], R]]) -> Iterator[Worker[A, R]]:
 
 def _serve(pipe: Connection, make: Callable[[], Callable[[A], R]]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends this process
+    keep_freed_memory()  # as the server does: what is compared with it has the same allocator
     answer = make()
     while True:
         try:

@@ -1,0 +1,65 @@
+"""Freed memory is kept, unless the user has other plans for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from staged_pool.api import memory
+
+FAULTS = """
+import ctypes, json, resource, sys, threading
+from staged_pool.api.memory import keep_freed_memory
+
+kept = keep_freed_memory() if sys.argv[1] == "keep" else None
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+faults = []
+
+def use() -> None:
+    for _ in range(20):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        block = libc.malloc(12_000_000)
+        ctypes.memset(block, 1, 12_000_000)
+        libc.free(ctypes.c_void_p(block))
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=use)
+thread.start()
+thread.join()
+print(json.dumps([kept, sum(faults[10:])]))
+"""
+glibc = pytest.mark.skipif(not memory._is_glibc(), reason="another allocator")
+
+
+def run(how: str, **environment: str) -> tuple[bool | None, int]:
+    """Whether memory is kept, and the pages that ten further blocks of 12 MB took from the kernel."""
+    plain = {name: value for name, value in os.environ.items() if name not in memory._USER_HAS_SET}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, how], check=True, capture_output=True, text=True, env=plain | environment
+    )
+    kept, faults = json.loads(done.stdout)
+    return kept, faults
+
+
+@glibc
+def test_a_block_that_was_freed_is_used_again_without_asking_the_kernel() -> None:
+    kept, faults = run("keep")
+    assert kept is True
+    assert faults < 100  # a page has 4096 bytes: one block has 2930
+
+
+@glibc
+def test_what_the_user_has_set_stays() -> None:
+    kept, faults = run("keep", MALLOC_TRIM_THRESHOLD_="131072", MALLOC_MMAP_THRESHOLD_="131072")
+    assert kept is False
+    assert faults > 10 * 2900
+
+
+def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_is_glibc", lambda: False)
+    assert not memory.keep_freed_memory()
