@@ -39,7 +39,15 @@ _ACTIVATIONS: Final[Mapping[type[nn.Module], tuple[Activation, float]]] = {
 }
 """For each class the kernel f and a factor c, with which it gives f(c x) / c."""
 
-_UNSUPPORTED: Final = ("encoder_hidden_states", "past_key_values", "head_mask", "position_bias", "softcap", "s_aux")
+_UNSUPPORTED: Final = (
+    "encoder_hidden_states",
+    "past_key_values",
+    "head_mask",
+    "position_bias",
+    "sliding_window",
+    "softcap",
+    "s_aux",
+)
 """Arguments that change what a layer computes."""
 
 

@@ -122,7 +122,7 @@ def test_a_text_model_computes_what_it_did(name: str, layout: Any, dtype: torch.
     assert difference(run(body, tokens()), before) < SAME[dtype]
     alone = torch.cat([run(body, [one]) for one in tokens()])
     assert difference(alone, before) < SAME[dtype]
-    turned = torch.cat(list(run(body, tokens()[::-1]).split([len(one.ids) for one in tokens()[::-1]]))[::-1])
+    turned = torch.cat(list(run(body, tokens()[::-1]).split_with_sizes([len(one.ids) for one in tokens()[::-1]]))[::-1])
     assert difference(turned, before) < SAME[dtype]
     restore()
     assert torch.equal(run(body, tokens()), before)
@@ -379,16 +379,16 @@ def test_a_model_that_changes_when_it_is_fused_is_prepacked_only(
     assert not [line for line in logged if line["event"] == "model.not_prepacked"]
 
 
-@pytest.mark.parametrize(("dimensions", "edges"), [(2, (8, 8)), (2, (9, 11)), (3, (2, 8, 12))])
-def test_a_convolution_that_steps_from_patch_to_patch_is_a_product(dimensions: int, edges: tuple[int, ...]) -> None:
-    kind = {2: nn.Conv2d, 3: nn.Conv3d}[dimensions]
-    kernel = edges and (2, 4, 4)[3 - dimensions :]
-    convolution = kind(3, 8, kernel, kernel, padding="valid")
-    pixels = torch.randn(5, 3, *edges)
+@pytest.mark.parametrize(("kind", "edges"), [(nn.Conv2d, (8, 8)), (nn.Conv2d, (9, 11)), (nn.Conv3d, (4, 8, 13))])
+def test_a_convolution_that_steps_from_patch_to_patch_is_a_product(kind: Any, edges: tuple[int, ...]) -> None:
+    convolution = kind(3, 8, 4, 4, padding="valid")
     model = nn.ModuleList([convolution, kind(3, 8, 4, 2), kind(3, 8, 3, 3, padding=1), kind(4, 8, 2, 2, groups=2)])
+    pixels = torch.randn(5, 3, *edges)
     with torch.inference_mode():
         flatten_patches(model)
         flat, *others = model
         assert isinstance(flat, PatchLinear)
         assert not any(isinstance(other, PatchLinear) for other in others)  # they look beyond a patch, or at less
         torch.testing.assert_close(flat(pixels), convolution(pixels), atol=1e-5, rtol=1e-5)
+        with pytest.raises(ValueError, match="the kernel of"):
+            flat(pixels[0])
