@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -25,3 +26,34 @@ def difference(found: Tensor, reference: Tensor) -> float:
     found, reference = found.float(), reference.float()
     spread = (reference - reference.mean(dim=0)).norm()
     return float((found - reference).norm() / spread.clamp_min(torch.finfo(torch.float32).tiny))
+
+
+def keep_if_right(
+    change: Callable[[], Callable[[], None]], compute: Callable[[], Tensor], *, name: str, dtype: torch.dtype
+) -> str | None:
+    """Change a model, unless it then computes something else.
+
+    Args:
+        change: Gives back what undoes it.
+        compute: [rows, values], of inputs that are always the same.
+        name: What is changed.
+        dtype: Of its weights.
+
+    Returns:
+        Why it was not changed; None where it was.
+    """
+    undo: Callable[[], None] | None = None
+    try:
+        with torch.inference_mode():
+            before = compute().float()
+            undo = change()
+            apart = difference(compute(), before)
+    except MISFITS as error:
+        reason = f"{name} does not run on them: {error}"
+    else:
+        if apart <= TOLERANCE[dtype]:
+            return None
+        reason = f"{name} gives other vectors (relative difference {apart:.2g})"
+    if undo is not None:
+        undo()
+    return reason

@@ -70,25 +70,69 @@ def packed_attention(
     if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
         raise NotImplementedError(f"packed attention does not do {', '.join(unsupported)}")
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    heads, tokens = query.shape[1:3]
-    out = query.new_empty(tokens, heads, value.shape[-1])
-    start = 0
-    for sequences, length, seen in packed_groups:
-        end = start + sequences * length
+    sizes = [group.sequences * group.tokens for group in packed_groups]
+    parts = [(query, key, value)]
+    if len(sizes) > 1:
+        parts = list(zip(*(x.split_with_sizes(sizes, dim=2) for x in (query, key, value)), strict=True))
+    attended = []
+    for group, part in zip(packed_groups, parts, strict=True):
         # [1, heads, tokens, width] -> [sequences, heads, length, width], without a copy
-        q, k, v = (
-            x[0, :, start:end].reshape(x.shape[1], sequences, length, -1).transpose(0, 1) for x in (query, key, value)
-        )
-        mask = _window_mask(length, sliding_window, causal=causal, device=query.device)
-        if seen < length:
-            k, v = k[:, :, :seen], v[:, :, :seen]
-            mask = _seen_mask(mask, length, seen, causal=causal, device=query.device)
-        attended = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=scaling, is_causal=causal and mask is None, enable_gqa=heads != k.shape[1]
-        )
-        out[start:end].view(sequences, length, heads, -1).copy_(attended.transpose(1, 2))
-        start = end
-    return out.unsqueeze(0), None
+        q, k, v = (x.view(x.shape[1], group.sequences, group.tokens, -1).transpose(0, 1) for x in part)
+        one = _attend(q, k, v, group.seen, scaling=scaling, window=sliding_window, causal=causal)
+        attended.append(one.reshape(1, -1, *one.shape[2:]))
+    return _joined(attended, dim=1), None
+
+
+def fused_attention(
+    qkv: Tensor, groups: Sequence[Group], heads: int, *, scaling: float | None = None, causal: bool = False
+) -> Tensor:
+    """As `packed_attention`, on what one linear layer has made of a packed batch.
+
+    Args:
+        qkv: [tokens, 3 * heads * head width]: queries, keys and values of a token side by side.
+        groups: Their tokens sum to those of `qkv`.
+        heads: Of queries, keys and values alike.
+        scaling: Of the scores. None: 1 / sqrt(head width).
+        causal: Whether a token sees only what stands before it.
+
+    Returns:
+        [tokens, heads * head width].
+    """
+    parts: Sequence[Tensor] = [qkv]
+    if len(groups) > 1:
+        parts = qkv.split_with_sizes([group.sequences * group.tokens for group in groups])
+    width = qkv.shape[1] // 3
+    attended = []
+    for group, part in zip(groups, parts, strict=True):
+        if group.tokens == group.seen == 1:
+            attended.append(part[:, 2 * width :])  # the softmax of one score is 1
+            continue
+        q, k, v = part.view(group.sequences, group.tokens, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        one = _attend(q, k, v, group.seen, scaling=scaling, window=None, causal=causal)
+        attended.append(one.reshape(-1, width))
+    return _joined(attended, dim=0)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, seen: int, *, scaling: float | None, window: int | None, causal: bool
+) -> Tensor:
+    """Sequences of equal length, [sequences, heads, length, width] -> [sequences, length, heads, width].
+
+    Nothing is moved by that: it is how the kernel lays out what it gives.
+    """
+    heads, length = q.shape[1:3]
+    mask = _window_mask(length, window, causal=causal, device=q.device)
+    if seen < length:
+        k, v = k[:, :, :seen], v[:, :, :seen]
+        mask = _seen_mask(mask, length, seen, causal=causal, device=q.device)
+    attended = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scaling, is_causal=causal and mask is None, enable_gqa=heads != k.shape[1]
+    )
+    return attended.transpose(1, 2)
+
+
+def _joined(parts: Sequence[Tensor], *, dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
 def _window_mask(length: int, window: int | None, *, causal: bool, device: torch.device) -> Tensor | None:

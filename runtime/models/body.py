@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Literal
 
 import numpy as np
@@ -19,8 +20,9 @@ from transformers import PreTrainedModel
 
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
+from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference, keep_if_right
 from staged_pool.runtime.models.attention import PACKED, Group
+from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.shown import Shown
@@ -153,28 +155,26 @@ class Body:
         self._by_length = True
         return f"{name} gives other vectors beside padding (relative difference {apart:.2g})"
 
+    def fuse(self, max_tokens: int) -> str | None:
+        """Run layers of a known structure in few calls, where that is right.
+
+        Returns:
+            Why it was not done; None where it was, or where there are no such layers.
+        """
+        places = fusible_layers(self.model)
+        return self._change(partial(fuse_layers, places), max_tokens) if places else None
+
     def prepack(self, max_tokens: int) -> str | None:
         """Lay the weights of linear layers out for the processor, where that is right.
 
         Returns:
             Why it was not done; None where it was.
         """
-        batch = self._probe(max_tokens)
-        restore: Callable[[], None] | None = None
-        try:
-            with torch.inference_mode():
-                before = self.hidden(batch).float()
-                restore = prepack_linears(self.model)
-                apart = difference(self.hidden(batch).float(), before)
-        except MISFITS as error:
-            reason = f"{type(self.model).__name__} does not run on them: {error}"
-        else:
-            if apart <= TOLERANCE[self.model.dtype]:
-                return None
-            reason = f"{type(self.model).__name__} gives other vectors (relative difference {apart:.2g})"
-        if restore is not None:
-            restore()
-        return reason
+        return self._change(partial(prepack_linears, self.model), max_tokens)
+
+    def _change(self, change: Callable[[], Callable[[], None]], max_tokens: int) -> str | None:
+        probe = partial(self.hidden, self._probe(max_tokens))
+        return keep_if_right(change, probe, name=type(self.model).__name__, dtype=self.model.dtype)
 
     def _why_not_packed(self, probes: Sequence[tuple[PackedBatch, Shown | None]]) -> str | None:
         name = type(self.model).__name__

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import Pixels
-from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
+from staged_pool.runtime.models.agreement import TOLERANCE, difference, keep_if_right
+from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.linear import prepack_linears
+from staged_pool.runtime.models.patches import flatten_patches
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +99,21 @@ class Eye:
         self._alone = True
         return f"{type(self.image).__name__} gives other vectors beside padding (relative difference {apart:.2g})"
 
+    def fuse(self, pictures: Sequence[Pixels]) -> str | None:
+        """Run layers of a known structure in few calls, where that is right.
+
+        Args:
+            pictures: To find that out on.
+
+        Returns:
+            Why it was not done; None where it was, or where there are no such layers.
+        """
+        places = fusible_layers(self.image)
+        return self._change(partial(fuse_layers, places), pictures) if places else None
+
     def prepack(self, pictures: Sequence[Pixels]) -> str | None:
-        """Lay the weights of linear layers out for the processor, where that is right.
+        """Multiply patches instead of convolving them, and lay the weights of linear layers out for the processor,
+        where that is right.
 
         Args:
             pictures: To find that out on.
@@ -104,21 +121,18 @@ class Eye:
         Returns:
             Why it was not done; None where it was.
         """
-        restore: Callable[[], None] | None = None
-        try:
-            with torch.inference_mode():
-                before = _vectors(self.see(pictures))
-                restore = prepack_linears(self.image)
-                apart = difference(_vectors(self.see(pictures)), before)
-        except MISFITS as error:
-            reason = f"{type(self.image).__name__} does not run on them: {error}"
-        else:
-            if apart <= TOLERANCE[self.image.dtype]:
-                return None
-            reason = f"{type(self.image).__name__} gives other vectors (relative difference {apart:.2g})"
-        if restore is not None:
-            restore()
-        return reason
+
+        def change() -> Callable[[], None]:
+            restores = ExitStack()
+            restores.callback(flatten_patches(self.image))
+            restores.callback(prepack_linears(self.image))
+            return restores.close
+
+        return self._change(change, pictures)
+
+    def _change(self, change: Callable[[], Callable[[], None]], pictures: Sequence[Pixels]) -> str | None:
+        name = type(self.image).__name__
+        return keep_if_right(change, lambda: _vectors(self.see(pictures)), name=name, dtype=self.image.dtype)
 
     def _padded(self, pictures: Sequence[Pixels]) -> Seen:
         """Patches of different numbers, each picture's behind those that are missing to the largest one."""

@@ -128,8 +128,11 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
         log.info("model.peculiar", model=name, reason=why)
     heads = build_image_heads(folder, loaded.whole, seen)
     parameters = loaded.image_parameters() + sum(head.parameters() for head in heads.values())
-    if loaded.image.device.type == "cpu" and (why := eye.prepack(samples)):
-        log.info("model.not_prepacked", model=name, reason=why)
+    if loaded.image.device.type == "cpu":
+        if why := eye.fuse(samples):
+            log.info("model.not_fused", model=name, reason=why)
+        if why := eye.prepack(samples):
+            log.info("model.not_prepacked", model=name, reason=why)
     return ImageTower(
         architecture=type(loaded.whole if folder.heads else loaded.image).__name__,
         reader=reader,

@@ -8,7 +8,9 @@ one, in time, down and across (Wang et al., 2024, Qwen2-VL, section 2.1, https:/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import Pixels, TokenSequence
-from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
+from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference, keep_if_right
+from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.packing import PackedBatch
@@ -185,31 +188,36 @@ class Sight:
         assert shown is not None
         return PackedBatch.of(sequences, self._model.device), shown
 
+    def fuse(self) -> str | None:
+        """Run layers that see in few calls, where they are of a known structure, run on the CPU, and that is right.
+
+        Returns:
+            Why it was not done; None where it was, or where there are no such layers.
+        """
+        places = [place for part in self.parts() for place in fusible_layers(part)]
+        if self._model.device.type != "cpu" or not places:
+            return None
+        return self._change(partial(fuse_layers, places))
+
     def prepack(self) -> str | None:
         """Lay the weights that see out for the processor, as far as it gains by that and that is right.
 
         Returns:
             Why it was not done; None where it was.
         """
-        restores: list[Callable[[], None]] = []
-        pictures = [self._sample]
-        try:
-            with torch.inference_mode():
-                before = self._look(pictures).float()
-                for part in self.parts():
-                    restores.append(flatten_patches(part))
-                    if self._model.device.type == "cpu":
-                        restores.append(prepack_linears(part))
-                apart = difference(self._look(pictures).float(), before)
-        except MISFITS as error:
-            reason = f"its eyes do not run on them: {error}"
-        else:
-            if apart <= TOLERANCE[self._model.dtype]:
-                return None
-            reason = f"its eyes give other vectors (relative difference {apart:.2g})"
-        for restore in reversed(restores):
-            restore()
-        return reason
+
+        def change() -> Callable[[], None]:
+            restores = ExitStack()
+            for part in self.parts():
+                restores.callback(flatten_patches(part))
+                if self._model.device.type == "cpu":
+                    restores.callback(prepack_linears(part))
+            return restores.close
+
+        return self._change(change)
+
+    def _change(self, change: Callable[[], Callable[[], None]]) -> str | None:
+        return keep_if_right(change, lambda: self._look([self._sample]), name="its sight", dtype=self._model.dtype)
 
     def parts(self) -> Iterator[torch.nn.Module]:
         """Everything but the language model."""

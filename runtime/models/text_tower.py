@@ -133,8 +133,13 @@ def build_text_tower(
         parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
     else:  # heads are copies of layers in it
         parameters = sum(p.numel() for p in loaded.whole.parameters()) - loaded.image_parameters()
-    if body.model.device.type == "cpu" and (why := body.prepack(max_tokens)):
-        log.info("model.not_prepacked", model=name, reason=why)
+    if body.model.device.type == "cpu":
+        if why := body.fuse(max_tokens):
+            log.info("model.not_fused", model=name, reason=why)
+        if why := body.prepack(max_tokens):
+            log.info("model.not_prepacked", model=name, reason=why)
+    if sight is not None and (why := sight.fuse()):
+        log.info("model.not_fused", model=name, reason=why)
     if sight is not None and (why := sight.prepack()):
         log.info("model.not_prepacked", model=name, reason=why)
     text = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]

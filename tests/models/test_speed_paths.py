@@ -31,7 +31,7 @@ def test_a_prepacked_layer_computes_what_the_layer_did(dtype: torch.dtype, bias:
     linear = nn.Linear(48, 96, bias=bias).to(dtype)
     x = torch.randn(shape).to(dtype)
     with torch.inference_mode():
-        torch.testing.assert_close(PrepackedLinear(linear)(x), linear(x))
+        torch.testing.assert_close(PrepackedLinear(linear.weight, linear.bias)(x), linear(x))
 
 
 def test_prepacking_reaches_every_layer_and_can_be_undone() -> None:

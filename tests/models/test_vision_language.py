@@ -409,7 +409,7 @@ def test_a_convolution_of_whole_patches_is_a_product_of_matrices() -> None:
         assert isinstance(other, torch.nn.Conv3d)  # it may look beyond a patch
         assert (flat(patches) - wanted).abs().max() < 1e-5
         with pytest.raises(ValueError, match="the kernel of"):
-            flat(torch.randn(5, 3, 4, 4, 4))
+            flat(torch.randn(5, 4, 2, 4, 4))
     restore()
     assert next(iter(model)) is convolution
 

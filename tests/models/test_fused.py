@@ -1,0 +1,394 @@
+"""Layers that run in a few calls: they compute what they did, and nothing else is taken for one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models.agreement import difference
+from staged_pool.runtime.models.attention import PACKED, Group, packed_attention
+from staged_pool.runtime.models.body import Body
+from staged_pool.runtime.models.fused import FusedLayer, fuse_layers, fusible_layers
+from staged_pool.runtime.models.image_tower import ImageTower
+from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
+from staged_pool.runtime.models.structures import take_apart
+from staged_pool.runtime.requests import DENSE_ONLY
+from tests.models.asking import text_tower
+from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.tiny.bodies import widen
+
+Settings = dict[str, Any]
+
+LAYERS = 2
+VOCABULARY = 60
+_SIZE: Settings = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 64}
+_TEXT: Settings = {**_SIZE, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
+_CLIP: Settings = {**_TEXT, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+_PIXELS: Settings = {**_SIZE, "image_size": 32, "patch_size": 8}
+
+TEXTS: Mapping[str, tuple[Settings, int]] = {
+    "Bert": (_TEXT, LAYERS),
+    "Roberta": (_TEXT, LAYERS),
+    "XLMRoberta": (_TEXT, LAYERS),
+    "Camembert": (_TEXT, LAYERS),
+    "Electra": ({**_TEXT, "embedding_size": 16}, LAYERS),
+    "Data2VecText": (_TEXT, LAYERS),
+    "Ernie": (_TEXT, LAYERS),
+    "DistilBert": (
+        {"vocab_size": VOCABULARY, "dim": 32, "n_layers": LAYERS, "n_heads": 4, "hidden_dim": 64},
+        LAYERS,
+    ),
+    "CLIPText": (_CLIP, LAYERS),
+    "SiglipText": (_CLIP, LAYERS),
+    "Siglip2Text": (_CLIP, LAYERS),
+    "MPNet": (_TEXT, 0),
+    "RoFormer": ({**_TEXT, "embedding_size": 32}, 0),
+    "JinaEmbeddingsV3": (_TEXT, 0),
+}
+"""Settings, and how many layers can be fused. Those of MPNet add a table to the scores of attention, the last two turn
+queries and keys by their positions."""
+
+PICTURES: Mapping[str, Settings] = {
+    "CLIPVision": _PIXELS,
+    "SiglipVision": _PIXELS,
+    "ViT": _PIXELS,
+    "DeiT": _PIXELS,
+    "Dinov2": _PIXELS,
+}
+
+SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""How far apart, as `difference` has it."""
+
+
+def made(name: str, settings: Settings, dtype: torch.dtype = torch.float32, **others: Any) -> Any:
+    torch.manual_seed(3)
+    model = getattr(hf, f"{name}Model")(getattr(hf, f"{name}Config")(**settings, **others))
+    widen(model)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith("lambda1"):
+                parameter.normal_(1, 0.3)
+    return model.eval().to(dtype)
+
+
+def fuse(model: nn.Module) -> tuple[int, Callable[[], None]]:
+    places = fusible_layers(model)
+    return len(places), fuse_layers(places)
+
+
+def tokens() -> list[TokenSequence]:
+    random = np.random.default_rng(5)
+    lengths = (9, 9, 1, 1, 30, 9)
+    return [TokenSequence(random.integers(3, VOCABULARY, size=length).tolist(), DENSE_ONLY) for length in lengths]
+
+
+def run(body: Body, sequences: Sequence[TokenSequence]) -> Tensor:
+    with torch.inference_mode():
+        return body.hidden(PackedBatch.of(sequences, body.model.device))
+
+
+def look(model: Any, pixels: Tensor) -> Tensor:
+    with torch.inference_mode():
+        seen: Tensor = model(pixel_values=pixels).last_hidden_state
+        return seen.flatten(0, 1)
+
+
+@pytest.mark.parametrize("dtype", SAME)
+@pytest.mark.parametrize("layout", ["auto", "padded"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_model_computes_what_it_did(name: str, layout: Any, dtype: torch.dtype) -> None:
+    settings, layers = TEXTS[name]
+    body = Body(made(name, settings, dtype))
+    body.check_positions()
+    body.choose_layout(layout, 40)
+    before = run(body, tokens())
+    found, restore = fuse(body.model)
+    assert found == layers
+    assert difference(run(body, tokens()), before) < SAME[dtype]
+    alone = torch.cat([run(body, [one]) for one in tokens()])
+    assert difference(alone, before) < SAME[dtype]
+    turned = torch.cat(list(run(body, tokens()[::-1]).split_with_sizes([len(one.ids) for one in tokens()[::-1]]))[::-1])
+    assert difference(turned, before) < SAME[dtype]
+    restore()
+    assert torch.equal(run(body, tokens()), before)
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert"])
+def test_tokens_that_are_not_attended_to_stay_so(name: str) -> None:
+    body = Body(made(name, TEXTS[name][0]))
+    assert body.choose_layout("packed", 40) is None
+    expanded = [TokenSequence([*one.ids, 4, 4, 4], DENSE_ONLY, unseen_tokens=3) for one in tokens()]
+    before = run(body, expanded)
+    assert difference(run(body, [TokenSequence(one.ids, DENSE_ONLY) for one in expanded]), before) > 0.05
+    assert fuse(body.model)[0] == LAYERS
+    assert difference(run(body, expanded), before) < SAME[torch.float32]
+
+
+@pytest.mark.parametrize("name", ["Bert", "DistilBert"])
+def test_the_layout_may_be_chosen_after_fusing(name: str) -> None:
+    body = Body(made(name, TEXTS[name][0]))
+    padded = run(body, tokens())
+    fuse(body.model)
+    assert body.choose_layout("packed", 40) is None
+    assert difference(run(body, tokens()), padded) < SAME[torch.float32]
+    body.model.set_attn_implementation("eager")
+    body.layout = "padded"
+    assert difference(run(body, tokens()), padded) < SAME[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", SAME)
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_vision_model_computes_what_it_did(name: str, dtype: torch.dtype) -> None:
+    model = made(name, PICTURES[name], dtype)
+    pixels = torch.randn(3, 3, 32, 32).to(dtype)
+    before = look(model, pixels)
+    found, restore = fuse(model)
+    assert found == LAYERS
+    assert difference(look(model, pixels), before) < SAME[dtype]
+    assert difference(torch.cat([look(model, one.unsqueeze(0)) for one in pixels]), before) < SAME[dtype]
+    back = flatten_patches(model)
+    assert any(isinstance(module, PatchLinear) for module in model.modules())
+    prepack_linears(model)
+    assert difference(look(model, pixels), before) < SAME[dtype]
+    restore()
+    back()
+    assert not any(isinstance(module, FusedLayer | PatchLinear) for module in model.modules())
+
+
+def test_pictures_of_any_shape_are_masked_as_they_were() -> None:
+    model = made("Siglip2Vision", {**_SIZE, "num_patches": 16, "patch_size": 8})
+    mask = torch.arange(20) < torch.tensor([[20], [12]])
+    given = {"pixel_attention_mask": mask.long(), "spatial_shapes": torch.tensor([[4, 5], [3, 4]])}
+    rows = torch.randn(2, 20, 3 * 64)
+    with torch.inference_mode():
+        before = model(pixel_values=rows, **given).last_hidden_state[mask]
+        assert fuse(model)[0] == LAYERS
+        found = model(pixel_values=rows, **given).last_hidden_state[mask]
+    assert difference(found, before) < SAME[torch.float32]
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        "gelu",
+        "gelu_python",
+        "gelu_new",
+        "gelu_fast",
+        "gelu_pytorch_tanh",
+        "gelu_accurate",
+        "quick_gelu",
+        "silu",
+        "swish",
+        "relu",
+    ],
+)
+def test_every_activation_is_its_own(activation: str) -> None:
+    model = made("CLIPVision", _PIXELS, hidden_act=activation)
+    pixels = torch.randn(2, 3, 32, 32)
+    before = look(model, pixels)
+    assert fuse(model)[0] == LAYERS
+    assert difference(look(model, pixels), before) < 2e-5
+
+
+@pytest.mark.parametrize("bias", [(False, False, False), (True, False, True)], ids=["none", "some"])
+def test_biases_may_be_missing(bias: tuple[bool, bool, bool]) -> None:
+    model = made("ViT", _PIXELS)
+    for layer in model.layers if hasattr(model, "layers") else model.encoder.layer:
+        attention = layer.attention
+        for name, kept in zip(("q_proj", "k_proj", "v_proj"), bias, strict=True):
+            if not kept:
+                getattr(attention, name).bias = None
+        layer.mlp.fc1.bias = layer.mlp.fc2.bias = attention.o_proj.bias = None
+    pixels = torch.randn(2, 3, 32, 32)
+    before = look(model, pixels)
+    assert fuse(model)[0] == LAYERS
+    assert difference(look(model, pixels), before) < SAME[torch.float32]
+
+
+class Special(nn.Linear):
+    """Computes something of its own, perhaps."""
+
+
+def with_a_weight(layer: Any) -> None:
+    layer.attention.scale = nn.Parameter(torch.ones(32))
+
+
+def with_a_buffer(layer: Any) -> None:
+    layer.attention.self.register_buffer("table", torch.ones(2))
+
+
+def with_a_module(layer: Any) -> None:
+    layer.output.squash = nn.Tanh()
+
+
+def with_a_linear_of_another_class(layer: Any) -> None:
+    layer.output.dense = Special(64, 32)
+
+
+def with_a_norm_of_another_class(layer: Any) -> None:
+    layer.output.LayerNorm = nn.RMSNorm(32)
+
+
+def with_an_unknown_activation(layer: Any) -> None:
+    layer.intermediate.intermediate_act_fn = ACT2FN["mish"]
+
+
+def with_fewer_heads_of_keys(layer: Any) -> None:
+    layer.attention.self.key = nn.Linear(32, 16)
+
+
+def without_a_part(layer: Any) -> None:
+    del layer.intermediate
+
+
+CHANGES = (
+    with_a_weight,
+    with_a_buffer,
+    with_a_module,
+    with_a_linear_of_another_class,
+    with_a_norm_of_another_class,
+    with_an_unknown_activation,
+    with_fewer_heads_of_keys,
+    without_a_part,
+)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_layer_with_something_else_in_it_is_left_as_it_is(change: Callable[[Any], None]) -> None:
+    model = made("Bert", _TEXT)
+    change(model.encoder.layer[0])
+    assert [name for _, name in fusible_layers(model)] == ["1"]
+
+
+@pytest.mark.parametrize("others", [{"is_decoder": True}, {"is_decoder": True, "add_cross_attention": True}])
+def test_a_layer_of_a_decoder_is_left_as_it_is(others: Settings) -> None:
+    assert not fusible_layers(made("Bert", _TEXT, **others))
+
+
+def test_what_a_fused_layer_does_not_do_is_refused() -> None:
+    parts = take_apart(made("Bert", _TEXT).encoder.layer[0])
+    assert parts is not None
+    layer, x = FusedLayer(parts), torch.randn(1, 4, 32)
+    with torch.inference_mode():
+        assert layer(x, None, None, past_key_values=None, encoder_hidden_states=None).shape == x.shape
+        with pytest.raises(NotImplementedError, match="a fused layer is given"):
+            layer(x, None, x)
+        with pytest.raises(NotImplementedError, match="a fused layer is given"):
+            layer(x, None, past_key_values=object())
+
+
+def test_no_weight_is_kept_twice() -> None:
+    model = made("Bert", _TEXT)
+    fuse(model)
+    prepack_linears(model)
+    kept = sum(parameter.numel() for parameter in model.encoder.parameters())
+    assert kept == LAYERS * 2 * 2 * 32  # the norms
+    assert sum(isinstance(module, PrepackedLinear) for module in model.encoder.modules()) == LAYERS * 4
+
+
+def test_packed_attention_gives_the_same_from_one_product() -> None:
+    torch.manual_seed(2)
+    x, parts = torch.randn(1, 25, 32), take_apart(made("Bert", _TEXT).encoder.layer[0])
+    assert parts is not None
+    parts.config._attn_implementation = PACKED
+    groups = [Group(2, 5, 5), Group(3, 1, 1), Group(1, 7, 4), Group(1, 5, 5)]
+    layer = FusedLayer(parts)
+    for causal in (False, True):
+        q, k, v = (one(x).view(1, 25, 4, 8).transpose(1, 2) for one in parts.projections)
+        wanted = packed_attention(layer, q, k, v, None, packed_groups=groups, scaling=parts.scaling, is_causal=causal)[
+            0
+        ]
+        found = layer._attend(layer.qkv(x[0]), x.shape, None, {"packed_groups": groups, "is_causal": causal})
+        assert torch.allclose(found, wanted.flatten(2)[0], atol=1e-5)
+
+
+def test_forwards_at_once_give_what_they_give_alone() -> None:
+    body = Body(made("Bert", _TEXT))
+    body.choose_layout("packed", 40)
+    fuse(body.model)
+    batches = [tokens()[: n % 6 + 1] for n in range(24)]
+    alone = [run(body, batch) for batch in batches]
+    with ThreadPoolExecutor(4) as threads:
+        at_once = list(threads.map(partial(run, body), batches))
+    for found, wanted in zip(at_once, alone, strict=True):
+        assert torch.allclose(found, wanted, atol=1e-5)
+
+
+class Louder(hf.models.bert.modeling_bert.BertLayer):  # type: ignore[misc]  # transformers has no types
+    """Has the parts of the layer of BERT, and computes something else."""
+
+    def forward(self, *given: Any, **settings: Any) -> Tensor:
+        hidden: Tensor = super().forward(*given, **settings)
+        return hidden * 2
+
+
+def test_a_layer_that_computes_something_else_from_the_same_parts_is_put_back() -> None:
+    body = Body(made("Bert", _TEXT))
+    for layer in body.model.encoder.layer:
+        layer.__class__ = Louder
+    before = run(body, tokens())
+    why = body.fuse(40)
+    assert why is not None
+    assert "BertModel gives other vectors" in why
+    assert [type(layer) for layer in body.model.encoder.layer] == [Louder] * LAYERS
+    assert torch.equal(run(body, tokens()), before)
+
+
+@pytest.mark.parametrize("kind", ["bert-mean", "xlmr-prompt", "electra-mean", "clip", "siglip", "siglip2-naflex"])
+def test_a_folder_of_a_known_kind_is_run_fused(kind: str, load_tiny: LoadTiny) -> None:
+    layers = [type(module) for module in text_tower(load_tiny(kind)).body.model.modules()]
+    assert layers.count(FusedLayer) == 3
+    assert nn.Linear not in layers
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2-naflex", "vit", "dinov2"])
+def test_pictures_are_run_fused_and_cut_without_convolving(kind: str, load_tiny: LoadTiny) -> None:
+    tower = load_tiny(kind).towers["image"]
+    assert isinstance(tower, ImageTower)
+    layers = [type(module) for module in tower.eye.image.modules()]
+    assert FusedLayer in layers
+    assert nn.Conv2d not in layers
+
+
+def test_a_model_that_changes_when_it_is_fused_is_prepacked_only(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FusedLayer, "forward", lambda self, x, *others, **settings: torch.ones_like(x))
+    with structlog.testing.capture_logs() as logged:
+        model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
+    layers = [type(module) for module in text_tower(model).body.model.modules()]
+    assert FusedLayer not in layers
+    assert PrepackedLinear in layers
+    (reason,) = [line["reason"] for line in logged if line["event"] == "model.not_fused"]
+    assert "BertModel gives other vectors" in reason
+    assert not [line for line in logged if line["event"] == "model.not_prepacked"]
+
+
+@pytest.mark.parametrize(("kind", "edges"), [(nn.Conv2d, (8, 8)), (nn.Conv2d, (9, 11)), (nn.Conv3d, (4, 8, 13))])
+def test_a_convolution_that_steps_from_patch_to_patch_is_a_product(kind: Any, edges: tuple[int, ...]) -> None:
+    convolution = kind(3, 8, 4, 4, padding="valid")
+    model = nn.ModuleList([convolution, kind(3, 8, 4, 2), kind(3, 8, 3, 3, padding=1), kind(4, 8, 2, 2, groups=2)])
+    pixels = torch.randn(5, 3, *edges)
+    with torch.inference_mode():
+        flatten_patches(model)
+        flat, *others = model
+        assert isinstance(flat, PatchLinear)
+        assert not any(isinstance(other, PatchLinear) for other in others)  # they look beyond a patch, or at less
+        torch.testing.assert_close(flat(pixels), convolution(pixels), atol=1e-5, rtol=1e-5)
+        with pytest.raises(ValueError, match="the kernel of"):
+            flat(pixels[0])
