@@ -90,8 +90,6 @@ class AsyncioTransport:
         writer.transport.set_write_buffer_limits(0)  # `send` waits until everything is the kernel's
         plain = os.name == "posix" and writer.get_extra_info("sslcontext") is None
         self._descriptor: int | None = self.socket.fileno() if plain else None
-        self._drained = False
-        """Nothing waits in the reader."""
         self._resting = False
         """The transport reads nothing until somebody receives: it would go to the reader."""
 
@@ -112,14 +110,13 @@ class AsyncioTransport:
     async def receive(self) -> bytes:
         self._resume()
         with contextlib.suppress(OSError):
-            data = await self._reader.read(RECEIVE_BYTES)
-            self._drained = len(data) < RECEIVE_BYTES
-            return data
+            return await self._reader.read(RECEIVE_BYTES)
         return b""
 
     async def receive_into(self, room: memoryview) -> int:
-        transport = self._writer.transport
-        if self._drained and not self._reader.at_eof() and not transport.is_closing():
+        transport: Any = self._writer.transport
+        waiting = self._reader._buffer  # type: ignore[attr-defined]  # no other way to see it
+        if not waiting and not self._reader.at_eof() and not transport.is_closing():
             filling = _Filling(transport, room)
             self._resume()
             count = await filling.ended()
@@ -127,7 +124,6 @@ class AsyncioTransport:
             return count
         with contextlib.suppress(OSError):
             data = await self._reader.read(len(room))
-            self._drained = len(data) < len(room)
             room[: len(data)] = data
             return len(data)
         return 0
