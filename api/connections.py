@@ -27,7 +27,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2
+from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2, Stream
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import AsyncioTransport, Transport, TrioTransport
 
@@ -66,6 +66,7 @@ def take_connections(worker: ModuleType) -> None:
     setattr(worker, "TCPServer", _serve_trio if is_trio else _serve_asyncio)  # noqa: B010  # mypy: not declared
     hypercorn.protocol.H11Protocol = Http1
     hypercorn.protocol.H2Protocol = Http2
+    hypercorn.protocol.h11.HTTPStream = Stream
 
 
 async def _serve_asyncio(  # noqa: PLR0917  # as Hypercorn calls it
@@ -164,6 +165,10 @@ class Connection:
 
     async def _receive(self) -> None:
         while True:
+            if (room := self._protocol.protocol.room()) is not None:
+                if not await self._receive_into(room):
+                    break
+                continue
             data = b""
             with anyio.CancelScope(deadline=self._patient_until) as self._receiving:
                 data = await self._transport.receive()
@@ -181,6 +186,17 @@ class Connection:
                 self._in_head = True
                 self._patient_until = anyio.current_time() + self._limits.head_timeout_s
         await self._protocol.handle(Closed())
+
+    async def _receive_into(self, room: memoryview) -> bool:
+        """Receive a part of a body where it is to lie. False: there is no more."""
+        protocol = self._protocol.protocol
+        count = 0
+        try:
+            with room:
+                count = await self._transport.receive_into(room)
+        finally:
+            await protocol.received(count)
+        return count > 0
 
     def _at_a_beginning(self) -> bool:
         """Whether a request of HTTP/1.1 may begin with what arrives next: nothing of an earlier one is in hand."""

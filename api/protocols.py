@@ -14,11 +14,13 @@ import h2.events
 import h2.exceptions
 import h11
 import structlog
+from h11._receivebuffer import ReceiveBuffer
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.http_stream import HTTPStream
 
 from staged_pool.api.traffic import Traffic
 
@@ -32,21 +34,101 @@ _HEAD_END: Final = b"\r\n\r\n"
 _LENIENT: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
 """A line that ends in LF alone, and a header that goes on in the next line (obs-fold)."""
 
+WHOLE_BYTES: Final = 2**20
+"""A body up to this size is handed on in one piece: it is copied nowhere between the socket and its reader."""
+
+ROOM_BYTES: Final = 2**18
+"""Of a larger body, what is handed on at once. The event loop spends well below a millisecond on it."""
+
+FIRST_ROOM_BYTES: Final = 2**16
+"""What is set aside for a body of which nothing has arrived. Later it is twice what has: nobody takes our memory by
+announcing a body."""
+
+_ZEROS: Final = memoryview(bytes(WHOLE_BYTES))
+
 log = structlog.get_logger("staged_pool.api")
 
 
+class Buffer(ReceiveBuffer):
+    """What h11 has received and not read. What it reads to the end is handed out as it is, where h11 makes two copies.
+
+    Bytes can be received into it where they are to lie.
+    """
+
+    _data: bytearray
+
+    def maybe_extract_at_most(self, count: int) -> bytearray | None:
+        if not 0 < len(self._data) <= count:
+            return super().maybe_extract_at_most(count)
+        whole, self._data = self._data, bytearray()
+        self._next_line_search = self._multiple_lines_search = 0
+        return whole
+
+    def head(self) -> bytearray:
+        """What there is of the head of a request, or all of it and some of what follows."""
+        end = self._data.find(_HEAD_END)
+        return self._data if end < 0 else self._data[:end]
+
+    def grow(self, count: int) -> memoryview:
+        """Room for so many more bytes behind those that are here. To be released before anything else is done."""
+        self._data += _ZEROS[:count]
+        return memoryview(self._data)[-count:]
+
+    def shrink(self, count: int) -> None:
+        """Give back so much of the room, from its end."""
+        del self._data[len(self._data) - count :]
+
+
 class StrictReader(h11.Connection):
-    """An h11 connection that refuses what a proxy in front may read as another request than h11 does."""
+    """An h11 connection that refuses what a proxy in front may read as another request than h11 does.
+
+    The body of a request that says how long it is becomes an event when it is here, or enough of it.
+    """
 
     ended = False
     """The connection is gone: requests that wait behind the first one have nobody who asks."""
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.buffer = self._receive_buffer = Buffer()
+        self._body_left = 0
+        """What h11 has not read of a body of known length."""
+
+    @property
+    def missing(self) -> int:
+        """How many bytes are awaited until there is an event."""
+        if self.their_state is not h11.SEND_BODY or not self._body_left:
+            return 0
+        piece = self._body_left if self._body_left <= WHOLE_BYTES else ROOM_BYTES
+        return max(0, piece - len(self.buffer))
+
     def next_event(self) -> Any:
-        if self.ended:
+        if self.ended or self.missing:
             return h11.NEED_DATA
-        if self.their_state is h11.IDLE and _LENIENT.search(self.trailing_data[0].split(_HEAD_END, 1)[0]):
+        if self.their_state is h11.IDLE and _LENIENT.search(self.buffer.head()):
             raise h11.RemoteProtocolError("a line of the head ends in LF alone, or is continued")
-        return super().next_event()
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._body_left = _body_bytes(event)
+        elif isinstance(event, h11.Data):
+            self._body_left = max(0, self._body_left - len(event.data))
+        return event
+
+
+def _body_bytes(request: h11.Request) -> int:
+    """The length of its body; 0 where that is not known before its end. What h11 lets through is a number."""
+    headers = dict(request.headers)
+    return 0 if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
+
+
+class Stream(HTTPStream):  # type: ignore[misc]
+    """A request of HTTP/1.1 whose body is handed on as it was received, not copied."""
+
+    async def handle(self, event: StreamEvent) -> None:
+        if isinstance(event, Body) and not self.closed:
+            await self.app_put({"type": "http.request", "body": event.data, "more_body": True})
+        else:
+            await super().handle(event)
 
 
 class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
@@ -60,6 +142,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         super().__init__(*args)
         self.connection = StrictReader(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
         self._head = b""
+        self._room_bytes = 0
 
     async def _send_h11_event(self, event: Any) -> None:
         """Send the head of an answer together with what follows it: a client that waits is woken once, not twice."""
@@ -87,7 +170,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
     @property
     def in_head(self) -> bool:
         """The head of a request has begun to arrive."""
-        return self.stream is None and bool(self.connection.trailing_data[0])
+        return self.stream is None and bool(self.connection.buffer)
 
     @property
     def between_requests(self) -> bool:
@@ -97,8 +180,25 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
             self.stream is None
             and connection.our_state is h11.IDLE
             and connection.their_state is h11.IDLE
-            and not connection.trailing_data[0]
+            and not connection.buffer
         )
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes of a body are to lie, if it is one that says how long it is; else None.
+
+        Whoever takes it receives into it, releases it, and says how much has come by `received`.
+        """
+        reader = self.connection
+        if self.stream is None or not (missing := reader.missing):
+            return None
+        self._room_bytes = min(missing, max(2 * len(reader.buffer), FIRST_ROOM_BYTES))
+        return reader.buffer.grow(self._room_bytes)
+
+    async def received(self, count: int) -> None:
+        """So many bytes lie in the room."""
+        self.connection.buffer.shrink(self._room_bytes - count)
+        if count:
+            await self._handle_events()
 
     async def farewell(self) -> None:
         """HTTP/1.1 has none."""
@@ -133,6 +233,10 @@ class Http2(H2Protocol):  # type: ignore[misc]
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._resets = 0
+
+    def room(self) -> memoryview | None:
+        """None: bodies come in frames."""
+        return None
 
     async def initiate(self, *args: Any) -> None:
         await super().initiate(*args)

@@ -59,6 +59,13 @@ class Transport(Protocol):
     async def receive(self) -> bytes:
         """The next bytes; none when the client has closed, or either side is gone. Cancelled, it loses nothing."""
 
+    async def receive_into(self, room: memoryview) -> int:
+        """Receive bytes to where they are to lie: as many as there is room for, or fewer.
+
+        Returns:
+            How many; none as for `receive`. Cancelled, it loses what it has received.
+        """
+
     def send_nowait(self, data: bytes) -> bool:
         """Take bytes that fit into what may wait here. False: it has taken nothing."""
 
@@ -83,6 +90,8 @@ class AsyncioTransport:
         writer.transport.set_write_buffer_limits(0)  # `send` waits until everything is the kernel's
         plain = os.name == "posix" and writer.get_extra_info("sslcontext") is None
         self._descriptor: int | None = self.socket.fileno() if plain else None
+        self._resting = False
+        """The transport reads nothing until somebody receives: it would go to the reader."""
 
     @property
     def socket(self) -> Any:
@@ -99,9 +108,30 @@ class AsyncioTransport:
         return chosen
 
     async def receive(self) -> bytes:
+        self._resume()
         with contextlib.suppress(OSError):
             return await self._reader.read(RECEIVE_BYTES)
         return b""
+
+    async def receive_into(self, room: memoryview) -> int:
+        transport: Any = self._writer.transport
+        waiting = self._reader._buffer  # type: ignore[attr-defined]  # no other way to see it
+        if not waiting and not self._reader.at_eof() and not transport.is_closing():
+            filling = _Filling(transport, room)
+            self._resume()
+            count = await filling.ended()
+            self._resting = count == len(room)
+            return count
+        with contextlib.suppress(OSError):
+            data = await self._reader.read(len(room))
+            room[: len(data)] = data
+            return len(data)
+        return 0
+
+    def _resume(self) -> None:
+        if self._resting:
+            self._resting = False
+            self._writer.transport.resume_reading()
 
     def send_nowait(self, data: bytes) -> bool:
         transport = self._writer.transport
@@ -137,6 +167,55 @@ class AsyncioTransport:
         self._writer.transport.abort()
 
 
+class _Filling(asyncio.BufferedProtocol):
+    """Takes the place of a connection's protocol until a room is full, or nothing more comes. Then nothing is read."""
+
+    def __init__(self, transport: asyncio.Transport, room: memoryview) -> None:
+        self._transport = transport
+        self._usual = transport.get_protocol()
+        self._room = room
+        self._count = 0
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        transport.set_protocol(self)
+
+    async def ended(self) -> int:
+        """How many bytes lie in the room then."""
+        try:
+            await self._over
+        finally:
+            self._end()
+        return self._count
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._room[self._count :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._count += nbytes
+        if self._count == len(self._room):
+            self._transport.pause_reading()
+            self._end()
+
+    def eof_received(self) -> bool | None:
+        self._end()
+        return self._usual.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+        self._usual.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._usual.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._usual.resume_writing()
+
+    def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+        if self._transport.get_protocol() is self:
+            self._transport.set_protocol(self._usual)
+
+
 class TrioTransport:
     def __init__(self, stream: trio.SocketStream | TrioTls) -> None:
         self._stream = stream
@@ -167,12 +246,25 @@ class TrioTransport:
         return chosen
 
     async def receive(self) -> bytes:
+        return await self._receive_some(RECEIVE_BYTES)
+
+    async def receive_into(self, room: memoryview) -> int:
+        if not self._is_tls:
+            with contextlib.suppress(OSError):
+                count: int = await self._socket.recv_into(room)
+                return count
+            return 0
+        data = await self._receive_some(len(room))
+        room[: len(data)] = data
+        return len(data)
+
+    async def _receive_some(self, most: int) -> bytes:
         import trio
 
         self._receiving = trio.CancelScope()
         with self._receiving:
             try:
-                return bytes(await self._stream.receive_some(RECEIVE_BYTES))
+                return bytes(await self._stream.receive_some(most))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
             finally:

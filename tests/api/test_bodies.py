@@ -1,0 +1,211 @@
+"""Bodies larger than what a socket gives at once: every byte arrives, in its place, and none of the next request."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.abc
+import h11
+import httpx
+import pytest
+from blockbuster import BlockBuster
+
+from staged_pool.api.protocols import FIRST_ROOM_BYTES, ROOM_BYTES, WHOLE_BYTES, StrictReader
+from staged_pool.runtime.model import ModelInput, Payload
+from staged_pool.runtime.requests import Image
+from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.work import Prepared
+from tests.api.serving import EMBED, OpenEngine, post, read_answer, serving, statuses
+from tests.doubles import until
+from tests.runtime.seeing import SeeingModel, engine_on
+
+pytestmark = pytest.mark.anyio
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+SIZES = (1, FIRST_ROOM_BYTES, 400_000, WHOLE_BYTES, WHOLE_BYTES + 1, 3 * WHOLE_BYTES + 12_345)
+
+
+@pytest.fixture(autouse=True)
+def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
+    """Hypercorn's half for the running backend is imported when the server starts."""
+    nothing_blocks_the_event_loop.deactivate()
+
+
+@dataclass
+class KeepingModel(SeeingModel):
+    """Keeps the files that it is shown; its answer is that of one letter."""
+
+    files: list[bytes | str] = field(default_factory=list)
+
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Prepared[Payload] | InvalidInput]:
+        self.files += [image.source for given in inputs for image in given.images]
+        return super().preprocess([given.with_images([Image(b"a") for _ in given.images]) for given in inputs])
+
+
+def opens(model: SeeingModel) -> OpenEngine:
+    return lambda config: engine_on(model)
+
+
+def file_of(body_bytes: int) -> bytes:
+    return random.Random(body_bytes).randbytes(body_bytes * 3 // 4)
+
+
+def request_of(file: bytes) -> bytes:
+    return json.dumps({"input": [{"image": base64.b64encode(file).decode()}]}).encode()
+
+
+# What h11 makes of them
+
+
+def drawn(reader: StrictReader) -> list[h11.Event]:
+    """What the reader has to say now."""
+    events = []
+    while (event := reader.next_event()) is not h11.NEED_DATA:
+        events.append(event)
+        if isinstance(event, h11.EndOfMessage):
+            break
+    return events
+
+
+def fill(reader: StrictReader, data: bytes, most: int) -> int:
+    """Put bytes where a body is to lie; how many there was room for."""
+    count = min(reader.missing, most, len(data))
+    with reader.buffer.grow(reader.missing) as room:
+        left = len(room) - count
+        room[:count] = data[:count]
+    reader.buffer.shrink(left)
+    return count
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("with_head", [0, 1, 70_000])
+def test_a_body_is_handed_on_in_few_pieces_however_it_comes(size: int, with_head: int) -> None:
+    body = random.Random(size).randbytes(size)
+    reader = StrictReader(h11.SERVER)
+    reader.receive_data(HEAD % size + body[:with_head])
+    events = drawn(reader)
+    place = min(with_head, size)
+    while place < size:
+        place += fill(reader, body[place:], 100_000)
+        events += drawn(reader)
+    pieces = [event.data for event in events if isinstance(event, h11.Data)]
+    assert b"".join(pieces) == body
+    assert len(pieces) <= max(1, size // ROOM_BYTES + 1)
+    if size <= WHOLE_BYTES:
+        assert len(pieces) == 1
+    assert isinstance(events[-1], h11.EndOfMessage)
+    assert reader.missing == 0
+
+
+def test_what_follows_a_body_belongs_to_the_next_request() -> None:
+    reader = StrictReader(h11.SERVER)
+    reader.receive_data(HEAD % 5 + b"hello" + HEAD % 3 + b"yo")
+    request, data, end = drawn(reader)
+    assert isinstance(request, h11.Request)
+    assert isinstance(data, h11.Data)
+    assert (data.data, type(end)) == (b"hello", h11.EndOfMessage)
+    reader.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+    reader.send(h11.EndOfMessage())
+    reader.start_next_cycle()
+    assert isinstance(reader.next_event(), h11.Request)
+    assert reader.missing == 1
+
+
+def test_nothing_is_awaited_of_a_body_whose_length_nobody_says() -> None:
+    reader = StrictReader(h11.SERVER)
+    reader.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel")
+    assert [type(event) for event in drawn(reader)] == [h11.Request, h11.Data]
+    assert reader.missing == 0
+
+
+# Over a socket
+
+
+async def send_in_parts(stream: anyio.abc.SocketStream, data: bytes, cuts: Sequence[int]) -> None:
+    for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
+        await stream.send(data[start:end])
+        await anyio.wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("size", SIZES[2:])
+async def test_every_byte_of_a_picture_arrives_and_the_connection_goes_on(size: int) -> None:
+    model = KeepingModel()
+    file = file_of(size)
+    request = post(request_of(file))
+    async with serving(opens(model)) as served, await served.connect() as stream:
+        for cuts in ((), (60,), (300, 70_000, size - 1)):
+            await send_in_parts(stream, request, cuts)
+            assert statuses(await read_answer(stream)) == [200]
+            assert model.files.pop() == file
+            await stream.send(EMBED)
+            assert statuses(await read_answer(stream)) == [200]
+
+
+async def test_requests_that_come_on_the_heels_of_a_large_body_are_answered_in_turn() -> None:
+    model = KeepingModel()
+    file = file_of(600_000)
+    async with serving(opens(model)) as served, await served.connect() as stream:
+        async with anyio.create_task_group() as sending:
+            sending.start_soon(stream.send, post(request_of(file)) * 3 + EMBED)
+            answers = b""
+            with anyio.fail_after(30):
+                while len(re.findall(rb"HTTP/1.1 200 ", answers)) < 4 or not answers.endswith(b"}"):
+                    answers += await stream.receive()
+    assert statuses(answers) == [200] * 4
+    assert model.files == [file] * 3
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing_behind() -> None:
+    model = KeepingModel()
+    request = post(request_of(file_of(600_000)))
+    async with serving(opens(model)) as served:
+        for sent in (100, 200_000, len(request) - 1):
+            async with await served.connect() as stream:
+                await stream.send(request[:sent])
+                await until(lambda: served.server.traffic.connections == 1)
+            await until(lambda: served.server.traffic.connections == 0)
+        assert served.server.traffic.requests == 0
+        assert served.server.traffic.body_bytes == 0
+        assert not model.files
+        await served.assert_alive()
+
+
+async def test_a_large_body_that_stops_coming_is_answered_408_and_others_are_served_meanwhile() -> None:
+    async with serving(opens(KeepingModel()), body_timeout_s=0.2) as served, await served.connect() as stream:
+        await stream.send(post(request_of(file_of(600_000)))[:300_000])
+        await served.assert_alive()
+        assert statuses(await read_answer(stream)) == [408]
+
+
+async def test_a_client_that_announces_a_body_takes_little_of_the_memory() -> None:
+    reader = StrictReader(h11.SERVER)
+    reader.receive_data(HEAD % (2**40))
+    assert [type(event) for event in drawn(reader)] == [h11.Request]
+    assert reader.missing <= ROOM_BYTES
+
+
+@pytest.mark.parametrize("size", [400_000, 2_000_000])
+async def test_every_byte_arrives_over_http2_and_in_chunks_too(size: int) -> None:
+    model = KeepingModel()
+    file = file_of(size)
+    body = request_of(file)
+
+    async def chunks() -> object:
+        for start in range(0, len(body), 100_000):
+            yield body[start : start + 100_000]
+
+    async with serving(opens(model)) as served:
+        json_type = {"content-type": "application/json"}
+        async with served.client() as client:
+            assert (await client.post("/v1/embeddings", content=chunks(), headers=json_type)).status_code == 200
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{served.port}", http1=False, http2=True, timeout=30
+        ) as client:
+            assert (await client.post("/v1/embeddings", content=body, headers=json_type)).status_code == 200
+    assert model.files == [file, file]
