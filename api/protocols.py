@@ -95,6 +95,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         connection = self.connection
         return (
             self.stream is None
+            and not connection.ended
             and connection.our_state is h11.IDLE
             and connection.their_state is h11.IDLE
             and not connection.trailing_data[0]
