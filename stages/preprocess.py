@@ -101,9 +101,9 @@ class PreprocessStage(Stage, Generic[S, P]):
             return []
         results = await run_isolated(self._call, [item.payload for item in items], stage=self.meter.name)
         ended = self._clock()
+        self.meter.service.observe(ended - started, len(items))
         ready: list[Item[P]] = []
         for item, result in zip(items, results, strict=True):
-            self.meter.service.observe(ended - started)
             if isinstance(result, StagedPoolError):
                 self.meter.dropped["failed"] += 1
                 item.ticket.fail_input(item.index, result)
