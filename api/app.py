@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Final
 
 import structlog
-from starlette.routing import Route, Router
 
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
@@ -30,7 +29,6 @@ REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """A refusal for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
 which says how many had none."""
 
-STAGE_TIMES: Final = ("parse", "preprocess", "queue", "device", "postprocess")
 log = structlog.get_logger("staged_pool.api")
 
 
@@ -52,15 +50,13 @@ class Application:
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
         self._refusals = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
         resources = Routes(lobby, self._metrics, self._config).table()
-        routes = [Route(path, _Resource(self, handlers)) for path, handlers in resources.items()]
-        self._paths = frozenset(resources)
-        self._router = Router(routes, default=self._not_found, redirect_slashes=False)
+        self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if b"%" in scope.get("raw_path", b""):  # no route has one, and a proxy may have let it pass as another path
             await self._not_found(scope, receive, send)
         else:
-            await self._router(scope, receive, send)
+            await self._resources.get(scope["path"], self._not_found)(scope, receive, send)
 
     def admit(self, scope: Scope) -> Problem | None:
         """Why a request must not enter, whatever it wants; asked before anything of its body is read."""
@@ -152,7 +148,7 @@ class Application:
 
     def _finish(self, call: Call, outcome: Answer, seconds: float) -> None:
         path = call.scope["path"]
-        route = path if path in self._paths else "other"
+        route = path if path in self._resources else "other"
         self._metrics.observe(route, outcome.status, seconds)
         left_out = 0
         sample = self._refusals.get(outcome.status)
@@ -245,8 +241,16 @@ async def _answer(handler: Handler, call: Call) -> Answer:
 
 
 def _milliseconds(timeline: Timeline) -> list[tuple[str, float]]:
-    names = ("fetch", *STAGE_TIMES) if timeline.fetch_s else STAGE_TIMES
-    return [(name, round(getattr(timeline, f"{name}_s") * 1e3, 3)) for name in names]
+    times = [
+        ("parse", timeline.parse_s),
+        ("preprocess", timeline.preprocess_s),
+        ("queue", timeline.queue_s),
+        ("device", timeline.device_s),
+        ("postprocess", timeline.postprocess_s),
+    ]
+    if timeline.fetch_s:
+        times.insert(0, ("fetch", timeline.fetch_s))
+    return [(name, round(seconds * 1e3, 3)) for name, seconds in times]
 
 
 def _server_timing(timeline: Timeline) -> bytes:

@@ -13,7 +13,6 @@ import contextlib
 import math
 import ssl
 import traceback
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.express import Express, Whole
 from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2, Stream
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import AsyncioTransport, Transport, TrioTransport
@@ -45,8 +45,8 @@ class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is u
     limits: ServerConfig
     traffic: Traffic
     tls: ssl.SSLContext | None = None
-    express: Callable[[bytes], bytes | None] = staticmethod(lambda data: None)
-    """The answer to what has arrived, where there is no need for a protocol to find it."""
+    express: Express | None = None
+    """Answers what needs no protocol to be understood."""
 
     @property
     def ssl_enabled(self) -> bool:
@@ -114,6 +114,12 @@ class Connection:
         self._protocol: Any = None
         self._sending = anyio.Lock(fast_acquire=True)
         self._receiving: anyio.CancelScope | None = None
+        self._express: Express | None = config.express
+        self._spawner: Any = None
+        self._client: Any = None
+        self._answering: anyio.CancelScope | None = None
+        """Of the request that goes the short way, until its answer is out."""
+        self._answered = anyio.Event()
         self._idle = True
         self._in_head = False
         self._patient_until = math.inf
@@ -143,6 +149,8 @@ class Connection:
                     return
             async with self._transport.spawner() as spawner:
                 socket = self._transport.socket
+                self._spawner = spawner
+                self._client = parse_socket_addr(socket.family, socket.getpeername())
                 self._protocol = ProtocolWrapper(
                     self._app,
                     self._config,
@@ -150,7 +158,7 @@ class Connection:
                     spawner,
                     ConnectionState(self._state),
                     self._config.tls is not None,
-                    parse_socket_addr(socket.family, socket.getpeername()),
+                    self._client,
                     parse_socket_addr(socket.family, socket.getsockname()),
                     self._handle,
                     protocol,
@@ -175,11 +183,11 @@ class Connection:
             if self._receiving.cancel_called:  # out of patience, also with a client that talks on and asks nothing
                 await self._protocol.protocol.farewell()
                 break
+            if self._answering is not None:
+                await self._until_answered(leaves=not data)
             if not data:
                 break
-            if self._at_a_beginning() and (answer := self._config.express(data)) is not None:
-                await self._handle(RawData(answer))
-                self._update(idle=True)
+            if await self._took_the_short_way(data):
                 continue
             await self._protocol.handle(RawData(data))
             if self._idle and self._protocol.protocol.in_head and not self._in_head:
@@ -197,6 +205,44 @@ class Connection:
         finally:
             await protocol.received(count)
         return count > 0
+
+    async def _took_the_short_way(self, data: bytes) -> bool:
+        """Whether what has arrived is refused, or being answered, without a protocol."""
+        express = self._express
+        if express is None or not self._at_a_beginning() or (request := express.read(data, self._client)) is None:
+            return False
+        if (refusal := express.refuse(request)) is not None:
+            await self._handle(RawData(refusal))
+            self._update(idle=True)
+            return True
+        if not express.has_room(request):
+            return False
+        self._update(idle=False)
+        self._answering = anyio.CancelScope()
+        self._spawner.spawn(self._answer, express, request, self._answering)  # while this task looks out for the client
+        return True
+
+    async def _answer(self, express: Express, request: Whole, scope: anyio.CancelScope) -> None:
+        closes = False
+        try:
+            with scope:
+                closes = await express.answer(request, self._say)
+            self._update(idle=True)
+            if closes:
+                await self._handle(Closed())
+        finally:
+            self._answering = None
+            self._answered.set()
+
+    async def _say(self, data: bytes) -> None:
+        await self._handle(RawData(data))
+
+    async def _until_answered(self, *, leaves: bool) -> None:
+        """Wait until the request in hand has its answer, or until its work ends because its client leaves."""
+        if leaves and self._answering is not None:
+            self._answering.cancel()
+        self._answered = anyio.Event()
+        await self._answered.wait()
 
     def _at_a_beginning(self) -> bool:
         """Whether a request of HTTP/1.1 may begin with what arrives next: nothing of an earlier one is in hand."""

@@ -178,6 +178,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         connection = self.connection
         return (
             self.stream is None
+            and not connection.ended
             and connection.our_state is h11.IDLE
             and connection.their_state is h11.IDLE
             and not connection.buffer

@@ -191,7 +191,7 @@ class Server:
         hypercorn = importlib.import_module(f"hypercorn.{backend}")
         application = Application(self.lobby, self.traffic, self._config)
         config = self._hypercorn_config(listener)
-        config.express = Express(application, self._config).refuse
+        config.express = Express(application, self._config, self.traffic, lambda: config.response_headers("h11"))
         app = self._wrapped(application)
         async with anyio.create_task_group() as quic:
             if quic_listener is not None:

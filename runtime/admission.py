@@ -274,6 +274,9 @@ class Admission:
 
     def _quickest(self, guesses: Mapping[Lane, Guess]) -> tuple[Lane, float]:
         """Of the lanes that a request may well use, the one that would be done with it first; and when."""
+        if len(guesses) == 1:
+            ((lane, guess),) = guesses.items()
+            return lane, self._delay_s(lane, guess.if_any, 1, self._requests)
         delays = [
             (lane, self._delay_s(lane, guess.if_any, 1, self._requests))
             for lane, guess in guesses.items()

@@ -148,8 +148,10 @@ class Engine(EngineTasks):
             DeadlineExceeded: `timeout_s` passed.
             StagedPoolError: Any other, as `decode`, the model and `encode` raise them.
         """
-        await anyio.lowlevel.checkpoint_if_cancelled()  # a caller who has left is not one whose deadline is too short
-        room, now, deadline = self._enter(body_bytes, timeout_s)
+        scope_ends_at = anyio.current_effective_deadline()
+        if scope_ends_at == -math.inf:  # a caller who has left is not one whose deadline is too short
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        room, now, deadline = self._enter(body_bytes, timeout_s, scope_ends_at)
         ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline, share=share, stream=stream)
         self._tickets[ticket] = room
         try:
@@ -279,19 +281,19 @@ class Engine(EngineTasks):
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""
-        room, _, _ = self._enter(body_bytes, math.inf)
+        room, _, _ = self._enter(body_bytes, math.inf, anyio.current_effective_deadline())
         try:
             return await self._preprocess_offload(function, argument)
         finally:
             self._admission.leave(room)
 
-    def _enter(self, body_bytes: int, timeout_s: float) -> tuple[Room, float, float]:
+    def _enter(self, body_bytes: int, timeout_s: float, scope_ends_at: float) -> tuple[Room, float, float]:
         """Let a request in, or refuse it; its room, the time now, and its deadline."""
         if self._phase is not Phase.READY or self.fault:
             raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
         if not timeout_s > 0:
             raise InvalidInput(f"timeout_s={timeout_s}: must be above 0.", param="timeout_s")
-        left_s = min(timeout_s, anyio.current_effective_deadline() - anyio.current_time())
+        left_s = timeout_s if scope_ends_at == math.inf else min(timeout_s, scope_ends_at - anyio.current_time())
         now = self._clock()
         return self._admission.enter(body_bytes=body_bytes, timeout_s=left_s), now, now + left_s
 

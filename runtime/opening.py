@@ -19,7 +19,6 @@ from staged_pool.runtime.model import Model
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS
 from staged_pool.runtime.threads import OwnThreads
 from staged_pool.stages.errors import ConfigError
-from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.stage import StageOptions
 
 SHARED = (
@@ -67,10 +66,11 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
     first = _agreed(configs)
     _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
     options = StageOptions(clock=time.perf_counter)
-    preprocess, offload = ThreadOffload(first.preprocess_limit), ThreadOffload(POSTPROCESS_WORKERS)
     async with (
         DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
         DeviceThreads("staged-pool image device", watchdog_s=first.watchdog_s).running(0) as image_device,
+        OwnThreads("staged-pool preprocess").running(first.preprocess_limit) as preprocess,
+        OwnThreads("staged-pool offload").running(POSTPROCESS_WORKERS) as offload,
         OwnThreads("staged-pool image preprocess", nice=IMAGE_PREPROCESS_NICE).running(0) as image_preprocess,
         AsyncExitStack() as stack,
     ):

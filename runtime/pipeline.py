@@ -259,7 +259,7 @@ class Pipeline:
         blocked = {
             lane: f"every {stage.meter.name} thread has been busy for more than {self._alarm_s:g} s"
             for lane, stage in self.preprocess.items()
-            if stage.overdue(self._alarm_s) >= stage.meter.workers
+            if stage.is_stuck(self._alarm_s)
         }
         if lanes is None:
             return next(iter(blocked.values())) if len(blocked) == len(self.preprocess) else None

@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections import deque
+from typing import Final, Generic, TypeVar
 
 import anyio
+import anyio.lowlevel
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 T = TypeVar("T")
 
 
+IN_A_ROW: Final = 8
+"""Messages that are taken from one channel before every other task has its turn."""
+
+
+class _Bell:
+    """Wakes workers that wait for a message, one for each that comes.
+
+    The stream's own `receive` and `send` give every other task a turn first, even where there is nothing to wait for.
+    Each turn gives up the interpreter's lock, and a forward that runs takes its time to give it back.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[anyio.Event] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether anybody waits."""
+        return bool(self._waiting)
+
+    def ring(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set()
+
+    def ring_for_all(self) -> None:
+        while self._waiting:
+            self.ring()
+
+    async def wait(self) -> None:
+        rung = anyio.Event()
+        self._waiting.append(rung)
+        try:
+            await rung.wait()
+        except BaseException:
+            if rung.is_set():
+                self.ring()  # somebody else must come instead
+            else:
+                self._waiting.remove(rung)
+            raise
+
+
 class Outlet(Generic[T]):
     """A sending end, owned by a stage before (or, for the first channel, by the engine's door)."""
 
-    def __init__(self, stream: MemoryObjectSendStream[T]) -> None:
+    def __init__(self, stream: MemoryObjectSendStream[T], bell: _Bell) -> None:
         self._stream = stream
+        self._bell = bell
 
     async def send(self, message: T) -> None:
         """Hand a message over, waiting for room.
@@ -25,15 +67,20 @@ class Outlet(Generic[T]):
         Raises:
             anyio.BrokenResourceError: The receiving stage is gone.
         """
-        await self._stream.send(message)
+        try:
+            self._stream.send_nowait(message)
+        except anyio.WouldBlock:
+            await self._stream.send(message)
+        self._bell.ring()
 
     def clone(self) -> Outlet[T]:
         """One more sending end of the same channel, for another owner, who must close it too."""
-        return Outlet(self._stream.clone())
+        return Outlet(self._stream.clone(), self._bell)
 
     def close(self) -> None:
         """Say that nothing more will come: once all ends have, the stage behind finishes what is in the channel."""
         self._stream.close()
+        self._bell.ring_for_all()  # it may have been the last one
 
 
 class Inlet(Generic[T]):
@@ -43,18 +90,32 @@ class Inlet(Generic[T]):
     which is why stage workers live in the engine's own task group and nowhere else.
     """
 
-    def __init__(self, stream: MemoryObjectReceiveStream[T]) -> None:
+    def __init__(self, stream: MemoryObjectReceiveStream[T], bell: _Bell) -> None:
         self._stream = stream
+        self._bell = bell
+        self._in_a_row = 0
 
     def __aiter__(self) -> Inlet[T]:
         return self
 
     async def __anext__(self) -> T:
         """The next message; the iteration ends when the outlet is closed and the channel is empty."""
-        try:
-            return await self._stream.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
+        if self._in_a_row == IN_A_ROW:
+            self._in_a_row = 0
+            await anyio.lowlevel.checkpoint()
+        while True:
+            try:
+                message = self._stream.receive_nowait()
+            except anyio.WouldBlock:
+                self._in_a_row = 0
+                await self._bell.wait()
+            except anyio.EndOfStream:
+                raise StopAsyncIteration from None
+            else:
+                self._in_a_row += 1
+                if self._bell and self._stream.statistics().current_buffer_used:
+                    self._bell.ring()  # one may be from a sender that waited for room: nobody was woken for it
+                return message
 
     def receive_waiting(self) -> T | None:
         """The next message if one waits; None otherwise."""
@@ -69,6 +130,7 @@ class Inlet(Generic[T]):
         while (message := self.receive_waiting()) is not None:
             left.append(message)
         self._stream.close()
+        self._bell.ring_for_all()
         return left
 
 
@@ -80,14 +142,15 @@ class Channel(Generic[T]):
 
     Args:
         name: Of the stage behind it.
-        capacity: Messages, 0 or more.
+        capacity: Messages, 1 or more.
     """
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name = name
         send, receive = anyio.create_memory_object_stream[T](capacity)
-        self.outlet = Outlet(send)
-        self.inlet = Inlet(receive)
+        bell = _Bell()
+        self.outlet = Outlet(send, bell)
+        self.inlet = Inlet(receive, bell)
         self._statistics = send.statistics
 
     @property

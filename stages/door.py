@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -45,10 +46,13 @@ def wanted(
     items: Sequence[Item[P]], meter: StageMeter, *, now: float, needs_s: Callable[[Ticket], float] | None = None
 ) -> list[Item[P]]:
     """The items to work on, in their order; notes how long each has waited. See `is_wanted`."""
-    kept = []
+    kept: list[Item[P]] = []
     for item in items:
         ticket = item.ticket
-        if is_wanted(ticket, meter, now=now, needs_s=needs_s(ticket) if needs_s is not None else 0.0):
-            meter.wait.observe(now - item.sent_at)
-            kept.append(item)
+        if not (kept and kept[-1].ticket is ticket):  # one answer for all neighbours of a request
+            takes_s = needs_s(ticket) if needs_s is not None and ticket.deadline < math.inf else 0.0
+            if not is_wanted(ticket, meter, now=now, needs_s=takes_s):
+                continue
+        meter.wait.observe(now - item.sent_at)
+        kept.append(item)
     return kept

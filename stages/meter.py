@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Literal
 
 BUCKETS_S = (
@@ -38,9 +38,9 @@ class Histogram:
         self._counts = [0] * (len(BUCKETS_S) + 1)
         self._sum_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(BUCKETS_S, seconds)] += 1
-        self._sum_s += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self._counts[bisect_left(BUCKETS_S, seconds)] += times
+        self._sum_s += seconds * times
 
     def snapshot(self) -> HistogramSnapshot:
         return HistogramSnapshot(tuple(self._counts), self._sum_s)
@@ -69,6 +69,23 @@ class StageStatistics:
     """In a worker's hand; for the batch stage, on the device."""
 
 
+class Working:
+    """A block in which a worker is busy; see `StageMeter.working`."""
+
+    __slots__ = ("_meter",)
+
+    def __init__(self, meter: StageMeter) -> None:
+        self._meter = meter
+
+    def __enter__(self) -> None:
+        self._meter.busy += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._meter.busy -= 1
+
+
 class StageMeter:
     """What a stage writes while it works."""
 
@@ -82,14 +99,9 @@ class StageMeter:
         self.wait = Histogram()
         self.service = Histogram()
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self) -> Working:
         """Count a worker as busy while the block runs."""
-        self.busy += 1
-        try:
-            yield
-        finally:
-            self.busy -= 1
+        return Working(self)
 
     def snapshot(self, waiting: int) -> StageStatistics:
         return StageStatistics(

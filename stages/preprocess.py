@@ -101,9 +101,9 @@ class PreprocessStage(Stage, Generic[S, P]):
             return []
         results = await run_isolated(self._call, [item.payload for item in items], stage=self.meter.name)
         ended = self._clock()
+        self.meter.service.observe(ended - started, len(items))
         ready: list[Item[P]] = []
         for item, result in zip(items, results, strict=True):
-            self.meter.service.observe(ended - started)
             if isinstance(result, StagedPoolError):
                 self.meter.dropped["failed"] += 1
                 item.ticket.fail_input(item.index, result)
@@ -138,3 +138,9 @@ class PreprocessStage(Stage, Generic[S, P]):
         """Calls that have been running for longer than `than_s` seconds. Each holds a worker and its thread."""
         now = self._clock()
         return sum(now - called_at > than_s for called_at in self._called_at.values())
+
+    def is_stuck(self, than_s: float) -> bool:
+        """Whether every worker is in a call that has been running for longer than `than_s` seconds."""
+        if len(self._called_at) < self.meter.workers:
+            return False
+        return self._clock() - next(reversed(self._called_at.values())) > than_s  # the one that began last

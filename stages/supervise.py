@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import anyio
 import structlog
@@ -20,10 +21,30 @@ log = structlog.get_logger("staged_pool.stages")
 class Custody:
     """The tickets of what a worker holds between a receive and the hand-over; made by `custody()`."""
 
-    __slots__ = ("_tickets",)
+    __slots__ = ("_stage", "_tickets")
 
-    def __init__(self, tickets: Iterable[Ticket]) -> None:
+    def __init__(self, stage: str, tickets: Iterable[Ticket]) -> None:
+        self._stage = stage
         self._tickets = set(tickets)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._tickets:
+            return
+        stage = self._stage
+        if error is None:
+            if self.settle(StageFailed(f"the {stage} stage lost this request", stage=stage)):
+                log.error("stage.lost_request", stage=stage)
+        elif isinstance(error, DeviceLost):
+            self.settle(error)
+        elif isinstance(error, Exception):
+            self.settle(StageFailed(f"the {stage} stage failed on this request", stage=stage))
+        elif isinstance(error, anyio.get_cancelled_exc_class()):
+            self.settle(EngineStopped("the engine was stopped while it worked on this request"))
 
     def take(self, tickets: Iterable[Ticket]) -> None:
         """Hold these as well."""
@@ -38,27 +59,13 @@ class Custody:
         return sum([ticket.fail(error) for ticket in self._tickets])
 
 
-@contextmanager
-def custody(stage: str, tickets: Iterable[Ticket]) -> Iterator[Custody]:
+def custody(stage: str, tickets: Iterable[Ticket]) -> Custody:
     """Answer for these tickets until they are settled or handed on.
 
-    Whatever leaves the block unsettled and not handed on is settled here: as `StageFailed` after a crash or a
+    Whatever leaves the block unsettled and not handed on is settled there: as `StageFailed` after a crash or a
     forgotten hand-over, as `EngineStopped` when the worker is cancelled. The exception goes on to the supervisor.
     """
-    held = Custody(tickets)
-    try:
-        yield held
-    except anyio.get_cancelled_exc_class():
-        held.settle(EngineStopped("the engine was stopped while it worked on this request"))
-        raise
-    except DeviceLost as error:
-        held.settle(error)
-        raise
-    except Exception:
-        held.settle(StageFailed(f"the {stage} stage failed on this request", stage=stage))
-        raise
-    if held.settle(StageFailed(f"the {stage} stage lost this request", stage=stage)):
-        log.error("stage.lost_request", stage=stage)
+    return Custody(stage, tickets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

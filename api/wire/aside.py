@@ -37,7 +37,7 @@ class Aside:
     """JSON with marks in it, and what they stand for. Made for one request."""
 
     def __init__(self) -> None:
-        self._secret = secrets.token_hex(16)  # a caller who could guess it could name what another field holds
+        self._secret = ""
         self._held: dict[str, Held] = {}
         self.json: Body = b""
         self.at_fault = False
@@ -45,6 +45,8 @@ class Aside:
 
     def put(self, held: Held) -> str:
         """The mark that stands for something."""
+        if not self._secret:  # a caller who could guess it could name what another field holds
+            self._secret = secrets.token_hex(16)
         mark = f"aside-{self._secret}-{len(self._held)}"
         self._held[mark] = held
         return mark
@@ -74,6 +76,8 @@ def blame() -> None:
 
 def read(reader: Callable[[Body], T], body: Body) -> T:
     """What `reader` makes of a JSON body."""
+    if len(body) < BLOCK:  # as most are: there is nothing in it that is long
+        return reader(body)
     aside = set_aside(body)
     if not aside.holds():
         return reader(body)
