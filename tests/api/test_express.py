@@ -174,3 +174,54 @@ async def test_it_gives_the_same_refusal_as_the_usual_way_and_the_connection_goe
         heads.append((named, body))
     assert all(head == heads[0] for head in heads)
     assert refused == {"requests": 4}
+
+
+@pytest.mark.anyio
+async def test_it_answers_as_the_usual_way_does() -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        async with await served.connect() as stream:
+            answers = []
+            for pieces in ([EMBED], [EMBED[:-1], EMBED[-1:]]):
+                for piece in pieces:
+                    await stream.send(piece)
+                    await anyio.wait_all_tasks_blocked()
+                answers.append(await read_answer(stream))
+        await until(lambda: served.server.traffic.requests == served.server.traffic.body_bytes == 0)
+    heads, bodies = [], []
+    for answer in answers:
+        head, _, body = answer.partition(b"\r\n\r\n")
+        status, *headers = head.split(b"\r\n")
+        assert status == b"HTTP/1.1 200 "
+        heads.append([header.split(b": ")[0] for header in headers])
+        bodies.append(json.loads(body)["data"])
+    assert heads[0] == heads[1]
+    assert bodies[0] == bodies[1]
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
+    gate = Gate()
+    async with serving(engine_on(LetterModel(on_forward=gate))) as served:
+        async with await served.connect() as stream:
+            await stream.send(EMBED)
+            await until(lambda: served.inside == 1)
+        await until(lambda: served.inside == 0)
+        await until(lambda: served.server.traffic.requests == served.server.traffic.connections == 0)
+        gate.open()
+        assert served.engine.statistics().cancelled
+
+
+@pytest.mark.anyio
+async def test_a_request_that_comes_too_early_waits_for_the_answer_of_the_one_before() -> None:
+    gate = Gate()
+    async with serving(engine_on(LetterModel(on_forward=gate))) as served:
+        async with await served.connect() as stream:
+            await stream.send(EMBED)
+            await until(lambda: served.inside == 1)
+            await stream.send(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n")
+            await anyio.wait_all_tasks_blocked()
+            gate.open()
+            first = await read_answer(stream)
+            second = await read_answer(stream)
+    assert b'"embedding"' in first
+    assert b"content-length: 0" in second
