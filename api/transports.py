@@ -131,7 +131,8 @@ class AsyncioTransport:
     def _resume(self) -> None:
         if self._resting:
             self._resting = False
-            self._writer.transport.resume_reading()
+            transport: Any = self._writer.transport
+            transport.resume_reading()
 
     def send_nowait(self, data: bytes) -> bool:
         transport = self._writer.transport
@@ -172,7 +173,7 @@ class _Filling(asyncio.BufferedProtocol):
 
     def __init__(self, transport: asyncio.Transport, room: memoryview) -> None:
         self._transport = transport
-        self._usual = transport.get_protocol()
+        self._usual: Any = transport.get_protocol()
         self._room = room
         self._count = 0
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -197,7 +198,8 @@ class _Filling(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool | None:
         self._end()
-        return self._usual.eof_received()
+        keep_open: bool | None = self._usual.eof_received()
+        return keep_open
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
