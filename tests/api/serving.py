@@ -110,9 +110,7 @@ async def serving(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener, quic_listener)
         try:
-            with anyio.fail_after(120):  # a model is loaded in a thread, which wants the core that `until` would take
-                while server.lobby.not_ready:  # noqa: ASYNC110
-                    await anyio.sleep(0.005)
+            await until(lambda: not server.lobby.not_ready, within_s=120)  # models are loaded
             yield Served(server, port)
         finally:
             with anyio.CancelScope(shield=True):
