@@ -1,7 +1,7 @@
 # make serve   set up, and serve a real embedding model on 127.0.0.1:8000
 # make test    set up, and run the tests
 # make long    the tests that take minutes
-# make check   formatting, lint, types, contents of the wheel
+# make check   formatting, lint, types
 # make clients openai's, cohere's, langchain's and other clients against a server
 # make sim     many random schedules of the real engine in virtual time
 # make fuzz    requests made up from /openapi.json, to a server with tiny models
@@ -33,7 +33,7 @@ serve: $(RUN)
 	$(BIN)/staged-pool serve $(SERVE_ARGS)
 
 test: $(DEV)
-	$(BIN)/python -m pytest -n logical --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 long: $(DEV)
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
@@ -43,7 +43,6 @@ check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p staged_pool
 	$(BIN)/mypy perf tests
-	$(BIN)/python -m pytest -q tests/packaging
 
 clients: $(CLIENTS)
 	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)

@@ -157,8 +157,17 @@ class Gate:
             raise TimeoutError("no thread came to the gate")
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the other tasks run until the condition holds."""
-    with anyio.fail_after(30):
+TURNS = 100
+"""Of the event loop, before it is left to rest: an event of tasks alone has come by then."""
+
+
+async def until(condition: Callable[[], bool], *, within_s: float = 30) -> None:
+    """Let the other tasks run until the condition holds; and threads, which need the lock of the interpreter for it."""
+    with anyio.fail_after(within_s):
+        turns = 0
         while not condition():
-            await anyio.lowlevel.checkpoint()
+            turns += 1
+            if turns < TURNS:
+                await anyio.lowlevel.checkpoint()
+            else:  # a loop that never rests slows a model's load down several times
+                await anyio.sleep(0.001)

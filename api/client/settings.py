@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import random
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import httpx
 
@@ -55,7 +56,12 @@ class Settings:
     def http(self) -> dict[str, Any]:
         """Arguments of httpx's clients; the transports come beside them."""
         headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
-        return {"base_url": self.base_url, "headers": headers, "limits": self.limits}
+        return {"base_url": self.base_url, "headers": headers, "limits": self.limits, "verify": self._verify}
+
+    @property
+    def _verify(self) -> ssl.SSLContext | Literal[True]:
+        """httpx reads the certificates of all authorities for each client, some 30 ms: not where there is no TLS."""
+        return True if httpx.URL(self.base_url).scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     @property
     def limits(self) -> httpx.Limits:

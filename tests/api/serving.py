@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.opening import open_engines
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import LetterModel, until
+
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients of plain sockets: by itself each one reads the certificates of all authorities, which takes longer than
+what most tests do."""
 
 OpenEngine: TypeAlias = Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]
 
@@ -70,7 +75,7 @@ class Served:
         return self.engine.statistics().admission.requests
 
     def client(self, **settings: Any) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=30, **settings)
+        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=30, verify=NO_TLS, **settings)
 
     async def connect(self) -> anyio.abc.SocketStream:
         return await anyio.connect_tcp("127.0.0.1", self.port)
@@ -105,9 +110,7 @@ async def serving(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener, quic_listener)
         try:
-            with anyio.fail_after(120):  # a model is loaded in a thread, which wants the core that `until` would take
-                while server.lobby.not_ready:  # noqa: ASYNC110
-                    await anyio.sleep(0.005)
+            await until(lambda: not server.lobby.not_ready, within_s=120)  # models are loaded
             yield Served(server, port)
         finally:
             with anyio.CancelScope(shield=True):

@@ -372,7 +372,7 @@ async def test_the_trace_of_the_client_is_logged(given: str, logged_as: str | No
 
 
 async def test_a_large_answer_is_sent_in_pieces_and_is_whole() -> None:
-    texts = ["a" * length for length in range(1, 400)] * 50
+    texts = ["a" * length for length in range(1, 100)] * 100
     sent: list[Any] = []
     lobby = Lobby()
 

@@ -62,7 +62,7 @@ async def tiny_server(*names: str, **config: Any) -> AsyncIterator[TinyServer]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener)
         try:
-            await until(lambda: not server.lobby.not_ready)
+            await until(lambda: not server.lobby.not_ready, within_s=120)  # models are loaded
             engines = {engine.card.name: engine for engine in server.lobby.engines}
             yield TinyServer(address, engines)
         finally:

@@ -42,19 +42,25 @@ class Report:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[None]:
-    """What runs of seeds share: no rendering of logs, and a garbage collector that waits until it is called."""
+    """What runs of seeds share: no rendering of logs, and a garbage collector that waits until it is called.
+
+    It may be entered again inside itself. What was there before the outermost one is never looked through for garbage:
+    with torch and transformers among it that takes longer than many seeds.
+    """
     structlog_was = structlog.get_config()
     structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
-    was_enabled = gc.isenabled()
+    was_enabled, is_outermost = gc.isenabled(), not gc.get_freeze_count()
     gc.collect()
-    gc.freeze()
+    if is_outermost:
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
             gc.enable()
-        gc.unfreeze()
+        if is_outermost:
+            gc.unfreeze()
         structlog.configure(**structlog_was)
 
 
