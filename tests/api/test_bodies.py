@@ -6,7 +6,7 @@ import base64
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -196,7 +196,7 @@ async def test_every_byte_arrives_over_http2_and_in_chunks_too(size: int) -> Non
     file = file_of(size)
     body = request_of(file)
 
-    async def chunks() -> object:
+    async def chunks() -> AsyncIterator[bytes]:
         for start in range(0, len(body), 100_000):
             yield body[start : start + 100_000]
 

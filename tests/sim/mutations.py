@@ -342,12 +342,12 @@ def two_drains_and_one_is_forgotten() -> Plan:
 def door_open_while_draining() -> Plan:
     original = Engine._enter
 
-    def enter(self: Engine, body_bytes: int, timeout_s: float) -> tuple[Room, float, float]:
+    def enter(self: Engine, body_bytes: int, timeout_s: float, scope_ends_at: float) -> tuple[Room, float, float]:
         phase = self._phase
         if phase is Phase.DRAINING:
             self._phase = Phase.READY
         try:
-            return original(self, body_bytes, timeout_s)
+            return original(self, body_bytes, timeout_s, scope_ends_at)
         finally:
             self._phase = phase
 
