@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from staged_pool.api.wire.pieces import PIECE_VALUES, dump_array
+from staged_pool.api.wire.pieces import STEP_VALUES, Spelled, dump_array, with_pauses
 from staged_pool.stages.errors import InvalidInput
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -39,7 +38,7 @@ INTEGERS: Final[frozenset[DType]] = frozenset({"int8", "uint8", "binary", "ubina
 BITS: Final[frozenset[DType]] = frozenset({"binary", "ubinary"})
 SCALED: Final[frozenset[DType]] = frozenset({"int8", "uint8"})
 
-_BASE64_BYTES: Final = 3 * 2**18
+_BASE64_BYTES: Final = 3 * 2**16
 """Encoded at a time, with the interpreter's lock held. A multiple of 3, so that the parts join without padding."""
 
 
@@ -56,7 +55,7 @@ class Encoding:
         """Whether the answer is no JSON at all."""
         return self.form in ("bytes", "bytes_only")
 
-    def value(self, array: NDArray[Any]) -> NDArray[Any] | orjson.Fragment | str:
+    def value(self, array: NDArray[Any]) -> NDArray[Any] | Spelled:
         """An array as `dump` can write it; in base64 an array of several rows is one string.
 
         Args:
@@ -68,7 +67,7 @@ class Encoding:
             laid_out = np.ascontiguousarray(array, "<i4" if array.dtype.kind in "iu" else "<f4")
         else:
             laid_out = stored(array, self.dtype, "little")
-        return laid_out if laid_out.size <= PIECE_VALUES else dump_array(laid_out)
+        return laid_out if laid_out.size <= STEP_VALUES else dump_array(laid_out)
 
     def raw(self, array: NDArray[Any]) -> NDArray[Any]:
         """An array of which the memory is what is to be sent."""
@@ -178,8 +177,8 @@ def _packed(array: Floats, dtype: DType) -> NDArray[np.uint8]:
     return np.packbits(array >= 0, axis=-1)
 
 
-def _base64(raw: NDArray[Any]) -> str:
-    return b"".join(_base64_parts(raw.reshape(-1).view(np.uint8).data)).decode("ascii")
+def _base64(raw: NDArray[Any]) -> Spelled:
+    return Spelled((b'"', *with_pauses(_base64_parts(raw.reshape(-1).view(np.uint8).data)), b'"'))
 
 
 def _base64_parts(raw: memoryview) -> Iterator[bytes]:

@@ -68,8 +68,7 @@ def test_a_vector_comes_back_within_the_step_of_the_type(
 ) -> None:
     relative, absolute = STEPS[dtype]
     for vector in vectors:
-        text = Encoding("base64", dtype, endianness).value(vector)
-        assert isinstance(text, str)
+        text = json.loads(dump(Encoding("base64", dtype, endianness).value(vector)))
         got = decoded(base64.b64decode(text), dtype, endianness).astype(np.float64)
         wanted = vector.astype(np.float64)
         assert (np.abs(got - wanted) <= np.maximum(np.abs(wanted) * relative, absolute)).all()
@@ -82,8 +81,7 @@ def test_eight_bits_come_back_within_half_a_step_of_the_vectors_scale(
 ) -> None:
     encoding = Encoding("base64", dtype)
     for vector in vectors:
-        text = encoding.value(vector)
-        assert isinstance(text, str)
+        text = json.loads(dump(encoding.value(vector)))
         step = encoding.scale(vector)["scale"]
         got = decoded(base64.b64decode(text), dtype, "native") * step
         assert np.abs(got - vector).max() <= step * (0.5 + 1e-4)
@@ -158,9 +156,8 @@ def test_a_large_matrix_is_the_same_json_in_pieces() -> None:
     np.testing.assert_array_equal(np.array(json.loads(dump(Encoding().value(matrix))), np.float32), matrix)
 
 
-@given(st.binary(max_size=64))
-def test_base64_in_parts_is_base64(raw: bytes) -> None:
-    many = np.frombuffer(raw * 50_000, np.uint8).astype(np.float32)
-    text = Encoding("base64", "uint8").value(many) if len(many) else ""
-    assert isinstance(text, str)
-    assert len(base64.b64decode(text, validate=True)) == len(many)
+@pytest.mark.parametrize("values", [1, 49_151, 49_152, 49_153, 200_000])
+def test_base64_in_parts_is_base64(values: int) -> None:
+    array = np.random.default_rng(0).standard_normal(values, np.float32)
+    text = json.loads(dump(Encoding("base64", endianness="little").value(array)))
+    assert base64.b64decode(text, validate=True) == array.astype("<f4").tobytes()
