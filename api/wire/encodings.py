@@ -33,7 +33,8 @@ Endianness: TypeAlias = Literal["native", "big", "little"]
 Form: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 
 INTEGERS: Final[frozenset[DType]] = frozenset({"int8", "uint8", "binary", "ubinary"})
-"""Types whose values are written as whole numbers in JSON; the others are written as float32, all of its digits."""
+"""Types whose values are written as whole numbers in JSON; the others are written as float32, all of its digits,
+unless they are `rounded`."""
 
 BITS: Final[frozenset[DType]] = frozenset({"binary", "ubinary"})
 SCALED: Final[frozenset[DType]] = frozenset({"int8", "uint8"})
@@ -49,6 +50,9 @@ class Encoding:
     form: Form = "float"
     dtype: DType = "float32"
     endianness: Endianness = "native"
+    rounded: bool = False
+    """Whether numbers in JSON are the nearest that float16 and bfloat16 can hold. Beside vLLM's `embed_dtype` they
+    have all digits."""
 
     @property
     def is_bytes(self) -> bool:
@@ -64,7 +68,8 @@ class Encoding:
         if self.form == "base64":
             return _base64(self.raw(array))
         if array.dtype.kind in "iu" or self.dtype not in INTEGERS:
-            laid_out = np.ascontiguousarray(array, "<i4" if array.dtype.kind in "iu" else "<f4")
+            values = _nearest(array, self.dtype) if self.rounded else array
+            laid_out = np.ascontiguousarray(values, "<i4" if array.dtype.kind in "iu" else "<f4")
         else:
             laid_out = stored(array, self.dtype, "little")
         return laid_out if laid_out.size <= STEP_VALUES else dump_array(laid_out)
@@ -144,6 +149,15 @@ def _rounded_bits(array: Floats, *, dropped: int) -> NDArray[np.uint32]:
     half = np.uint32((1 << (dropped - 1)) - 1)
     rounded: NDArray[np.uint32] = (bits + half + ((bits >> np.uint32(dropped)) & np.uint32(1))) >> np.uint32(dropped)
     return rounded
+
+
+def _nearest(array: Floats, dtype: DType) -> Floats:
+    """The values of float16 or bfloat16 that are nearest, as float32; of other types, the array."""
+    if dtype == "float16":
+        return stored(array, dtype, "native").astype(np.float32)
+    if dtype == "bfloat16":
+        return (stored(array, dtype, "native").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array
 
 
 def _fp8(array: Floats, *, exponent_bits: int, mantissa_bits: int, largest: float) -> NDArray[np.uint8]:

@@ -74,6 +74,13 @@ def test_a_vector_comes_back_within_the_step_of_the_type(
         assert (np.abs(got - wanted) <= np.maximum(np.abs(wanted) * relative, absolute)).all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@given(VECTORS)
+def test_rounded_numbers_are_those_that_the_type_holds(dtype: DType, vectors: NDArray[np.float32]) -> None:
+    numbers = np.array(json.loads(dump(Encoding("float", dtype, rounded=True).value(vectors))), np.float32)
+    np.testing.assert_array_equal(decoded(stored(vectors, dtype, "native").tobytes(), dtype, "native"), numbers.ravel())
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @given(VECTORS)
 def test_eight_bits_come_back_within_half_a_step_of_the_vectors_scale(
