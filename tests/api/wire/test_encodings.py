@@ -90,7 +90,7 @@ def test_eight_bits_come_back_within_half_a_step_of_the_vectors_scale(
     for vector in vectors:
         text = json.loads(dump(encoding.value(vector)))
         step = encoding.scale(vector)["scale"]
-        got = decoded(base64.b64decode(text), dtype, "native") * step
+        got = decoded(base64.b64decode(text), dtype, "native").astype(np.float64) * step
         assert np.abs(got - vector).max() <= step * (0.5 + 1e-4)
 
 
@@ -100,7 +100,7 @@ def test_each_row_of_a_matrix_has_a_scale_of_its_own(dtype: DType, vectors: NDAr
     encoding = Encoding("float", dtype)
     scales = encoding.scale(vectors)["scale"]
     assert scales == [encoding.scale(vector)["scale"] for vector in vectors]
-    numbers = np.array(json.loads(dump(encoding.value(vectors))), np.float32) - (128 if dtype == "uint8" else 0)
+    numbers = np.array(json.loads(dump(encoding.value(vectors))), np.float64) - (128 if dtype == "uint8" else 0)
     steps = np.array(scales)[:, None]
     assert (np.abs(numbers * steps - vectors) <= steps * (0.5 + 1e-4)).all()
 
