@@ -49,6 +49,11 @@ def average(total: int, count: int) -> int:
     return -(-total // max(1, count))
 
 
+def entry_values(texts: Sequence[str]) -> int:
+    """How many numbers take as long to write as one of these texts, and what stands beside it in a list."""
+    return 32 + average(sum(map(len, texts)), len(texts)) // 16
+
+
 def dump_list(items: Iterable[object], *, item_values: int) -> Pieces:
     """JSON of a list.
 

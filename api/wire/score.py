@@ -16,7 +16,7 @@ from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
 from staged_pool.api.wire.inputs import check_max_tokens
 from staged_pool.api.wire.lines import LineWriter
 from staged_pool.api.wire.pictures import Part, document, echo, with_options
-from staged_pool.api.wire.pieces import Pieces, average, dump_around
+from staged_pool.api.wire.pieces import Pieces, dump_around, entry_values
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
@@ -30,11 +30,6 @@ _FIRST: Final = frozenset({"query", *(first for first, _ in PAIRS)})
 
 DOCUMENTS_A_SEARCH_UNIT: Final = 100
 """Cohere's measure of a ranking, for clients that add it up."""
-
-
-_ENTRY_VALUES: Final = 32
-"""Numbers that take as long to write as an entry of a ranking to make."""
-_CHARACTERS_A_VALUE: Final = 16
 
 
 class Document(Part):
@@ -294,16 +289,11 @@ def encode_rerank(
         "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
     }
     meta = {"api_version": {"version": version}, "billed_units": {"search_units": units}}
-    return dump_around(before, "results", results, {"meta": meta}, item_values=_values(documents or ()))
+    values = entry_values([document for document in documents or () if isinstance(document, str)])
+    return dump_around(before, "results", results, {"meta": meta}, item_values=values)
 
 
 def _ranked(index: int, score: object, documents: tuple[Content, ...] | None) -> dict[str, object]:
     """One document of a ranking."""
     echoed = {} if documents is None else {"document": echo(documents[index])}
     return {"index": index, **echoed, "relevance_score": score}
-
-
-def _values(documents: Sequence[Content]) -> int:
-    """How many numbers take as long to write as one of these documents and what stands beside it."""
-    characters = sum(len(document) for document in documents if isinstance(document, str))
-    return _ENTRY_VALUES + average(characters, len(documents)) // _CHARACTERS_A_VALUE

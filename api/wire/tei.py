@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import jsons
+from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.fields import Dimensions
-from staged_pool.api.wire.pieces import Pieces, average, dump, dump_list
+from staged_pool.api.wire.pieces import Pieces, average, dump, dump_list, entry_values
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.sources import texts_or_ids
 from staged_pool.runtime.model import ModelCard
@@ -111,8 +112,9 @@ def encode_embed(result: EmbedResult, /, *, request_id: str, created: int) -> Pi
 
 def encode_embed_all(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the vectors of the tokens of each input; see `Write`."""
-    matrices = [np.ascontiguousarray(matrix) for matrix in result.multi_vector or ()]
-    return dump_list(matrices, item_values=average(sum(matrix.size for matrix in matrices), len(matrices)))
+    matrices = result.multi_vector or ()
+    values = average(sum(matrix.size for matrix in matrices), len(matrices))
+    return dump_list(map(Encoding().value, matrices), item_values=values)
 
 
 def encode_embed_sparse(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
@@ -191,17 +193,15 @@ def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, reques
         request_id: See `Write`.
         created: See `Write`.
     """
-    ranking = rank(result, None).ranking
-    return dump(
-        [
-            {
-                "index": ranked.index,
-                **({} if texts is None else {"text": texts[ranked.index]}),
-                "score": np.float32(ranked.score),
-            }
-            for ranked in ranking
-        ]
+    entries = (
+        {
+            "index": ranked.index,
+            **({} if texts is None else {"text": texts[ranked.index]}),
+            "score": np.float32(ranked.score),
+        }
+        for ranked in rank(result, None).ranking
     )
+    return dump_list(entries, item_values=entry_values(texts or ()))
 
 
 def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[EmbedRequest, Write]:
