@@ -155,13 +155,15 @@ def _spelled(value: object) -> orjson.Fragment:
 def with_pauses(steps: Iterable[T]) -> Iterator[T]:
     """Each step; between two, whoever waits for the interpreter's lock may take it, unless it was free a moment ago."""
     free_at = time.perf_counter()
-    for step in steps:
-        yield step
-        if time.perf_counter() - free_at > _HELD_S:
+    for place, step in enumerate(steps):
+        if place >= _INLINE_STEPS and time.perf_counter() - free_at > _HELD_S:
             time.sleep(_PAUSE_S)
             free_at = time.perf_counter()
+        yield step
 
 
 _PAUSE_S: Final = 1e-6
 """Sleeping gives the lock up."""
 _HELD_S: Final = 1e-4
+_INLINE_STEPS: Final = 4
+"""Answers of so few items are written on the event loop, which must not sleep."""
