@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from perf import coldstart, fanout, images, liveness, liveness_images, memory, overhead, overload, soak, throughput
+from perf import (
+    answers,
+    coldstart,
+    fanout,
+    images,
+    liveness,
+    liveness_images,
+    memory,
+    overhead,
+    overload,
+    soak,
+    throughput,
+)
 from perf.pictures import Size
 from perf.servers import Backend, Options
 from perf.texts import Shape
@@ -187,6 +199,16 @@ def soak_command(
     soak.run(options, shape=load, minutes=minutes, share=share)
 
 
+@main.command("answers")
+def answers_command(
+    *,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Each has every encoding, and what they are compared with.")] = 10,
+) -> None:
+    """How late the event loop is while a thread writes 2,048 vectors of 1,024 values."""
+    answers.run(backend=backend, rounds=rounds)
+
+
 @main.command("all")
 def all_commands(
     *,
@@ -203,6 +225,7 @@ def all_commands(
     throughput.run(options, seconds=4.0)
     fanout.run(options, rounds=5, seconds=6.0, clients=8)
     overload.run(options, shape="m8", seconds=20.0, target_delay_s=1.0)
+    answers.run(backend=backend, rounds=10)
     memory.run(options, requests=10_000)
     images.run(options, size="1080p", rounds=4, seconds=5.0)
     liveness_images.run(options, rounds=1, seconds=12.0, clients=300)

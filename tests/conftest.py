@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 from blockbuster import BlockBuster, blockbuster_ctx
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: two cores, and more threads than that
@@ -18,6 +19,9 @@ BACKENDS = [
     pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
     pytest.param(("trio", {}), id="trio"),
 ]
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 
 
 @pytest.fixture(params=BACKENDS)

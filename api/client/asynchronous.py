@@ -2,70 +2,72 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from functools import partial, wraps
 from itertools import chain, islice
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import anyio
 import httpx
 
 from staged_pool.client import calls
 from staged_pool.client.batches import Stretch
-from staged_pool.client.calls import Call, Part
 from staged_pool.client.errors import located
 from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, Request
-from staged_pool.client.progress import Progress, shown
-from staged_pool.client.results import EntitiesResult, Readiness, ServedModel, TokensResult
-from staged_pool.client.retry import RetryPolicy
-from staged_pool.client.settings import BASE_URL, Settings, failure, headers_of, lost
+from staged_pool.client.plans import Call, Options, Streamed
+from staged_pool.client.progress import shown
+from staged_pool.client.settings import Configured, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
-from staged_pool.runtime.arguments import Inputs
-from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Output
-from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult, Usage
+from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError
 
+A = ParamSpec("A")
 P = TypeVar("P")
 R = TypeVar("R")
 
 
-class AsyncClient:
+def _asks(
+    build: Callable[Concatenate[Options, A], Call[P, R]],
+) -> Callable[Concatenate[AsyncClient, A], Coroutine[Any, Any, R]]:
+    """The method that makes a call."""
+
+    @wraps(build)
+    async def method(self: AsyncClient, /, *args: A.args, **kwargs: A.kwargs) -> R:
+        return await self._run(build(self._settings.options, *args, **kwargs))
+
+    return method
+
+
+def _streams(
+    build: Callable[Concatenate[Options, A], Streamed],
+) -> Callable[Concatenate[AsyncClient, A], AbstractAsyncContextManager[AsyncEmbeddingStream]]:
+    """The method that makes a call whose answers are read in lines."""
+
+    @asynccontextmanager
+    @wraps(build)
+    async def method(self: AsyncClient, /, *args: A.args, **kwargs: A.kwargs) -> AsyncIterator[AsyncEmbeddingStream]:
+        call = build(self._settings.options, *args, **kwargs)
+        stream = AsyncEmbeddingStream()
+        deadline = self._settings.deadline(call.timeout_s, anyio.current_time())
+        async with aclosing(self._vectors(call, deadline, stream)) as vectors:
+            stream.vectors = vectors
+            yield stream
+
+    return method
+
+
+class AsyncClient(Configured):
     """`Client` for a program that runs on asyncio or trio; see there for the arguments, and for what is raised.
 
     Belongs to one event loop, and any number of its tasks. Close it, or use it in an `async with` block. Cancelling a
     call ends its requests, and the server lets go of them.
     """
 
-    def __init__(
-        self,
-        base_url: str = BASE_URL,
-        *,
-        unix_socket: str | os.PathLike[str] | None = None,
-        api_key: str | None = None,
-        model: str | None = None,
-        timeout_s: float = math.inf,
-        attempt_timeout_s: float = 60.0,
-        connect_timeout_s: float = 5.0,
-        retry: RetryPolicy | None = None,
-        batch_items: int = 128,
-        concurrency: int = 4,
-    ) -> None:
-        self._settings = Settings(
-            base_url=base_url,
-            unix_socket=unix_socket,
-            api_key=api_key,
-            model=model,
-            timeout_s=timeout_s,
-            attempt_timeout_s=attempt_timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            retry=retry or RetryPolicy(),
-            batch_items=batch_items,
-            concurrency=concurrency,
-        )
+    _http: httpx.AsyncClient
+
+    def _connect(self) -> None:
         path = self._settings.socket_path
         transport = None if path is None else httpx.AsyncHTTPTransport(uds=path, limits=self._settings.limits)
         self._http = httpx.AsyncClient(transport=transport, **self._settings.http())
@@ -82,161 +84,19 @@ class AsyncClient:
         """End all connections."""
         await self._http.aclose()
 
-    async def embed(
-        self,
-        inputs: Inputs,
-        *,
-        outputs: Output | str | Iterable[Output | str] = DENSE_ONLY,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> EmbedResult:
-        """See `Client.embed`."""
-        call = calls.embed(
-            self._settings.options(model),
-            inputs,
-            outputs=outputs,
-            dimensions=dimensions,
-            normalize=normalize,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            max_tokens=max_tokens,
-        )
-        return await self._run(call, timeout_s, progress)
+    embed = _asks(calls.embed)
+    embed_stream = _streams(calls.embed_stream)
+    classify = _asks(calls.classify)
+    classify_tokens = _asks(calls.classify_tokens)
+    score = _asks(calls.score)
+    rerank = _asks(calls.rerank)
+    tokenize = _asks(calls.tokenize)
+    detokenize = _asks(calls.detokenize)
+    models = _asks(calls.models)
+    ready = _asks(calls.ready)
 
-    @asynccontextmanager
-    async def embed_stream(
-        self,
-        inputs: Inputs,
-        *,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-    ) -> AsyncIterator[AsyncEmbeddingStream]:
-        """See `Client.embed_stream`."""
-        total, parts = calls.embed_stream(
-            self._settings.options(model),
-            inputs,
-            dimensions=dimensions,
-            normalize=normalize,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            max_tokens=max_tokens,
-        )
-        stream = AsyncEmbeddingStream()
-        deadline = self._settings.deadline(timeout_s, anyio.current_time())
-        async with aclosing(self._vectors(parts, total, deadline, stream)) as vectors:
-            stream.vectors = vectors
-            yield stream
-
-    async def classify(
-        self,
-        inputs: Inputs | Sequence[tuple[str, str]],
-        *,
-        activate: bool = True,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> ClassifyResult:
-        """See `Client.classify`."""
-        call = calls.classify(self._settings.options(model), inputs, activate=activate, max_tokens=max_tokens)
-        return await self._run(call, timeout_s, progress)
-
-    async def classify_tokens(
-        self,
-        inputs: str | Sequence[str],
-        *,
-        aggregation: Aggregation = "simple",
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> EntitiesResult:
-        """See `Client.classify_tokens`."""
-        call = calls.classify_tokens(
-            self._settings.options(model), inputs, aggregation=aggregation, max_tokens=max_tokens
-        )
-        return await self._run(call, timeout_s, progress)
-
-    async def score(
-        self,
-        queries: Content | Sequence[Content],
-        documents: Content | Sequence[Content],
-        *,
-        activate: bool = True,
-        instruction: str | None = None,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> ScoreResult:
-        """See `Client.score`."""
-        call = calls.score(
-            self._settings.options(model),
-            queries,
-            documents,
-            activate=activate,
-            instruction=instruction,
-            max_tokens=max_tokens,
-        )
-        return await self._run(call, timeout_s, progress)
-
-    async def rerank(
-        self,
-        query: Content,
-        documents: Content | Sequence[Content],
-        *,
-        top_n: int | None = None,
-        activate: bool = True,
-        instruction: str | None = None,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> RerankResult:
-        """See `Client.rerank`."""
-        call = calls.rerank(
-            self._settings.options(model),
-            query,
-            documents,
-            top_n=top_n,
-            activate=activate,
-            instruction=instruction,
-            max_tokens=max_tokens,
-        )
-        return await self._run(call, timeout_s, progress)
-
-    async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, model: str | None = None, timeout_s: float | None = None
-    ) -> TokensResult:
-        """See `Client.tokenize`."""
-        call = calls.tokenize(self._settings.options(model), text, add_special_tokens=add_special_tokens)
-        return await self._run(call, timeout_s)
-
-    async def detokenize(self, ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None) -> str:
-        """See `Client.detokenize`."""
-        return await self._run(calls.detokenize(self._settings.options(model), ids), timeout_s)
-
-    async def models(self, *, timeout_s: float | None = None) -> tuple[ServedModel, ...]:
-        """See `Client.models`."""
-        return await self._run(calls.models(), timeout_s)
-
-    async def ready(self, *, timeout_s: float | None = None) -> Readiness:
-        """See `Client.ready`."""
-        return await self._run(calls.ready(), timeout_s)
-
-    async def _run(self, call: Call[P, R], timeout_s: float | None, progress: Progress = False) -> R:
-        deadline = self._settings.deadline(timeout_s, anyio.current_time())
+    async def _run(self, call: Call[P, R]) -> R:
+        deadline = self._settings.deadline(call.timeout_s, anyio.current_time())
         parts = call.parts()
         begun = list(islice(parts, self._settings.concurrency))
         parts = chain(begun, parts)
@@ -257,7 +117,7 @@ class AsyncClient:
                 errors.append(located(error, stretch, call.total))
                 tasks.cancel()
 
-        with shown(progress, call.total) as advance:
+        with shown(call.progress, call.total) as advance:
             if len(begun) == 1:
                 await work(advance, anyio.CancelScope())
             else:
@@ -269,24 +129,24 @@ class AsyncClient:
         return call.join([found[number] for number in sorted(found)])
 
     async def _vectors(
-        self, parts: Iterator[Part], total: int, deadline: float, stream: AsyncEmbeddingStream
+        self, call: Streamed, deadline: float, stream: AsyncEmbeddingStream
     ) -> AsyncGenerator[Vector, None]:
         prompt_tokens = 0
-        for part in parts:
+        for part in call.parts:
             opened: list[httpx.Response] = []
             try:
                 answer = await self._answer(part.request, deadline, partial(self._open, opened))
             except StagedPoolError as error:
-                raise located(error, part.stretch, total) from error.__cause__
+                raise located(error, part.stretch, call.total) from error.__cause__
             async with aclosing(opened[-1]) as response:
-                lines = VectorLines(answer, part.stretch, total)
+                lines = VectorLines(answer, part.stretch, call.total)
                 try:
                     async for chunk in response.aiter_bytes():
                         for vector in lines.feed(chunk):
                             yield vector
                         self._settings.check(deadline, anyio.current_time())
                 except httpx.RequestError as error:
-                    raise located(lost(error), part.stretch, total) from error
+                    raise located(lost(error), part.stretch, call.total) from error
                 for vector in lines.end():
                     yield vector
             prompt_tokens += lines.prompt_tokens or 0

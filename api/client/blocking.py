@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-import math
-import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial, wraps
 from itertools import chain, islice
 from types import TracebackType
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import httpx
 
 from staged_pool.client import calls
-from staged_pool.client.calls import Call, Part
 from staged_pool.client.errors import located
 from staged_pool.client.exchange import Answer, Ask, NoAnswer, Outcome, Pause, Request
-from staged_pool.client.progress import Progress, shown
-from staged_pool.client.results import EntitiesResult, Readiness, ServedModel, TokensResult
-from staged_pool.client.retry import RetryPolicy
-from staged_pool.client.settings import BASE_URL, Settings, failure, headers_of, lost
+from staged_pool.client.plans import Call, Options, Streamed
+from staged_pool.client.progress import shown
+from staged_pool.client.settings import Configured, failure, headers_of, lost
 from staged_pool.client.streaming import Vector, VectorLines
-from staged_pool.runtime.arguments import Inputs
-from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Output
-from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult, Usage
+from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import StagedPoolError
 
+A = ParamSpec("A")
 P = TypeVar("P")
 R = TypeVar("R")
 
 
-class Client:
+def _asks(build: Callable[Concatenate[Options, A], Call[P, R]]) -> Callable[Concatenate[Client, A], R]:
+    """The method that makes a call."""
+
+    @wraps(build)
+    def method(self: Client, /, *args: A.args, **kwargs: A.kwargs) -> R:
+        return self._run(build(self._settings.options, *args, **kwargs))
+
+    return method
+
+
+def _streams(
+    build: Callable[Concatenate[Options, A], Streamed],
+) -> Callable[Concatenate[Client, A], AbstractContextManager[EmbeddingStream]]:
+    """The method that makes a call whose answers are read in lines."""
+
+    @contextmanager
+    @wraps(build)
+    def method(self: Client, /, *args: A.args, **kwargs: A.kwargs) -> Iterator[EmbeddingStream]:
+        call = build(self._settings.options, *args, **kwargs)
+        deadline = self._settings.deadline(call.timeout_s, time.monotonic())
+        with closing(self._vectors(call, deadline)) as vectors:
+            yield EmbeddingStream(vectors)
+
+    return method
+
+
+class Client(Configured):
     """Asks a server what an engine can be asked in process, by the same names, and gives the same results.
 
     Belongs to any number of threads. Close it, or use it in a `with` block. Every method raises the error of
@@ -60,32 +81,9 @@ class Client:
         ConfigError: A value is out of its range; the message names it.
     """
 
-    def __init__(
-        self,
-        base_url: str = BASE_URL,
-        *,
-        unix_socket: str | os.PathLike[str] | None = None,
-        api_key: str | None = None,
-        model: str | None = None,
-        timeout_s: float = math.inf,
-        attempt_timeout_s: float = 60.0,
-        connect_timeout_s: float = 5.0,
-        retry: RetryPolicy | None = None,
-        batch_items: int = 128,
-        concurrency: int = 4,
-    ) -> None:
-        self._settings = Settings(
-            base_url=base_url,
-            unix_socket=unix_socket,
-            api_key=api_key,
-            model=model,
-            timeout_s=timeout_s,
-            attempt_timeout_s=attempt_timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            retry=retry or RetryPolicy(),
-            batch_items=batch_items,
-            concurrency=concurrency,
-        )
+    _http: httpx.Client
+
+    def _connect(self) -> None:
         path = self._settings.socket_path
         transport = None if path is None else httpx.HTTPTransport(uds=path, limits=self._settings.limits)
         self._http = httpx.Client(transport=transport, **self._settings.http())
@@ -102,179 +100,19 @@ class Client:
         """End all connections."""
         self._http.close()
 
-    def embed(
-        self,
-        inputs: Inputs,
-        *,
-        outputs: Output | str | Iterable[Output | str] = DENSE_ONLY,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> EmbedResult:
-        """Vectors of each input; see `Engine.embed` for the arguments and the result.
+    embed = _asks(calls.embed)
+    embed_stream = _streams(calls.embed_stream)
+    classify = _asks(calls.classify)
+    classify_tokens = _asks(calls.classify_tokens)
+    score = _asks(calls.score)
+    rerank = _asks(calls.rerank)
+    tokenize = _asks(calls.tokenize)
+    detokenize = _asks(calls.detokenize)
+    models = _asks(calls.models)
+    ready = _asks(calls.ready)
 
-        Args:
-            inputs: Inputs, or the token ids of texts.
-            outputs: Any of `dense`, `sparse` and `multi_vector`.
-            dimensions: Keep the first so many values of each dense vector, normalised again.
-            normalize: False returns vectors as pooled.
-            prompt_name: Put this one of the model's prompts before each text.
-            prompt: Put this before each text.
-            max_tokens: Cut longer inputs to so many tokens, `MODEL_MAX` to what the model takes; None refuses them.
-            model: Ask this one rather than the client's own.
-            timeout_s: See the class.
-            progress: See `Progress`.
-        """
-        call = calls.embed(
-            self._settings.options(model),
-            inputs,
-            outputs=outputs,
-            dimensions=dimensions,
-            normalize=normalize,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            max_tokens=max_tokens,
-        )
-        return self._run(call, timeout_s, progress)
-
-    @contextmanager
-    def embed_stream(
-        self,
-        inputs: Inputs,
-        *,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Iterator[EmbeddingStream]:
-        """Dense vectors as the server makes them: for lists whose result is too large to hold, or needed early.
-
-        The batches go out one after the other. A request is repeated only before its first vector came. Leaving the
-        block early ends the request on the server. For the arguments see `embed`.
-        """
-        total, parts = calls.embed_stream(
-            self._settings.options(model),
-            inputs,
-            dimensions=dimensions,
-            normalize=normalize,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            max_tokens=max_tokens,
-        )
-        deadline = self._settings.deadline(timeout_s, time.monotonic())
-        with closing(self._vectors(parts, total, deadline)) as vectors:
-            yield EmbeddingStream(vectors)
-
-    def classify(
-        self,
-        inputs: Inputs | Sequence[tuple[str, str]],
-        *,
-        activate: bool = True,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> ClassifyResult:
-        """How well each of the model's labels fits each input or pair of texts; see `Engine.classify`."""
-        call = calls.classify(self._settings.options(model), inputs, activate=activate, max_tokens=max_tokens)
-        return self._run(call, timeout_s, progress)
-
-    def classify_tokens(
-        self,
-        inputs: str | Sequence[str],
-        *,
-        aggregation: Aggregation = "simple",
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> EntitiesResult:
-        """The entities in each text; see `Engine.classify_tokens`. Scores of single tokens stay on the server."""
-        call = calls.classify_tokens(
-            self._settings.options(model), inputs, aggregation=aggregation, max_tokens=max_tokens
-        )
-        return self._run(call, timeout_s, progress)
-
-    def score(
-        self,
-        queries: Content | Sequence[Content],
-        documents: Content | Sequence[Content],
-        *,
-        activate: bool = True,
-        instruction: str | None = None,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> ScoreResult:
-        """How well each document answers its query; see `Engine.score`.
-
-        Without `max_tokens` long documents are cut to what the model takes, as the server does it for scores.
-        """
-        call = calls.score(
-            self._settings.options(model),
-            queries,
-            documents,
-            activate=activate,
-            instruction=instruction,
-            max_tokens=max_tokens,
-        )
-        return self._run(call, timeout_s, progress)
-
-    def rerank(
-        self,
-        query: Content,
-        documents: Content | Sequence[Content],
-        *,
-        top_n: int | None = None,
-        activate: bool = True,
-        instruction: str | None = None,
-        max_tokens: int | None = None,
-        model: str | None = None,
-        timeout_s: float | None = None,
-        progress: Progress = False,
-    ) -> RerankResult:
-        """Documents in the order of how well they answer a query, the best first; see `Engine.rerank` and `score`."""
-        call = calls.rerank(
-            self._settings.options(model),
-            query,
-            documents,
-            top_n=top_n,
-            activate=activate,
-            instruction=instruction,
-            max_tokens=max_tokens,
-        )
-        return self._run(call, timeout_s, progress)
-
-    def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, model: str | None = None, timeout_s: float | None = None
-    ) -> TokensResult:
-        """The token ids of a text, and what each stands for."""
-        call = calls.tokenize(self._settings.options(model), text, add_special_tokens=add_special_tokens)
-        return self._run(call, timeout_s)
-
-    def detokenize(self, ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None) -> str:
-        """The text that token ids spell."""
-        return self._run(calls.detokenize(self._settings.options(model), ids), timeout_s)
-
-    def models(self, *, timeout_s: float | None = None) -> tuple[ServedModel, ...]:
-        """What is served; the first is the one that is asked where no model is named."""
-        return self._run(calls.models(), timeout_s)
-
-    def ready(self, *, timeout_s: float | None = None) -> Readiness:
-        """Whether the server takes requests, and why not. Raises `ConnectionFailed` where there is none."""
-        return self._run(calls.ready(), timeout_s)
-
-    def _run(self, call: Call[P, R], timeout_s: float | None, progress: Progress = False) -> R:
-        deadline = self._settings.deadline(timeout_s, time.monotonic())
+    def _run(self, call: Call[P, R]) -> R:
+        deadline = self._settings.deadline(call.timeout_s, time.monotonic())
         parts = call.parts()
         begun = list(islice(parts, self._settings.concurrency))
         parts = chain(begun, parts)
@@ -295,29 +133,29 @@ class Client:
                 with turn:
                     advance(part.stretch.count)
 
-        with shown(progress, call.total) as advance:
+        with shown(call.progress, call.total) as advance:
             if len(begun) == 1:
                 work(advance)
             else:
                 _in_threads(lambda: work(advance), len(begun), ended)
         return call.join([found[number] for number in sorted(found)])
 
-    def _vectors(self, parts: Iterator[Part], total: int, deadline: float) -> Generator[Vector, None, Usage]:
+    def _vectors(self, call: Streamed, deadline: float) -> Generator[Vector, None, Usage]:
         prompt_tokens = 0
-        for part in parts:
+        for part in call.parts:
             opened: list[httpx.Response] = []
             try:
                 answer = self._answer(part.request, deadline, partial(self._open, opened))
             except StagedPoolError as error:
-                raise located(error, part.stretch, total) from error.__cause__
+                raise located(error, part.stretch, call.total) from error.__cause__
             with closing(opened[-1]) as response:
-                lines = VectorLines(answer, part.stretch, total)
+                lines = VectorLines(answer, part.stretch, call.total)
                 try:
                     for chunk in response.iter_bytes():
                         yield from lines.feed(chunk)
                         self._settings.check(deadline, time.monotonic())
                 except httpx.RequestError as error:
-                    raise located(lost(error), part.stretch, total) from error
+                    raise located(lost(error), part.stretch, call.total) from error
                 yield from lines.end()
             prompt_tokens += lines.prompt_tokens or 0
         return Usage(prompt_tokens)

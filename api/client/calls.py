@@ -1,27 +1,29 @@
-"""What each call sends, and what it makes of the answers: pure, and the same for both clients."""
+"""The methods of both clients: what each takes, and which requests it becomes. Pure.
+
+Their first parameter is the client's; the others, and what is said of them, are those of the methods of `Client` and
+`AsyncClient`, which are made of these functions. `timeout_s` is for the whole call, None the client's own; `model` is
+asked rather than the client's own; for `progress` see `Progress`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from staged_pool.client import answers, reading
 from staged_pool.client.answers import decode
-from staged_pool.client.batches import Stretch, cut
-from staged_pool.client.contents import Form, Given, document, form, options, written
+from staged_pool.client.contents import Form, Given, document, options
 from staged_pool.client.exchange import Answer, Request
+from staged_pool.client.plans import Call, Options, Streamed, batched, parts_of, single, source, with_inputs
+from staged_pool.client.progress import Progress
 from staged_pool.client.results import EntitiesResult, Readiness, ServedModel, TokensResult
 from staged_pool.runtime import arguments
 from staged_pool.runtime.arguments import Inputs
-from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Image, Output, PairInput, TextInput
+from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, Content, Output
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult
 from staged_pool.runtime.tasks.score import check_top_n, rank
 from staged_pool.stages.errors import InvalidInput
-
-P = TypeVar("P")
-R = TypeVar("R")
 
 TASKS: Final[Mapping[Output, str]] = {
     Output.DENSE: "embed",
@@ -34,65 +36,38 @@ _ANY: Final = Form("queries and documents, which go together in any form")
 _BASE64: Final[Mapping[str, object]] = {"encoding_format": "base64", "embed_dtype": "float32", "endianness": "little"}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One request of a call."""
-
-    number: int
-    stretch: Stretch
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Generic[P, R]):
-    """What is asked of the server, in one request or several."""
-
-    total: int
-    """Inputs."""
-    parts: Callable[[], Iterator[Part]]
-    """Made one by one, as they are sent."""
-    read: Callable[[Answer, int], P]
-    """What the answer to a request for so many inputs holds."""
-    join: Callable[[Sequence[P]], R]
-    """The result of the parts, which are in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the calls of a client have in common."""
-
-    model: str | None
-    batch_items: int
-
-    def fields(self, **fields: object) -> dict[str, object]:
-        """Of a body; those that are None are left to the server."""
-        return {name: value for name, value in {"model": self.model, **fields}.items() if value is not None}
-
-
 def embed(
     own: Options,
     inputs: Inputs,
     *,
     outputs: Output | str | Iterable[Output | str] = DENSE_ONLY,
-    dimensions: int | None,
-    normalize: bool,
-    prompt_name: str | None,
-    prompt: str | None,
-    max_tokens: int | None,
+    dimensions: int | None = None,
+    normalize: bool = True,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    max_tokens: int | None = None,
+    model: str | None = None,
+    timeout_s: float | None = None,
+    progress: Progress = False,
 ) -> Call[EmbedResult, EmbedResult]:
-    """Vectors; see `Client.embed`."""
+    """Vectors of each input; see `Engine.embed` for the arguments and the result.
+
+    Args:
+        inputs: Inputs, or the token ids of texts.
+        outputs: Any of `dense`, `sparse` and `multi_vector`.
+        dimensions: Keep the first so many values of each dense vector, normalised again.
+        normalize: False returns vectors as pooled.
+        prompt_name: Put this one of the model's prompts before each text.
+        prompt: Put this before each text.
+        max_tokens: Cut longer inputs to so many tokens, `MODEL_MAX` to what the model takes; None refuses them.
+        model: Ask this one rather than the client's own.
+        timeout_s: For the whole call; None is the client's own.
+        progress: See `Progress`.
+    """
     wanted = arguments.outputs(outputs)
     if not wanted or not wanted <= TASKS.keys():
         raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(TASKS))}.", param="outputs")
-    sources, common = _embed_fields(
-        own,
-        inputs,
-        dimensions=dimensions,
-        normalize=normalize,
-        prompt_name=prompt_name,
-        prompt=prompt,
-        max_tokens=max_tokens,
-    )
+    sources, common = _vectors(own, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, model)
     if wanted == DENSE_ONLY:
         path, read = "/v1/embeddings", reading.read_vectors
         common |= _BASE64
@@ -101,62 +76,93 @@ def embed(
         common["task"] = [task for output, task in TASKS.items() if output in wanted]
         # In base64 an array has lost its shape, which of one vector a token is not known here.
         common |= {"encoding_format": "float"} if Output.MULTI_VECTOR in wanted else _BASE64
-    return _batched(own, path, sources, partial(_with_inputs, common), read=read, join=reading.join_vectors)
+    join = reading.join_vectors
+    return batched(own, path, sources, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
 
 def embed_stream(
     own: Options,
     inputs: Inputs,
     *,
+    dimensions: int | None = None,
+    normalize: bool = True,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    max_tokens: int | None = None,
+    model: str | None = None,
+    timeout_s: float | None = None,
+) -> Streamed:
+    """Dense vectors as the server makes them: for lists whose result is too large to hold, or needed early.
+
+    The batches go out one after the other. A request is repeated only before its first vector came. Leaving the block
+    early ends the request on the server. For the arguments see `embed`.
+    """
+    sources, common = _vectors(own, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, model)
+    fields = partial(with_inputs, {**common, **_BASE64})
+    parts = parts_of(own, "/v1/embeddings", sources, fields, streamed=True)
+    return Streamed(total=len(sources), parts=parts, timeout_s=timeout_s)
+
+
+def _vectors(  # noqa: PLR0917  # the arguments of both, in their order
+    own: Options,
+    inputs: Inputs,
     dimensions: int | None,
     normalize: bool,
     prompt_name: str | None,
     prompt: str | None,
     max_tokens: int | None,
-) -> tuple[int, Iterator[Part]]:
-    """How many inputs, and requests whose answers are read in lines; see `Client.embed_stream`."""
-    sources, common = _embed_fields(
-        own,
-        inputs,
+    model: str | None,
+) -> tuple[list[Given], dict[str, object]]:
+    """The inputs, and the fields that go with each batch of them."""
+    arguments.whole_number("dimensions", dimensions)
+    arguments.text("prompt_name", prompt_name)
+    arguments.text("prompt", prompt)
+    sources = [source(given) for given in arguments.inputs(inputs, max_tokens)]
+    return sources, own.fields(
+        model,
         dimensions=dimensions,
-        normalize=normalize,
+        use_activation=normalize,
         prompt_name=prompt_name,
         prompt=prompt,
-        max_tokens=max_tokens,
+        truncate_prompt_tokens=max_tokens,
     )
-    common |= _BASE64
-    parts = _parts(own, "/v1/embeddings", sources, partial(_with_inputs, common), streamed=True)
-    return len(sources), parts
 
 
 def classify(
-    own: Options, inputs: Inputs | Sequence[tuple[str, str]], *, activate: bool, max_tokens: int | None
+    own: Options,
+    inputs: Inputs | Sequence[tuple[str, str]],
+    *,
+    activate: bool = True,
+    max_tokens: int | None = None,
+    model: str | None = None,
+    timeout_s: float | None = None,
+    progress: Progress = False,
 ) -> Call[ClassifyResult, ClassifyResult]:
-    """Labels; see `Client.classify`."""
-    sources = [_source(given) for given in arguments.inputs_or_pairs(inputs, max_tokens)]
-    common = own.fields(use_activation=activate, truncate_prompt_tokens=max_tokens)
-    return _batched(
-        own, "/classify", sources, partial(_with_inputs, common), read=reading.read_labels, join=reading.join_labels
-    )
+    """How well each of the model's labels fits each input or pair of texts; see `Engine.classify`."""
+    sources = [source(given) for given in arguments.inputs_or_pairs(inputs, max_tokens)]
+    common = own.fields(model, use_activation=activate, truncate_prompt_tokens=max_tokens)
+    read, join = reading.read_labels, reading.join_labels
+    return batched(own, "/classify", sources, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
 
 def classify_tokens(
-    own: Options, inputs: str | Sequence[str], *, aggregation: Aggregation, max_tokens: int | None
+    own: Options,
+    inputs: str | Sequence[str],
+    *,
+    aggregation: Aggregation = "simple",
+    max_tokens: int | None = None,
+    model: str | None = None,
+    timeout_s: float | None = None,
+    progress: Progress = False,
 ) -> Call[EntitiesResult, EntitiesResult]:
-    """Entities; see `Client.classify_tokens`."""
-    texts = [_source(given) for given in arguments.text_inputs(inputs, max_tokens)]
+    """The entities in each text; see `Engine.classify_tokens`. Scores of single tokens stay on the server."""
+    texts = [source(given) for given in arguments.text_inputs(inputs, max_tokens)]
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidInput(f"Input {index} is not a text, which is what entities are found in", index=index)
-    common = own.fields(aggregation_strategy=aggregation, truncate_prompt_tokens=max_tokens)
-    return _batched(
-        own,
-        "/classify_tokens",
-        texts,
-        partial(_with_inputs, common),
-        read=reading.read_entities,
-        join=reading.join_entities,
-    )
+    common = own.fields(model, aggregation_strategy=aggregation, truncate_prompt_tokens=max_tokens)
+    read, join = reading.read_entities, reading.join_entities
+    return batched(own, "/classify_tokens", texts, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
 
 def score(
@@ -164,11 +170,17 @@ def score(
     queries: Content | Sequence[Content],
     documents: Content | Sequence[Content],
     *,
-    activate: bool,
-    instruction: str | None,
-    max_tokens: int | None,
+    activate: bool = True,
+    instruction: str | None = None,
+    max_tokens: int | None = None,
+    model: str | None = None,
+    timeout_s: float | None = None,
+    progress: Progress = False,
 ) -> Call[ScoreResult, ScoreResult]:
-    """Scores; see `Client.score`."""
+    """How well each document answers its query; see `Engine.score`.
+
+    Without `max_tokens` long documents are cut to what the model takes, as the server does it for scores.
+    """
     arguments.whole_number("max_tokens", max_tokens)
     arguments.text("instruction", instruction)
     asked, given = arguments.contents("queries", queries), arguments.contents("documents", documents)
@@ -176,7 +188,7 @@ def score(
         found = f"found {len(asked)} and {len(given)}"
         raise InvalidInput(f"queries and documents must be 1:1, 1:N or N:N; {found}", param="queries")
     common = {
-        **own.fields(use_activation=activate, instruction=instruction, truncate_prompt_tokens=max_tokens),
+        **own.fields(model, use_activation=activate, instruction=instruction, truncate_prompt_tokens=max_tokens),
         **options((*asked, *given)),
     }
     pairs: list[Given] = list(zip(asked, given, strict=True)) if len(asked) > 1 else list(given)
@@ -186,8 +198,14 @@ def score(
         return {**common, "queries": sides[0], "documents": [document(one) for one in sides[1]]}
 
     query = document(asked[0]) if len(asked) == 1 else None
-    parts = partial(_parts, own, "/score", pairs, fields, form_of=lambda given: _ANY)
-    return Call(len(given), parts, reading.read_scores, reading.join_scores)
+    return Call(
+        total=len(given),
+        parts=partial(parts_of, own, "/score", pairs, fields, form_of=lambda given: _ANY),
+        read=reading.read_scores,
+        join=reading.join_scores,
+        timeout_s=timeout_s,
+        progress=progress,
+    )
 
 
 def rerank(
@@ -195,119 +213,84 @@ def rerank(
     query: Content,
     documents: Content | Sequence[Content],
     *,
-    top_n: int | None,
-    activate: bool,
-    instruction: str | None,
-    max_tokens: int | None,
+    top_n: int | None = None,
+    activate: bool = True,
+    instruction: str | None = None,
+    max_tokens: int | None = None,
+    model: str | None = None,
+    timeout_s: float | None = None,
+    progress: Progress = False,
 ) -> Call[ScoreResult, RerankResult]:
-    """A ranking, of scores: a list that is sent in batches cannot be ranked by the server; see `Client.rerank`."""
+    """Documents in the order of how well they answer a query, the best first; see `Engine.rerank` and `score`."""
+    # Of scores: a list that is sent in batches cannot be ranked by the server.
     arguments.whole_number("top_n", top_n)
     check_top_n(top_n)
     if len(asked := arguments.contents("query", query)) != 1:
         raise InvalidInput(f"query must be one, not {len(asked)}.", param="query")
-    scored = score(own, query, documents, activate=activate, instruction=instruction, max_tokens=max_tokens)
-    return Call(scored.total, scored.parts, scored.read, lambda parts: rank(scored.join(parts), top_n))
-
-
-def tokenize(own: Options, text: str, *, add_special_tokens: bool) -> Call[TokensResult, TokensResult]:
-    """Token ids; see `Client.tokenize`."""
-    if not isinstance(text, str):
-        raise InvalidInput(f"text must be a text, not of type {type(text).__name__}.", param="text")
-    fields = own.fields(prompt=text, add_special_tokens=add_special_tokens, return_token_strs=True)
-
-    def read(answer: Answer, count: int) -> TokensResult:
-        body = decode(answers.TOKENS, answer.body)
-        return TokensResult(tuple(body.tokens), tuple(body.token_strs or ()))
-
-    return _single(Request(path="/tokenize", fields=fields), read)
-
-
-def detokenize(own: Options, ids: Sequence[int]) -> Call[str, str]:
-    """The text of token ids; see `Client.detokenize`."""
-    request = Request(path="/detokenize", fields=own.fields(tokens=list(ids)))
-    return _single(request, lambda answer, count: decode(answers.TEXT, answer.body).prompt)
-
-
-def models() -> Call[tuple[ServedModel, ...], tuple[ServedModel, ...]]:
-    """What is served."""
-
-    def read(answer: Answer, count: int) -> tuple[ServedModel, ...]:
-        found = decode(answers.MODELS, answer.body).data
-        return tuple(ServedModel(one.id, one.max_model_len, one.staged_pool) for one in found)
-
-    return _single(Request(method="GET", path="/v1/models"), read)
-
-
-def ready() -> Call[Readiness, Readiness]:
-    """Whether requests are taken."""
-
-    def read(answer: Answer, count: int) -> Readiness:
-        body = decode(answers.READY, answer.body)
-        return Readiness(body.ready, body.reason)
-
-    return _single(Request(method="GET", path="/ready", results=frozenset({200, 503})), read)
-
-
-def _embed_fields(
-    own: Options,
-    inputs: Inputs,
-    *,
-    dimensions: int | None,
-    normalize: bool,
-    prompt_name: str | None,
-    prompt: str | None,
-    max_tokens: int | None,
-) -> tuple[list[Given], dict[str, object]]:
-    """The inputs, and the fields that go with each batch of them."""
-    arguments.whole_number("dimensions", dimensions)
-    arguments.text("prompt_name", prompt_name)
-    arguments.text("prompt", prompt)
-    sources = [_source(given) for given in arguments.inputs(inputs, max_tokens)]
-    return sources, own.fields(
-        dimensions=dimensions,
-        use_activation=normalize,
-        prompt_name=prompt_name,
-        prompt=prompt,
-        truncate_prompt_tokens=max_tokens,
+    scored = score(
+        own,
+        query,
+        documents,
+        activate=activate,
+        instruction=instruction,
+        max_tokens=max_tokens,
+        model=model,
+        timeout_s=timeout_s,
+        progress=progress,
+    )
+    return Call(
+        total=scored.total,
+        parts=scored.parts,
+        read=scored.read,
+        join=lambda parts: rank(scored.join(parts), top_n),
+        timeout_s=timeout_s,
+        progress=progress,
     )
 
 
-def _source(given: TextInput | PairInput | Image) -> Given:
-    if isinstance(given, PairInput):
-        return given.first, given.second
-    return given if isinstance(given, Image) else given.source
-
-
-def _parts(
+def tokenize(
     own: Options,
-    path: str,
-    inputs: Sequence[Given],
-    fields: Callable[[Sequence[Any]], dict[str, object]],
+    text: str,
     *,
-    form_of: Callable[[Given], Form] = form,
-    streamed: bool = False,
-) -> Iterator[Part]:
-    for number, stretch in enumerate(cut(inputs, max_items=own.batch_items, form_of=form_of)):
-        some = inputs[stretch.first : stretch.last]
-        yield Part(number, stretch, Request(path=path, fields=fields(some), streamed=streamed))
+    add_special_tokens: bool = True,
+    model: str | None = None,
+    timeout_s: float | None = None,
+) -> Call[TokensResult, TokensResult]:
+    """The token ids of a text, and what each stands for."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"text must be a text, not of type {type(text).__name__}.", param="text")
+    fields = own.fields(model, prompt=text, add_special_tokens=add_special_tokens, return_token_strs=True)
+
+    def read(answer: Answer) -> TokensResult:
+        body = decode(answers.TOKENS, answer.body)
+        return TokensResult(tuple(body.tokens), tuple(body.token_strs or ()))
+
+    return single(Request(path="/tokenize", fields=fields), read, timeout_s)
 
 
-def _with_inputs(common: Mapping[str, object], some: Sequence[Given]) -> dict[str, object]:
-    shared = form(some[0]).fields if some else {}
-    return {**common, **shared, "input": [written(given) for given in some]}
+def detokenize(
+    own: Options, ids: Sequence[int], *, model: str | None = None, timeout_s: float | None = None
+) -> Call[str, str]:
+    """The text that token ids spell."""
+    request = Request(path="/detokenize", fields=own.fields(model, tokens=list(ids)))
+    return single(request, lambda answer: decode(answers.TEXT, answer.body).prompt, timeout_s)
 
 
-def _batched(
-    own: Options,
-    path: str,
-    inputs: Sequence[Given],
-    fields: Callable[[Sequence[Any]], dict[str, object]],
-    *,
-    read: Callable[[Answer, int], P],
-    join: Callable[[Sequence[P]], R],
-) -> Call[P, R]:
-    return Call(len(inputs), lambda: _parts(own, path, inputs, fields), read, join)
+def models(own: Options, *, timeout_s: float | None = None) -> Call[tuple[ServedModel, ...], tuple[ServedModel, ...]]:
+    """What is served; the first is the one that is asked where no model is named."""
+
+    def read(answer: Answer) -> tuple[ServedModel, ...]:
+        found = decode(answers.MODELS, answer.body).data
+        return tuple(ServedModel(one.id, one.max_model_len, one.staged_pool) for one in found)
+
+    return single(Request(method="GET", path="/v1/models"), read, timeout_s)
 
 
-def _single(request: Request, read: Callable[[Answer, int], P]) -> Call[P, P]:
-    return Call(1, lambda: iter((Part(0, Stretch(0, 1), request),)), read, lambda parts: parts[0])
+def ready(own: Options, *, timeout_s: float | None = None) -> Call[Readiness, Readiness]:
+    """Whether the server takes requests, and why not. Raises `ConnectionFailed` where there is none."""
+
+    def read(answer: Answer) -> Readiness:
+        body = decode(answers.READY, answer.body)
+        return Readiness(body.ready, body.reason)
+
+    return single(Request(method="GET", path="/ready", results=frozenset({200, 503})), read, timeout_s)

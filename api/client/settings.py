@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 
 import httpx
 
-from staged_pool.client.calls import Options
 from staged_pool.client.errors import ConnectionFailed
 from staged_pool.client.exchange import Ask, Exchange, NoAnswer, Request, exchange
+from staged_pool.client.plans import Options
 from staged_pool.client.retry import RetryPolicy
 from staged_pool.stages.errors import ConfigError, DeadlineExceeded, InvalidInput, StagedPoolError
 
@@ -49,9 +49,9 @@ class Settings:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100_000:
                 raise ConfigError(f"{name}={value!r}: must be between 1 and 100000")
 
-    def options(self, model: str | None) -> Options:
-        """Of one call."""
-        return Options(self.model if model is None else model, self.batch_items)
+    @property
+    def options(self) -> Options:
+        return Options(self.model, self.batch_items)
 
     def http(self) -> dict[str, Any]:
         """Arguments of httpx's clients; the transports come beside them."""
@@ -102,6 +102,42 @@ class Settings:
         """Of one try: no step of it may take longer than all of it."""
         left_s = None if math.isinf(ask.timeout_s) else ask.timeout_s
         return httpx.Timeout(left_s, connect=min(self.connect_timeout_s, ask.timeout_s), pool=None)
+
+
+class Configured:
+    """What both clients are told when they are made; for the arguments see `Client`."""
+
+    def __init__(
+        self,
+        base_url: str = BASE_URL,
+        *,
+        unix_socket: str | os.PathLike[str] | None = None,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout_s: float = math.inf,
+        attempt_timeout_s: float = 60.0,
+        connect_timeout_s: float = 5.0,
+        retry: RetryPolicy | None = None,
+        batch_items: int = 128,
+        concurrency: int = 4,
+    ) -> None:
+        self._settings = Settings(
+            base_url=base_url,
+            unix_socket=unix_socket,
+            api_key=api_key,
+            model=model,
+            timeout_s=timeout_s,
+            attempt_timeout_s=attempt_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            retry=retry or RetryPolicy(),
+            batch_items=batch_items,
+            concurrency=concurrency,
+        )
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make what carries the bytes."""
+        raise NotImplementedError
 
 
 def failure(error: httpx.RequestError) -> NoAnswer:

@@ -1,23 +1,20 @@
-"""What answers look like: the types that `/openapi.json` describes them by. Nothing is written through them; tests
-decode real answers as them, and unknown fields are refused there."""
+"""What the answers of tasks look like: the types that `/openapi.json` describes them by. Nothing is written through
+them; tests decode real answers as them, and unknown fields are refused there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Entity
-from staged_pool.runtime.statistics import EngineStatistics
 
 
-class _Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    pass
+class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Of which all fields are known."""
 
 
-class ErrorDetail(_Answer):
+class ErrorDetail(Answer):
     """What went wrong with a request."""
 
     message: str
@@ -31,13 +28,13 @@ class ErrorDetail(_Answer):
     """Which of the request's inputs it is about, where it is about one."""
 
 
-class Error(_Answer):
+class Error(Answer):
     """The answer to a request that failed."""
 
     error: ErrorDetail
 
 
-class Usage(_Answer):
+class Usage(Answer):
     """What the request cost."""
 
     prompt_tokens: int
@@ -48,7 +45,7 @@ class Usage(_Answer):
     completion_tokens_details: None
 
 
-class _Listing(_Answer):
+class _Listing(Answer):
     id: str
     """Ends in the request's id."""
     object: Literal["list"]
@@ -58,7 +55,7 @@ class _Listing(_Answer):
     usage: Usage
 
 
-class Embedding(_Answer):
+class Embedding(Answer):
     """The vector of one input."""
 
     index: int
@@ -93,7 +90,7 @@ _ONE_OUTPUT: Final = [
 _OUTPUTS: Final = {"type": "object", "additionalProperties": {"anyOf": _ONE_OUTPUT}}
 
 
-class Pooled(_Answer):
+class Pooled(Answer):
     """What the model gives for one input."""
 
     index: int
@@ -112,7 +109,7 @@ class Pooling(_Listing):
     data: list[Pooled]
 
 
-class Score(_Answer):
+class Score(Answer):
     """How well one document answers its query."""
 
     index: int
@@ -126,14 +123,14 @@ class Scores(_Listing):
     data: list[Score]
 
 
-class RankedText(_Answer):
+class RankedText(Answer):
     """The text of a document."""
 
     text: str
     multi_modal: None
 
 
-class RankedDocument(_Answer):
+class RankedDocument(Answer):
     """One document of a ranking."""
 
     index: int
@@ -142,33 +139,33 @@ class RankedDocument(_Answer):
     document: RankedText | msgspec.UnsetType = msgspec.UNSET
 
 
-class RankingUsage(_Answer):
+class RankingUsage(Answer):
     """What the request cost."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class ApiVersion(_Answer):
+class ApiVersion(Answer):
     """Of Cohere's API."""
 
     version: Literal["1", "2"]
 
 
-class SearchUnits(_Answer):
+class SearchUnits(Answer):
     """As Cohere counts."""
 
     search_units: int
 
 
-class RankingMeta(_Answer):
+class RankingMeta(Answer):
     """What Cohere's clients expect."""
 
     api_version: ApiVersion
     billed_units: SearchUnits
 
 
-class Ranking(_Answer):
+class Ranking(Answer):
     """The documents, the best first."""
 
     id: str
@@ -180,7 +177,7 @@ class Ranking(_Answer):
     meta: RankingMeta
 
 
-class TeiRanked(_Answer):
+class TeiRanked(Answer):
     """One text of a ranking."""
 
     index: int
@@ -188,21 +185,21 @@ class TeiRanked(_Answer):
     text: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class TokensBilled(_Answer):
+class TokensBilled(Answer):
     """As Cohere counts."""
 
     input_tokens: int | msgspec.UnsetType = msgspec.UNSET
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class CohereMeta(_Answer):
+class CohereMeta(Answer):
     """What Cohere's clients expect."""
 
     api_version: ApiVersion
     billed_units: TokensBilled
 
 
-class CohereEmbeddings(_Answer):
+class CohereEmbeddings(Answer):
     """A vector for each input, in their order."""
 
     id: str
@@ -229,7 +226,7 @@ class CohereEmbeddings(_Answer):
     texts: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Classification(_Answer):
+class Classification(Answer):
     """The labels of one input."""
 
     index: int
@@ -248,14 +245,14 @@ class Classifications(_Listing):
     """What each of the `probs` is of."""
 
 
-class LabelScore(_Answer):
+class LabelScore(Answer):
     """One label."""
 
     label: str
     score: float
 
 
-class InfinityClassifications(_Answer):
+class InfinityClassifications(Answer):
     """The labels of each input, the likeliest first: the answer to a request that has `raw_scores`."""
 
     object: Literal["classify"]
@@ -266,7 +263,7 @@ class InfinityClassifications(_Answer):
     usage: Usage
 
 
-class Entities(_Answer):
+class Entities(Answer):
     """The entities in one text."""
 
     index: int
@@ -279,28 +276,7 @@ class TextEntities(_Listing):
     data: list[Entities]
 
 
-class TokenIds(_Answer):
-    """The tokens of one text or conversation."""
-
-    count: int
-    max_model_len: int
-    """Tokens of the longest input that the model takes."""
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class TeiToken(_Answer):
-    """One token."""
-
-    id: int
-    text: str
-    special: bool
-    start: int | None
-    """In characters of the text; null where the token stands for nothing of it."""
-    stop: int | None
-
-
-class TeiSparseValue(_Answer):
+class TeiSparseValue(Answer):
     """One entry of a vector as wide as the vocabulary that is not 0."""
 
     index: int
@@ -308,119 +284,8 @@ class TeiSparseValue(_Answer):
     value: float
 
 
-class TeiError(_Answer):
+class TeiError(Answer):
     """The answer to a request that failed, as clients of text-embeddings-inference know it."""
 
     error: str
     error_type: Literal["unhealthy", "backend", "overloaded", "validation", "tokenizer", "empty"]
-
-
-class TeiInfo(_Answer):
-    """The model, and limits of requests to it."""
-
-    model_id: str
-    model_sha: str | None
-    model_dtype: str
-    model_type: dict[str, Any]
-    max_concurrent_requests: int
-    max_input_length: int
-    max_batch_tokens: int
-    max_batch_requests: int
-    max_client_batch_size: int
-    auto_truncate: bool
-    tokenization_workers: int
-    version: str
-    sha: None
-    docker_label: None
-
-
-class Prompt(_Answer):
-    """The text of tokens."""
-
-    prompt: str
-
-
-class ServedModel(_Answer):
-    """One model that is served."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: None
-    max_model_len: int
-    permission: list[str]
-    """Always empty: a key opens all models."""
-    staged_pool: ModelCard
-    """What was understood of it."""
-
-
-class Models(_Answer):
-    """The models that are served."""
-
-    object: Literal["list"]
-    data: list[ServedModel]
-
-
-class InfinityStats(_Answer):
-    """How busy a model is."""
-
-    queue_fraction: float
-    queue_absolute: int
-    results_pending: int
-
-
-class InfinityModel(_Answer):
-    """One model that is served."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    backend: str
-    capabilities: list[Literal["embed", "image_embed", "rerank", "classify"]]
-    stats: InfinityStats
-
-
-class InfinityModels(_Answer):
-    """The models that are served, and how busy they are."""
-
-    object: Literal["list"]
-    data: list[InfinityModel]
-
-
-class Version(_Answer):
-    """Of this server."""
-
-    version: str
-
-
-class Load(_Answer):
-    """How busy the server is."""
-
-    server_load: int
-    """Requests inside."""
-
-
-class Ready(_Answer):
-    """The server takes requests."""
-
-    ready: Literal[True]
-    models: list[ModelCard]
-
-
-class NotReady(_Answer):
-    """The server takes no requests."""
-
-    ready: Literal[False]
-    reason: str
-
-
-class Stages(_Answer):
-    """Every stage of every model at one moment."""
-
-    models: Mapping[str, EngineStatistics]
-
-
-Anything: TypeAlias = Any

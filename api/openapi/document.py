@@ -67,7 +67,7 @@ _REQUEST_TIMEOUT: Final[Schema] = {
     "name": "X-Request-Timeout",
     "in": "header",
     "description": "Seconds for which the answer is waited for.",
-    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S, "examples": [30]},
 }
 _PRIORITY: Final[Schema] = {
     "name": "X-Priority",

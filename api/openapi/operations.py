@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from staged_pool.api.openapi import answers
+from staged_pool.api.openapi import answers, served
 from staged_pool.api.wire import classify, cohere, openai, pooling, score, tei, tei_tokens, tokens
 
 Tag: TypeAlias = Literal["Vectors", "Scores", "Labels", "Tokens", "Models", "Server"]
@@ -214,7 +214,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "Token ids of a text",
         "Tokens",
         (tokens.TokenizeBody, tei_tokens.TokenizeBody),
-        (answers.TokenIds, list[list[answers.TeiToken]]),
+        (served.TokenIds, list[list[served.TeiToken]]),
         "With `inputs`, for clients of text-embeddings-inference.",
         errors=BOTH,
         examples={
@@ -227,7 +227,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "The text of token ids",
         "Tokens",
         tokens.DetokenizeBody,
-        answers.Prompt,
+        served.Prompt,
         examples={"ids": {"tokens": [1, 2, 3]}},
     ),
     "/decode": _post(
@@ -239,17 +239,17 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         errors=TEI,
         examples={"ids": {"ids": [1, 2, 3]}},
     ),
-    "/v1/models": _get("What is served", "Models", answers.Models),
-    "/models": _get("What is served, for clients of Infinity", "Models", answers.InfinityModels),
-    "/info": _get("The model, for clients of text-embeddings-inference", "Models", answers.TeiInfo, errors=TEI),
-    "/version": _get("Version of the server", "Models", answers.Version),
+    "/v1/models": _get("What is served", "Models", served.Models),
+    "/models": _get("What is served, for clients of Infinity", "Models", served.InfinityModels),
+    "/info": _get("The model, for clients of text-embeddings-inference", "Models", served.TeiInfo, errors=TEI),
+    "/version": _get("Version of the server", "Models", served.Version),
     "/health": _get("Whether the server is alive", text="Answers while models load, and under any load."),
     "/ping": {method: Operation(summary="The same as /health", tag="Server") for method in ("GET", "POST")},
-    "/ready": _get("Whether requests are taken", answer=answers.Ready, unready=answers.NotReady),
-    "/load": _get("Requests inside", answer=answers.Load),
-    "/stages": _get("Every stage at this moment", answer=answers.Stages, text="What the page at / shows."),
+    "/ready": _get("Whether requests are taken", answer=served.Ready, unready=served.NotReady),
+    "/load": _get("Requests inside", answer=served.Load),
+    "/stages": _get("Every stage at this moment", answer=served.Stages, text="What the page at / shows."),
     "/metrics": _get("Prometheus metrics", content_types=("text/plain",)),
-    "/openapi.json": _get("This description", answer=answers.Anything),
+    "/openapi.json": _get("This description", answer=served.Anything),
     "/docs": _get("This description as a page", content_types=("text/html",)),
     "/": _get("The stages as a page", content_types=("text/html",)),
 }

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from staged_pool.api.wire.pieces import PIECE_VALUES, dump_array
+from staged_pool.api.wire.pieces import STEP_VALUES, Spelled, dump_array, with_pauses
 from staged_pool.stages.errors import InvalidInput
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -34,12 +33,13 @@ Endianness: TypeAlias = Literal["native", "big", "little"]
 Form: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 
 INTEGERS: Final[frozenset[DType]] = frozenset({"int8", "uint8", "binary", "ubinary"})
-"""Types whose values are written as whole numbers in JSON; the others are written as float32, all of its digits."""
+"""Types whose values are written as whole numbers in JSON; the others are written as float32, all of its digits,
+unless they are `rounded`."""
 
 BITS: Final[frozenset[DType]] = frozenset({"binary", "ubinary"})
 SCALED: Final[frozenset[DType]] = frozenset({"int8", "uint8"})
 
-_BASE64_BYTES: Final = 3 * 2**18
+_BASE64_BYTES: Final = 3 * 2**16
 """Encoded at a time, with the interpreter's lock held. A multiple of 3, so that the parts join without padding."""
 
 
@@ -50,13 +50,16 @@ class Encoding:
     form: Form = "float"
     dtype: DType = "float32"
     endianness: Endianness = "native"
+    rounded: bool = False
+    """Whether numbers in JSON are the nearest that float16 and bfloat16 can hold. Beside vLLM's `embed_dtype` they
+    have all digits."""
 
     @property
     def is_bytes(self) -> bool:
         """Whether the answer is no JSON at all."""
         return self.form in ("bytes", "bytes_only")
 
-    def value(self, array: NDArray[Any]) -> NDArray[Any] | orjson.Fragment | str:
+    def value(self, array: NDArray[Any]) -> NDArray[Any] | Spelled:
         """An array as `dump` can write it; in base64 an array of several rows is one string.
 
         Args:
@@ -65,10 +68,11 @@ class Encoding:
         if self.form == "base64":
             return _base64(self.raw(array))
         if array.dtype.kind in "iu" or self.dtype not in INTEGERS:
-            laid_out = np.ascontiguousarray(array, "<i4" if array.dtype.kind in "iu" else "<f4")
+            values = _nearest(array, self.dtype) if self.rounded else array
+            laid_out = np.ascontiguousarray(values, "<i4" if array.dtype.kind in "iu" else "<f4")
         else:
             laid_out = stored(array, self.dtype, "little")
-        return laid_out if laid_out.size <= PIECE_VALUES else dump_array(laid_out)
+        return laid_out if laid_out.size <= STEP_VALUES else dump_array(laid_out)
 
     def raw(self, array: NDArray[Any]) -> NDArray[Any]:
         """An array of which the memory is what is to be sent."""
@@ -147,6 +151,15 @@ def _rounded_bits(array: Floats, *, dropped: int) -> NDArray[np.uint32]:
     return rounded
 
 
+def _nearest(array: Floats, dtype: DType) -> Floats:
+    """The values of float16 or bfloat16 that are nearest, as float32; of other types, the array."""
+    if dtype == "float16":
+        return stored(array, dtype, "native").astype(np.float32)
+    if dtype == "bfloat16":
+        return (stored(array, dtype, "native").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array
+
+
 def _fp8(array: Floats, *, exponent_bits: int, mantissa_bits: int, largest: float) -> NDArray[np.uint8]:
     """Floats of eight bits: a sign, an exponent and a mantissa."""
     bias = (1 << (exponent_bits - 1)) - 1
@@ -178,8 +191,8 @@ def _packed(array: Floats, dtype: DType) -> NDArray[np.uint8]:
     return np.packbits(array >= 0, axis=-1)
 
 
-def _base64(raw: NDArray[Any]) -> str:
-    return b"".join(_base64_parts(raw.reshape(-1).view(np.uint8).data)).decode("ascii")
+def _base64(raw: NDArray[Any]) -> Spelled:
+    return Spelled((b'"', *with_pauses(_base64_parts(raw.reshape(-1).view(np.uint8).data)), b'"'))
 
 
 def _base64_parts(raw: memoryview) -> Iterator[bytes]:

@@ -14,17 +14,14 @@ from staged_pool.api.wire.fields import MaxTokens, ModelName
 from staged_pool.api.wire.jina import object_inputs
 from staged_pool.api.wire.pictures import read_image, with_options
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.api.wire.sources import texts_or_ids
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
-from staged_pool.stages.errors import InvalidInput, NoInputs
+from staged_pool.stages.errors import InvalidInput
 
 Modality: TypeAlias = Literal["text", "image"]
 Source: TypeAlias = str | tuple[int, ...] | Chat | Image
 
-_TEXT: Final = msgspec.json.Decoder(str)
-_TEXTS: Final = msgspec.json.Decoder(list[str])
 _TEXT_LISTS: Final = msgspec.json.Decoder(list[list[str]])
-_IDS: Final = msgspec.json.Decoder(list[int])
-_ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
 _OBJECT: Final = re.compile(rb"[{]")
 
 
@@ -133,23 +130,10 @@ def _sources(raw: msgspec.Raw, fields: InputFields) -> Sequence[Source]:
     if first == b"{":
         objects = object_inputs(raw, "input") if depth < 2 else None
         return conversations(raw, fields, "input") if objects is None else objects
-    if depth == 0:
-        return (jsons.decode(_TEXT, raw, root="input"),)
-    if depth == 2:
-        lists = jsons.decode(_ID_LISTS, raw, root="input")
-        return [_checked(ids, index) for index, ids in enumerate(lists)]
-    if first == b"]":
-        raise NoInputs("You must pass at least one prompt", param="input")
-    if first == b'"':
-        return _texts(raw)
-    return (_checked(jsons.decode(_IDS, raw, root="input"), 0),)
-
-
-def _texts(raw: msgspec.Raw) -> Sequence[Source]:
     try:
-        return jsons.decode(_TEXTS, raw, root="input")
+        return texts_or_ids(raw, "input", none="You must pass at least one prompt")
     except InvalidInput:
-        if not _OBJECT.search(memoryview(raw)):
+        if (depth, first) != (1, b'"') or not _OBJECT.search(memoryview(raw)):
             raise
         return object_inputs(raw, "input") or ()  # texts and objects
 
@@ -160,14 +144,6 @@ def _named_image(source: Source, index: int) -> Image:
     if isinstance(source, str):
         return read_image(source, f"input[{index}]", index, bare=True)
     raise wrong(f"input[{index}]", "expected a picture: a URL, a data URL or base64", index)
-
-
-def _checked(ids: list[int], index: int) -> tuple[int, ...]:
-    if not ids:
-        raise wrong(f"input[{index}]", "a list of token ids must not be empty", index)
-    if (lowest := min(ids)) < 0:
-        raise InvalidInput(f"Token id {lowest} is out of vocabulary", param="input", index=index)
-    return tuple(ids)
 
 
 def _text_input(source: str | tuple[int, ...] | Chat, fields: InputFields) -> TextInput:

@@ -13,7 +13,9 @@ from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Image
 
-EmbeddingType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
+EmbeddingType: TypeAlias = Literal[
+    "float", "base64", "float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"
+]
 
 _ROLES: Final = {"query": "query", "passage": "document"}
 TASKS: Final = (
@@ -81,8 +83,8 @@ def prompt_name(task: str | None, card: ModelCard) -> str | None:
 
 
 def encoding_of(embedding_type: EmbeddingType) -> Encoding:
-    """How a vector of this type is written: as numbers, but for base64."""
+    """How a vector of this type is written: as numbers that the type can hold, but for base64, which is of float32."""
     if embedding_type == "base64":
         return Encoding("base64", endianness="little")
     dtype: DType = "float32" if embedding_type == "float" else embedding_type
-    return Encoding("float", dtype)
+    return Encoding("float", dtype, rounded=True)

@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Final, TypeAlias, TypeVar
 
 import orjson
 from numpy.typing import NDArray
 
+T = TypeVar("T")
 Pieces: TypeAlias = bytes | tuple[bytes, ...]
 """The body of an answer; a large one in the pieces in which it was made, which are sent one by one."""
 
-PIECE_VALUES: Final = 16_384
-"""Numbers that are written at a time. The lock is held meanwhile: about a millisecond for floats."""
+STEP_VALUES: Final = 4096
+"""Numbers that are written at a time. The lock is held meanwhile: about a fifth of a millisecond for floats."""
 
-_SMALL_BYTES: Final = 2**16
+PIECE_BYTES: Final = 2**16
+"""What is shorter goes out together with what follows it."""
+
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
+
+
+class Spelled:
+    """JSON that is there already, in parts, to stand in a larger answer: they are copied once, into its pieces."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Iterable[bytes | memoryview]) -> None:
+        self.parts = tuple(parts)
 
 
 def dump(answer: object) -> bytes:
     """JSON of an answer; arrays become lists of numbers, each the shortest that reads back as the same float32."""
-    return orjson.dumps(answer, option=_OPTIONS)
+    return orjson.dumps(answer, _spelled, _OPTIONS)
 
 
-def dump_array(array: NDArray[Any]) -> orjson.Fragment:
-    """JSON of an array that has too many numbers for one piece; of several rows, or it is written as it is."""
-    if array.ndim < 2:
-        return orjson.Fragment(dump(array))
-    rows = max(1, PIECE_VALUES // array.shape[-1])
-    parts = (dump(array[start : start + rows])[1:-1] for start in range(0, len(array), rows))
-    return orjson.Fragment(b"[" + b",".join(with_pauses(parts)) + b"]")
+def dump_array(array: NDArray[Any]) -> Spelled:
+    """JSON of an array that has too many numbers for one step: of one row, or of several."""
+    step = STEP_VALUES if array.ndim < 2 else max(1, STEP_VALUES // array.shape[-1])
+    rows = (array[start : start + step] for start in range(0, len(array), step))
+    return Spelled((b"[", *_separated([_inside(part)] for part in with_pauses(map(dump, rows))), b"]"))
 
 
 def average(total: int, count: int) -> int:
     """Of `count` items that have so many numbers together, rounded up."""
     return -(-total // max(1, count))
+
+
+def entry_values(texts: Sequence[str]) -> int:
+    """How many numbers take as long to write as one of these texts, and what stands beside it in a list."""
+    return 32 + average(sum(map(len, texts)), len(texts)) // 16
 
 
 def dump_list(items: Iterable[object], *, item_values: int) -> Pieces:
@@ -67,22 +82,12 @@ def dump_around(
 
 def joined(parts: Iterable[Pieces]) -> Pieces:
     """Contents one after the other; what is small becomes one piece with its neighbours."""
-    pieces: list[bytes] = []
-    for part in parts:
-        for piece in (part,) if isinstance(part, bytes) else part:
-            if pieces and len(pieces[-1]) + len(piece) <= _SMALL_BYTES:
-                pieces[-1] += piece
-            else:
-                pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else tuple(pieces)
+    return _gathered(piece for part in parts for piece in ((part,) if isinstance(part, bytes) else part))
 
 
 def _joined(opening: bytes, items: Iterable[object], ending: bytes, item_values: int) -> Pieces:
-    groups = _groups(iter(items), max(1, PIECE_VALUES // max(1, item_values)))
-    pieces = list(with_pauses(dump(group)[1:-1] for group in groups))
-    if len(pieces) < 2:
-        return opening + b"".join(pieces) + ending
-    return (opening + pieces[0], *(b"," + piece for piece in pieces[1:]), ending)
+    groups = _groups(iter(items), max(1, STEP_VALUES // max(1, item_values)))
+    return _gathered(chain((opening,), _separated(with_pauses(map(_parts, groups))), (ending,)))
 
 
 def _groups(items: Iterator[object], size: int) -> Iterator[list[object]]:
@@ -90,13 +95,75 @@ def _groups(items: Iterator[object], size: int) -> Iterator[list[object]]:
         yield group
 
 
-def with_pauses(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Each piece; between two, whoever waits for the interpreter's lock may take it."""
-    for index, piece in enumerate(pieces):
-        if index:
+def _parts(group: Sequence[object]) -> list[bytes | memoryview]:
+    """JSON of some items of a list."""
+    if not any(map(_holds_spelled, group)):
+        return [_inside(dump(group))]
+    return list(_separated(map(_item_parts, group)))
+
+
+def _holds_spelled(item: object) -> bool:
+    return isinstance(item, Spelled) or (isinstance(item, dict) and any(isinstance(v, Spelled) for v in item.values()))
+
+
+def _item_parts(item: object) -> Iterator[bytes | memoryview]:
+    if isinstance(item, Spelled):
+        yield from item.parts
+    elif isinstance(item, dict) and item:
+        for place, (name, value) in enumerate(item.items()):
+            yield (b"," if place else b"{") + dump(name) + b":"
+            yield from value.parts if isinstance(value, Spelled) else (dump(value),)
+        yield b"}"
+    else:
+        yield dump(item)
+
+
+def _inside(listed: bytes) -> memoryview:
+    """A list without its brackets."""
+    return memoryview(listed)[1:-1]
+
+
+def _separated(items: Iterable[Iterable[bytes | memoryview]]) -> Iterator[bytes | memoryview]:
+    for place, parts in enumerate(items):
+        if place:
+            yield b","
+        yield from parts
+
+
+def _gathered(parts: Iterable[bytes | memoryview]) -> Pieces:
+    """The parts, each copied once, in pieces that are not small."""
+    pieces: list[bytes] = []
+    gathered: list[bytes | memoryview] = []
+    size = 0
+    for part in parts:
+        gathered.append(part)
+        size += len(part)
+        if size >= PIECE_BYTES:
+            pieces.append(b"".join(gathered))
+            gathered, size = [], 0
+    if gathered or not pieces:
+        pieces.append(b"".join(gathered))
+    return pieces[0] if len(pieces) == 1 else tuple(pieces)
+
+
+def _spelled(value: object) -> orjson.Fragment:
+    if isinstance(value, Spelled):
+        return orjson.Fragment(b"".join(value.parts))
+    raise TypeError(f"no JSON of a {type(value).__name__}")
+
+
+def with_pauses(steps: Iterable[T]) -> Iterator[T]:
+    """Each step; between two, whoever waits for the interpreter's lock may take it, unless it was free a moment ago."""
+    free_at = time.perf_counter()
+    for place, step in enumerate(steps):
+        if place >= _INLINE_STEPS and time.perf_counter() - free_at > _HELD_S:
             time.sleep(_PAUSE_S)
-        yield piece
+            free_at = time.perf_counter()
+        yield step
 
 
 _PAUSE_S: Final = 1e-6
 """Sleeping gives the lock up."""
+_HELD_S: Final = 1e-4
+_INLINE_STEPS: Final = 4
+"""Answers of so few items are written on the event loop, which must not sleep."""

@@ -43,7 +43,7 @@ def write_raw(
 ) -> Written:
     """An answer of one array for each input; see `listing` for the arguments."""
     arrays = list(arrays)
-    stored = [encoding.raw(array) for array in arrays]
+    stored = [encoding.raw(array) for array in with_pauses(arrays)]
     content = tuple(with_pauses(_pieces(stored)))
     if encoding.form == "bytes_only":
         return Written(content, OCTETS)

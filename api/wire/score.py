@@ -16,7 +16,7 @@ from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
 from staged_pool.api.wire.inputs import check_max_tokens
 from staged_pool.api.wire.lines import LineWriter
 from staged_pool.api.wire.pictures import Part, document, echo, with_options
-from staged_pool.api.wire.pieces import Pieces, dump
+from staged_pool.api.wire.pieces import Pieces, dump_around, entry_values
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
@@ -118,18 +118,13 @@ def read_score_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWri
 def read_rerank_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWriter]:
     """See `ReadLines`. The lines are in the order in which the scores are known, so there are no first `top_n`."""
     fields = jsons.decode(_RERANK, body)
-    if fields.documents is None:
-        raise wrong("documents", "this field is required")
     if fields.top_n:
         raise wrong("top_n", "lines come as the scores do; which are the highest is not known before the last of them")
-    documents = _contents(fields.documents, "documents", fields)
-    activate = fields.use_activation is not False and not fields.raw_scores
-    request = _request(fields, _contents(fields.query, "query", fields), documents, card, activate=activate)
-    kept = None if fields.return_documents is False else documents
+    request, echoed = _read_ranking(fields, card)
 
     def write(places: Sequence[int], result: ScoreResult) -> Iterator[Mapping[str, object]]:
         for place, score in zip(places, result.scores, strict=True):
-            yield {"index": place, **_document(kept, place), "relevance_score": score}
+            yield _ranked(place, score, echoed)
 
     return request, LineWriter("score", fields.request_id, write)
 
@@ -147,21 +142,33 @@ def read_rerank(
         auto_truncate: Whether TEI's requests are cut where they do not say.
     """
     fields = jsons.decode(_RERANK, body)
-    query = _contents(fields.query, "query", fields)
     if fields.documents is None and fields.texts is not None:
-        texts = _contents(fields.texts, "texts", fields)
-        cut = auto_truncate if fields.truncate is None else fields.truncate
-        if fields.truncation_direction == "Left":
-            raise wrong("truncation_direction", "of a query and a text, the longer one is cut on the right")
-        request = _request(fields, query, texts, card, activate=not fields.raw_scores, cut=cut)
-        return request, partial(tei.encode_rerank, texts=fields.texts if fields.return_text else None)
+        return _read_tei_ranking(fields, fields.texts, card, auto_truncate)
+    request, echoed = _read_ranking(fields, card)
+    write = partial(encode_rerank, documents=echoed, top_n=fields.top_n, version=version, kind=kind)
+    return request, named(write, fields.request_id)
+
+
+def _read_ranking(fields: RerankBody, card: ModelCard) -> tuple[ScoreRequest, tuple[Content, ...] | None]:
+    """The request, and the documents where they are to be echoed."""
+    query = _contents(fields.query, "query", fields)
     if fields.documents is None:
         raise wrong("documents", "this field is required")
     documents = _contents(fields.documents, "documents", fields)
     activate = fields.use_activation is not False and not fields.raw_scores
-    kept = None if fields.return_documents is False else documents
-    write = partial(encode_rerank, documents=kept, top_n=fields.top_n, version=version, kind=kind)
-    return _request(fields, query, documents, card, activate=activate), named(write, fields.request_id)
+    request = _request(fields, query, documents, card, activate=activate)
+    return request, None if fields.return_documents is False else documents
+
+
+def _read_tei_ranking(
+    fields: RerankBody, texts: list[str], card: ModelCard, auto_truncate: bool
+) -> tuple[ScoreRequest, Write]:
+    query, documents = _contents(fields.query, "query", fields), _contents(texts, "texts", fields)
+    cut = auto_truncate if fields.truncate is None else fields.truncate
+    if fields.truncation_direction == "Left":
+        raise wrong("truncation_direction", "of a query and a text, the longer one is cut on the right")
+    request = _request(fields, query, documents, card, activate=not fields.raw_scores, cut=cut)
+    return request, partial(tei.encode_rerank, texts=texts if fields.return_text else None)
 
 
 def _names(fields: ScoreBody) -> tuple[str, str]:
@@ -257,7 +264,7 @@ def encode_rerank(
     *,
     request_id: str,
     created: int,
-) -> bytes:
+) -> Pieces:
     """Write the documents, the best first; see `Write`.
 
     Args:
@@ -269,24 +276,24 @@ def encode_rerank(
         request_id: See `Write`.
         created: See `Write`.
     """
-    results: list[dict[str, object]] = []
-    for ranked in rank(result, top_n).ranking:
-        score = np.float32(ranked.score)  # printed as `/score` prints it
-        results.append({"index": ranked.index, **_document(documents, ranked.index), "relevance_score": score})
+    # A score is printed as `/score` prints it.
+    ranking = rank(result, top_n).ranking
+    results = (_ranked(ranked.index, np.float32(ranked.score), documents) for ranked in ranking)
     usage = usage_fields(result.usage)
     units = math.ceil(len(result.scores) / DOCUMENTS_A_SEARCH_UNIT)
-    return dump(
-        {
-            "id": f"score-{request_id}",
-            "object": kind,
-            "created": created,
-            "model": result.model,
-            "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
-            "results": results,
-            "meta": {"api_version": {"version": version}, "billed_units": {"search_units": units}},
-        }
-    )
+    before = {
+        "id": f"score-{request_id}",
+        "object": kind,
+        "created": created,
+        "model": result.model,
+        "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
+    }
+    meta = {"api_version": {"version": version}, "billed_units": {"search_units": units}}
+    values = entry_values([document for document in documents or () if isinstance(document, str)])
+    return dump_around(before, "results", results, {"meta": meta}, item_values=values)
 
 
-def _document(documents: tuple[Content, ...] | None, index: int) -> dict[str, object]:
-    return {} if documents is None else {"document": echo(documents[index])}
+def _ranked(index: int, score: object, documents: tuple[Content, ...] | None) -> dict[str, object]:
+    """One document of a ranking."""
+    echoed = {} if documents is None else {"document": echo(documents[index])}
+    return {"index": index, **echoed, "relevance_score": score}

@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import jsons
+from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.fields import Dimensions
-from staged_pool.api.wire.pieces import Pieces, average, dump, dump_list
+from staged_pool.api.wire.pieces import Pieces, average, dump, dump_list, entry_values
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.api.wire.sources import texts_or_ids
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
@@ -74,10 +76,7 @@ class SimilarityBody(msgspec.Struct):
 _EMBED: Final = msgspec.json.Decoder(EmbedBody)
 _PREDICT: Final = msgspec.json.Decoder(PredictBody)
 _SIMILARITY: Final = msgspec.json.Decoder(SimilarityBody)
-_TEXT: Final = msgspec.json.Decoder(str)
-_TEXTS: Final = msgspec.json.Decoder(list[str])
-_IDS: Final = msgspec.json.Decoder(list[int])
-_ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
+_NONE: Final = "`{}` cannot be empty"
 
 
 def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bool) -> tuple[EmbedRequest, Write]:
@@ -90,8 +89,9 @@ def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bo
         auto_truncate: See the module.
     """
     fields = jsons.decode(_EMBED, body)
+    sources = texts_or_ids(fields.inputs, "inputs", none=_NONE.format("inputs"))
     request = EmbedRequest(
-        inputs=tuple(fields.text(source, auto_truncate) for source in sources(fields.inputs)),
+        inputs=tuple(fields.text(source, auto_truncate) for source in sources),
         outputs=frozenset({output}),
         dimensions=fields.dimensions,
         normalize=fields.normalize is not False,
@@ -100,34 +100,8 @@ def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bo
     return request, _ENCODERS[output]
 
 
-def sources(raw: msgspec.Raw) -> Sequence[str | tuple[int, ...]]:
-    """What `inputs` holds: a text or its token ids, or a list of either.
-
-    Raises:
-        InvalidInput: It holds anything else.
-        NoInputs: It holds none.
-    """
-    depth, first = jsons.shape(raw)
-    if depth == 0:
-        return (jsons.decode(_TEXT, raw, root="inputs"),)
-    if depth == 2:
-        lists = jsons.decode(_ID_LISTS, raw, root="inputs")
-        return [_ids(ids, index) for index, ids in enumerate(lists)]
-    if first == b"]":
-        raise _empty("inputs")
-    if first == b'"':
-        return jsons.decode(_TEXTS, raw, root="inputs")
-    return (_ids(jsons.decode(_IDS, raw, root="inputs"), 0),)
-
-
-def _ids(ids: list[int], index: int) -> tuple[int, ...]:
-    if not ids:
-        raise NoInputs(f"inputs[{index}]: a list of token ids must not be empty", param="inputs", index=index)
-    return tuple(ids)
-
-
 def _empty(field: str) -> NoInputs:
-    return NoInputs(f"`{field}` cannot be empty", param=field)
+    return NoInputs(_NONE.format(field), param=field)
 
 
 def encode_embed(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
@@ -138,8 +112,9 @@ def encode_embed(result: EmbedResult, /, *, request_id: str, created: int) -> Pi
 
 def encode_embed_all(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the vectors of the tokens of each input; see `Write`."""
-    matrices = [np.ascontiguousarray(matrix) for matrix in result.multi_vector or ()]
-    return dump_list(matrices, item_values=average(sum(matrix.size for matrix in matrices), len(matrices)))
+    matrices = result.multi_vector or ()
+    values = average(sum(matrix.size for matrix in matrices), len(matrices))
+    return dump_list(map(Encoding().value, matrices), item_values=values)
 
 
 def encode_embed_sparse(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
@@ -218,17 +193,15 @@ def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, reques
         request_id: See `Write`.
         created: See `Write`.
     """
-    ranking = rank(result, None).ranking
-    return dump(
-        [
-            {
-                "index": ranked.index,
-                **({} if texts is None else {"text": texts[ranked.index]}),
-                "score": np.float32(ranked.score),
-            }
-            for ranked in ranking
-        ]
+    entries = (
+        {
+            "index": ranked.index,
+            **({} if texts is None else {"text": texts[ranked.index]}),
+            "score": np.float32(ranked.score),
+        }
+        for ranked in rank(result, None).ranking
     )
+    return dump_list(entries, item_values=entry_values(texts or ()))
 
 
 def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[EmbedRequest, Write]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Final, TypeAlias
+from typing import Final
 
 import msgspec
 import orjson
@@ -15,13 +15,12 @@ from staged_pool.api.wire import jsons
 from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.pieces import Pieces, average, dump, dump_list
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.api.wire.sources import id_lists
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, Tokens
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import NoInputs
 from staged_pool.stages.ticket import Timeline
-
-Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 _TYPES: Final = {
     "no_inputs": "empty",
@@ -89,8 +88,6 @@ class DecodeBody(msgspec.Struct):
 
 _TOKENIZE: Final = msgspec.json.Decoder(TokenizeBody)
 _DECODE: Final = msgspec.json.Decoder(DecodeBody)
-_IDS: Final = msgspec.json.Decoder(list[Id])
-_ID_LISTS: Final = msgspec.json.Decoder(list[list[Id]])
 
 
 def decode_tokenize(body: Body) -> tuple[list[str], TokenizeBody]:
@@ -134,17 +131,14 @@ def _tokens(text: str, tokens: Tokens) -> list[dict[str, object]]:
     ]
 
 
-def decode_ids(body: Body) -> tuple[list[list[int]], bool]:
+def decode_ids(body: Body) -> tuple[list[tuple[int, ...]], bool]:
     """Read a request for the texts of tokens: their ids, and whether to leave special tokens out.
 
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
     """
     fields = jsons.decode(_DECODE, body)
-    skips = fields.skip_special_tokens is not False
-    if jsons.shape(fields.ids)[0] == 2:
-        return jsons.decode(_ID_LISTS, fields.ids, root="ids"), skips
-    return [jsons.decode(_IDS, fields.ids, root="ids")], skips
+    return id_lists(fields.ids, "ids"), fields.skip_special_tokens is not False
 
 
 def encode_info(card: ModelCard, config: EngineConfig, *, auto_truncate: bool) -> bytes:

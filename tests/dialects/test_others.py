@@ -33,7 +33,7 @@ def openai(client: Any, texts: Any, **fields: Any) -> Any:
 def test_cohere_gets_vectors_by_their_types(path: str, serve: Serve) -> None:
     client = serve(EMBEDDER)
     plain = openai(client, TEXTS)
-    types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    types = ["float", "float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary", "base64"]
     got = answer(client, path, texts=TEXTS, model=EMBEDDER, embedding_types=types, input_type="search_document")
     assert set(got) == {"id", "embeddings", "texts", "meta", "response_type"}
     assert (got["texts"], got["response_type"]) == (TEXTS, "embeddings_by_type")
@@ -43,6 +43,12 @@ def test_cohere_gets_vectors_by_their_types(path: str, serve: Serve) -> None:
     }
     vectors = {name: got["embeddings"][name] for name in types}
     assert_allclose(vectors["float"], plain, atol=1e-5)
+    assert vectors["float32"] == vectors["float"]
+    halves = np.array(vectors["float16"], np.float32)
+    assert_array_equal(halves, np.array(vectors["float"], np.float16).astype(np.float32))
+    bits = np.array(vectors["bfloat16"], np.float32).view(np.uint32)
+    assert not (bits & 0xFFFF).any()
+    assert_allclose(bits.view(np.float32), plain, rtol=2**-8, atol=1e-5)
     assert_allclose([np.frombuffer(base64.b64decode(row), "<f4") for row in vectors["base64"]], plain, atol=1e-5)
     for name, zero in (("int8", 0), ("uint8", 128)):
         whole = np.array(vectors[name], np.float32) - zero

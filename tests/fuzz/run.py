@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,12 +68,16 @@ def fuzz(
         inside = _get(f"{url}/load")["server_load"]
         if inside or not _get(f"{url}/ready")["ready"]:
             raise Wrong(f"{inside} requests are left inside")
+    statuses = Counter(json.loads(line)["status"] for line in _log(folder) if '"request.finished"' in line)
+    if statuses[504] > sum(statuses.values()) / 4:
+        raise Wrong(f"too many of the requests had no time to be looked at: {dict(statuses)}")
     if crashes := [line for line in _log(folder) if '"request.crashed"' in line or '"connection.failed"' in line]:
         raise Wrong("\n".join(crashes[:10]))
     if KEY in "".join(_log(folder)):
         raise Wrong("the log has the key")
     found = _CASES.search(done.stdout)
-    return int(found["cases"].replace(",", "")) if found else 0, done.stdout
+    said = f"{done.stdout}\nanswers by status: {dict(sorted(statuses.items()))}"
+    return int(found["cases"].replace(",", "")) if found else 0, said
 
 
 @contextmanager

@@ -45,6 +45,8 @@ def blocking_program() -> None:
     with staged_pool.Client("http://127.0.0.1:8000", retry=staged_pool.RetryPolicy(retries=1)) as client:
         assert_type(client, staged_pool.Client)
         assert_type(client.embed("a", outputs=["dense", "sparse"]), staged_pool.EmbedResult)
+        client.embed("a", output="dense")  # type: ignore[call-arg]
+        client.embed("a", dimensions="8")  # type: ignore[arg-type]
         assert_type(client.rerank("query", ["a"]).ranking, tuple[staged_pool.Ranked, ...])
         with client.embed_stream(["a", "b"], timeout_s=1.0) as stream:
             for index, vector in stream:
@@ -57,6 +59,7 @@ async def asking_program() -> None:
     async with staged_pool.AsyncClient(unix_socket="/run/pool", api_key="key") as client:
         assert_type(client, staged_pool.AsyncClient)
         assert_type(await client.score(["a"], ["b"]), staged_pool.ScoreResult)
+        await client.classify("a", labels=3)  # type: ignore[call-arg]
         assert_type(await client.classify([("a", "b")]), staged_pool.ClassifyResult)
         async with client.embed_stream(["a", "b"]) as stream:
             async for _, vector in stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -551,3 +552,14 @@ def test_the_clients_are_part_of_the_library() -> None:
     assert staged_pool.AsyncClient is AsyncClient
     with pytest.raises(AttributeError, match="no attribute 'Clientele'"):
         _ = staged_pool.Clientele
+
+
+def test_both_clients_show_the_same_methods_with_all_that_they_take() -> None:
+    methods = [name for name in vars(Client) if not name.startswith("_") and name != "close"]
+    assert "embed" in methods
+    for name in methods:
+        given, given_async = inspect.signature(getattr(Client, name)), inspect.signature(getattr(AsyncClient, name))
+        assert given.parameters == given_async.parameters
+        assert "timeout_s" in given.parameters
+        assert not any(each.kind is each.VAR_KEYWORD for each in given.parameters.values())
+        assert getattr(Client, name).__doc__

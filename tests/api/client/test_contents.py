@@ -12,7 +12,7 @@ from staged_pool.api.wire.classify import read_classify
 from staged_pool.api.wire.openai import read_embeddings
 from staged_pool.api.wire.score import read_score
 from staged_pool.client import calls
-from staged_pool.client.calls import Call, Options
+from staged_pool.client.plans import Call, Options
 from staged_pool.runtime import arguments
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
@@ -33,11 +33,7 @@ def bodies(call: Call[Any, Any]) -> list[bytes]:
 
 
 def embedding(inputs: Any, max_tokens: int | None = None) -> list[bytes]:
-    return bodies(
-        calls.embed(
-            OPTIONS, inputs, dimensions=None, normalize=True, prompt_name=None, prompt=None, max_tokens=max_tokens
-        )
-    )
+    return bodies(calls.embed(OPTIONS, inputs, max_tokens=max_tokens))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +59,7 @@ def test_inputs_arrive_as_they_were_given(inputs: Any) -> None:
 
 def test_pairs_arrive_among_texts() -> None:
     inputs: Any = [("a", "b"), ("c", "d"), "e"]
-    call = calls.classify(OPTIONS, inputs, activate=True, max_tokens=None)
+    call = calls.classify(OPTIONS, inputs)
     arrived = [given for body in bodies(call) for given in read_classify(body, CARD)[0].inputs]
     assert arrived == list(arguments.inputs_or_pairs(inputs, None))
 
@@ -79,7 +75,7 @@ def test_pairs_arrive_among_texts() -> None:
     ids=["texts", "pictures", "both", "pairs"],
 )
 def test_queries_and_documents_arrive_as_they_were_given(queries: Any, documents: Any) -> None:
-    call = calls.score(OPTIONS, queries, documents, activate=True, instruction=None, max_tokens=None)
+    call = calls.score(OPTIONS, queries, documents)
     requests = [read_score(body, CARD)[0] for body in bodies(call)]
     wanted = arguments.contents("queries", queries)
     arrived = [query for request in requests for query in request.queries]
@@ -102,6 +98,6 @@ def test_what_a_request_cannot_say_is_refused(contents: Sequence[Any], message: 
 
 
 def test_a_document_is_one_message() -> None:
-    call = calls.score(OPTIONS, "a", [SAID], activate=True, instruction=None, max_tokens=None)
+    call = calls.score(OPTIONS, "a", [SAID])
     with pytest.raises(InvalidInput, match="one message"):
         bodies(call)

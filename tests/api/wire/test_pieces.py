@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api.wire import pieces
-from staged_pool.api.wire.pieces import dump, dump_around, dump_array, dump_list, joined
+from staged_pool.api.wire.encodings import Encoding, Form
+from staged_pool.api.wire.pieces import Spelled, dump, dump_around, dump_array, dump_list, joined
 
 ITEMS = st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=40)
 
@@ -20,12 +22,12 @@ def whole(written: pieces.Pieces) -> Any:
     return json.loads(written if isinstance(written, bytes) else b"".join(written))
 
 
-@given(ITEMS, st.integers(1, 3 * pieces.PIECE_VALUES))
+@given(ITEMS, st.integers(1, 3 * pieces.STEP_VALUES))
 def test_a_list_is_the_same_in_any_number_of_pieces(items: list[list[int]], item_values: int) -> None:
     assert whole(dump_list(iter(items), item_values=item_values)) == items
 
 
-@given(ITEMS, st.integers(1, 3 * pieces.PIECE_VALUES))
+@given(ITEMS, st.integers(1, 3 * pieces.STEP_VALUES))
 def test_so_is_an_object_with_a_list_in_it(items: list[list[int]], item_values: int) -> None:
     written = dump_around({"a": 1}, "b", iter(items), {"c": 2, "d": None}, item_values=item_values)
     assert whole(written) == {"a": 1, "b": items, "c": 2, "d": None}
@@ -36,7 +38,8 @@ def test_no_piece_holds_much_more_than_it_may() -> None:
     rows = np.zeros((2048, 1024), np.float32) + 0.1234567
     written = dump_list(rows, item_values=1024)
     assert isinstance(written, tuple)
-    assert max(map(len, written)) < 13 * (pieces.PIECE_VALUES + 1024)
+    assert max(map(len, written)) < pieces.PIECE_BYTES + 13 * pieces.STEP_VALUES
+    assert min(map(len, written[:-1])) >= pieces.PIECE_BYTES
     np.testing.assert_array_equal(np.array(whole(written), np.float32), rows)
 
 
@@ -44,6 +47,37 @@ def test_no_piece_holds_much_more_than_it_may() -> None:
 def test_a_large_array_is_the_same(shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     assert json.loads(dump({"x": dump_array(array)}))["x"] == array.tolist()
+
+
+TEXTS = st.lists(st.text("base64", max_size=9), max_size=40)
+
+
+def spelled(text: str) -> Spelled:
+    return Spelled((b'"', *(letter.encode() for letter in text), b'"'))
+
+
+@given(TEXTS, st.integers(1, 3 * pieces.STEP_VALUES))
+def test_what_is_spelled_already_may_stand_in_any_item(texts: list[str], item_values: int) -> None:
+    assert whole(dump_list(map(spelled, texts), item_values=item_values)) == texts
+    items = [{"a": 1, "b": spelled(text), "c": [None]} for text in texts]
+    assert whole(dump_list(items, item_values=item_values)) == [{"a": 1, "b": text, "c": [None]} for text in texts]
+    assert json.loads(dump({"a": {"b": [spelled(text) for text in texts]}})) == {"a": {"b": texts}}
+
+
+def test_a_list_may_hold_both() -> None:
+    assert whole(dump_list([spelled("a"), {}, {"b": spelled("c")}, 1.5], item_values=1)) == ["a", {}, {"b": "c"}, 1.5]
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_an_answer_is_made_in_little_more_memory_than_it_has_itself(form: Form) -> None:
+    rows = np.random.default_rng(0).standard_normal((512, 1024), np.float32)
+    encoding = Encoding(form)
+    tracemalloc.start()
+    written = dump_list(({"embedding": encoding.value(row)} for row in rows), item_values=1024)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(written, tuple)
+    assert peak < 1.5 * sum(map(len, written))
 
 
 @given(st.lists(st.binary(max_size=9) | st.lists(st.binary(max_size=9), min_size=2).map(tuple), min_size=1))

@@ -1,0 +1,57 @@
+"""Texts and token ids, alone or in lists, as most dialects have them for inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from staged_pool.api.wire import jsons
+from staged_pool.stages.errors import InvalidInput, NoInputs
+
+_TEXT: Final = msgspec.json.Decoder(str)
+_TEXTS: Final = msgspec.json.Decoder(list[str])
+_IDS: Final = msgspec.json.Decoder(list[int])
+_ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
+
+
+def texts_or_ids(raw: msgspec.Raw, root: str, *, none: str) -> Sequence[str | tuple[int, ...]]:
+    """`str | list[str] | list[int] | list[list[int]]`, one by one.
+
+    Args:
+        raw: The field's value.
+        root: The field's name.
+        none: What to say of an empty list.
+
+    Raises:
+        InvalidInput: Says which part is wrong and what would be right.
+        NoInputs: There is none, or one without any tokens.
+    """
+    depth, first = jsons.shape(raw)
+    if depth == 0:
+        return (jsons.decode(_TEXT, raw, root=root),)
+    if first == b'"' and depth == 1:
+        return jsons.decode(_TEXTS, raw, root=root)
+    if first == b"]" and depth == 1:
+        raise NoInputs(none, param=root)
+    lists = id_lists(raw, root)
+    for index, ids in enumerate(lists):
+        if not ids:
+            message = f"{root}[{index}]: a list of token ids must not be empty"
+            raise NoInputs(message, param=root, index=index)
+    return lists
+
+
+def id_lists(raw: msgspec.Raw, root: str) -> list[tuple[int, ...]]:
+    """`list[int] | list[list[int]]`, as lists of token ids; see `texts_or_ids`.
+
+    Raises:
+        InvalidInput: It is something else, or an id is negative.
+    """
+    nested = jsons.shape(raw)[0] == 2
+    lists = jsons.decode(_ID_LISTS, raw, root=root) if nested else [jsons.decode(_IDS, raw, root=root)]
+    for index, ids in enumerate(lists):
+        if ids and (lowest := min(ids)) < 0:
+            raise InvalidInput(f"Token id {lowest} is out of vocabulary", param=root, index=index)
+    return [tuple(ids) for ids in lists]
