@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from random import getrandbits
 from typing import Final, TypeAlias
 
 from staged_pool.api import status
@@ -110,7 +110,7 @@ class Call:
         self._receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else f"{getrandbits(128):032x}"
         self.body_bytes: int | None = None
         self.timeline: Timeline | None = None
         self.model: str | None = None

@@ -165,6 +165,8 @@ class Connection:
                 )
                 await self._protocol.initiate()
                 self._update(idle=True)
+                if self._express is not None:
+                    self._transport.show_first(self._refused)
                 await self._receive()
         except* OSError:
             pass  # no handshake, or the client left before it could be asked for its address
@@ -180,6 +182,8 @@ class Connection:
             data = b""
             with anyio.CancelScope(deadline=self._patient_until) as self._receiving:
                 data = await self._transport.receive()
+            if self._receiving.cancel_called and anyio.current_time() < self._patient_until:
+                continue  # requests were refused meanwhile
             if self._receiving.cancel_called:  # out of patience, also with a client that talks on and asks nothing
                 await self._protocol.protocol.farewell()
                 break
@@ -205,6 +209,25 @@ class Connection:
         finally:
             await protocol.received(count)
         return count > 0
+
+    def _refused(self, data: bytes) -> bool:
+        """Whether what has arrived is refused here and now, without a turn of this connection's task."""
+        express = self._express
+        if (
+            express is None
+            or self._receiving is None
+            or self._answering is not None
+            or self._traffic.leaving
+            or not self._at_a_beginning()
+            or self._sending.locked()
+            or not self._transport.has_sent_all
+            or (request := express.read(data, self._client)) is None
+            or (refusal := express.refuse(request)) is None
+        ):
+            return False
+        self._transport.send_nowait(refusal)
+        self._patient_until = anyio.current_time() + self._limits.keep_alive_s  # which is looked at when it is over
+        return True
 
     async def _took_the_short_way(self, data: bytes) -> bool:
         """Whether what has arrived is refused, or being answered, without a protocol."""

@@ -10,6 +10,7 @@ exceed, is left to the usual way, which gives the same answers.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -64,6 +65,9 @@ class Express:
         self._config = config
         self._traffic = traffic
         self._common = common
+        self._common_lines = b""
+        self._common_second = 0
+        """That they were made in: the date among them has whole seconds."""
 
     def read(self, data: bytes, client: Any = None) -> Whole | None:
         """The one complete request that `data` is; None where it is anything else.
@@ -130,10 +134,10 @@ class Express:
         return exchange.closes
 
     def _head(self, status: int, headers: Headers) -> bytes:
-        lines = [b"%s: %s" % header for header in (*headers, *self._common())]
-        if any(b"\r" in line or b"\n" in line for line in lines):
-            raise RuntimeError("a header of an answer has more than one line")
-        return b"\r\n".join((b"HTTP/1.1 %d " % status, *lines, b"", b""))
+        if (second := int(time.time())) != self._common_second:
+            self._common_lines = _lines(self._common())
+            self._common_second = second
+        return b"HTTP/1.1 %d \r\n%s%s\r\n" % (status, _lines(headers), self._common_lines)
 
     def _is_usual(self, headers: dict[bytes, bytes]) -> bool:
         return (
@@ -173,6 +177,13 @@ class _Exchange:
             return
         head, self._head = self._head, b""  # with what follows it, so that the client is woken once
         await self._send(head + message["body"])
+
+
+def _lines(headers: Headers) -> bytes:
+    lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+        raise RuntimeError("a header of an answer has more than one line")
+    return lines
 
 
 def _headers(lines: bytes) -> dict[bytes, bytes] | None:

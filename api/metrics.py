@@ -46,11 +46,17 @@ class ServerMetrics:
             buckets=BUCKETS_S,
             registry=self._registry,
         )
+        self._labelled: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        """The same, by route and status: to look them up by their labels takes longer than to count."""
 
     def observe(self, route: str, status: int, seconds: float) -> None:
         """Count one finished request. `route` must be one of a few: never a path as the client sent it."""
-        self._requests.labels(route, str(status)).inc()
-        self._durations.labels(route).observe(seconds)
+        if (found := self._labelled.get((route, status))) is None:
+            found = self._requests.labels(route, str(status)), self._durations.labels(route)
+            self._labelled[route, status] = found
+        requests, durations = found
+        requests.inc()
+        durations.observe(seconds)
 
     def text(self) -> bytes:
         """All numbers now, in the content type `CONTENT_TYPE`."""

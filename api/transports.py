@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -59,12 +60,20 @@ class Transport(Protocol):
     async def receive(self) -> bytes:
         """The next bytes; none when the client has closed, or either side is gone. Cancelled, it loses nothing."""
 
+    def show_first(self, look: Callable[[bytes], bool]) -> None:
+        """Show `look` what arrives before anybody receives it, where that costs no turn of the event loop; nobody
+        receives what it takes. What waits to be received, or is received into a room, is not shown."""
+
     async def receive_into(self, room: memoryview) -> int:
         """Receive bytes to where they are to lie: as many as there is room for, or fewer.
 
         Returns:
             How many; none as for `receive`. Cancelled, it loses what it has received.
         """
+
+    @property
+    def has_sent_all(self) -> bool:
+        """Whether everything is the kernel's, and neither side is gone: it will take more, though perhaps not all."""
 
     def send_nowait(self, data: bytes) -> bool:
         """Take bytes that fit into what may wait here. False: it has taken nothing."""
@@ -128,11 +137,20 @@ class AsyncioTransport:
             return len(data)
         return 0
 
+    def show_first(self, look: Callable[[bytes], bool]) -> None:
+        if self._descriptor is not None:
+            _Looking(self._writer.transport, self._reader, look)
+
     def _resume(self) -> None:
         if self._resting:
             self._resting = False
             transport: Any = self._writer.transport
             transport.resume_reading()
+
+    @property
+    def has_sent_all(self) -> bool:
+        transport = self._writer.transport
+        return not transport.is_closing() and not transport.get_write_buffer_size()
 
     def send_nowait(self, data: bytes) -> bool:
         transport = self._writer.transport
@@ -166,6 +184,33 @@ class AsyncioTransport:
     def cut(self) -> None:
         _drop_unsent(self.socket)
         self._writer.transport.abort()
+
+
+class _Looking(asyncio.Protocol):
+    """Stands before a connection's protocol, and shows what arrives to somebody who may take it."""
+
+    def __init__(self, transport: Any, reader: asyncio.StreamReader, look: Callable[[bytes], bool]) -> None:
+        self._usual = transport.get_protocol()
+        self._reader = reader
+        self._look = look
+        transport.set_protocol(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._reader._buffer or not self._look(data):  # type: ignore[attr-defined]  # no other way to see it
+            self._usual.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        stays: bool | None = self._usual.eof_received()
+        return stays
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._usual.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._usual.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._usual.resume_writing()
 
 
 class _Filling(asyncio.BufferedProtocol):
@@ -247,6 +292,9 @@ class TrioTransport:
         chosen: str | None = stream.selected_alpn_protocol()
         return chosen
 
+    def show_first(self, look: Callable[[bytes], bool]) -> None:
+        """Nobody can be shown anything: trio receives where it is waited for."""
+
     async def receive(self) -> bytes:
         return await self._receive_some(RECEIVE_BYTES)
 
@@ -272,6 +320,10 @@ class TrioTransport:
             finally:
                 self._receiving = None
         return b""
+
+    @property
+    def has_sent_all(self) -> bool:
+        return False
 
     def send_nowait(self, data: bytes) -> bool:
         return not data  # nothing waits here: trio hands all of it to the kernel
