@@ -10,7 +10,7 @@ _HEAD_END: Final = b"\r\n\r\n"
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _RETRY_AFTER: Final = re.compile(rb"\r\nretry-after: *(\d+)", re.IGNORECASE)
 _STAGE_TIME: Final = re.compile(rb"(\w+);dur=([\d.e+-]+)")
-_READ_BYTES: Final = 2**18
+_READ_BYTES: Final = 2**16
 
 
 class Reply(NamedTuple):

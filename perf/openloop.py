@@ -184,6 +184,7 @@ class _Run:
 
     def _connect(self) -> Connection:
         connection = Connection(self._port, timeout_s=self._arrivals.timeout_s)
+        connection.socket.settimeout(None)  # it is read when there is something: no call need ask the kernel first
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         return connection
 
