@@ -192,7 +192,7 @@ def serve(
             "--max-batch-tokens",
             "Limits",
             "Tokens of one batch at most. More keep the device busier; each takes longer, and so does the wait of "
-            "whoever comes next. Default: on a CPU 512 to 2048, by how much waits; 16384 on a GPU.",
+            "whoever comes next. Default: on a CPU 512 to 1024, by how much waits; 16384 on a GPU.",
         ),
     ] = _DEFAULT.max_batch_tokens,
     max_batch_items: Annotated[

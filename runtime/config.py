@@ -124,8 +124,8 @@ class EngineConfig:
     max_batch_tokens: int | None = None
     """Token budget of one batch at most. A longer single input still goes, alone. Larger batches keep the device
     busier; each takes longer, and so does the wait of whoever comes next. None: 16384 on a GPU. On a CPU 512 where few
-    requests wait, growing to 2048 where dozens do: alone small ones are as quick a token, but every call of a kernel
-    may have to wait for the interpreter, and they make four times as many."""
+    requests wait, growing to 1024 where dozens do: alone small ones are as quick a token, but every call of a kernel
+    may have to wait for the interpreter, and they make twice as many."""
 
     max_batch_items: int = 256
     """Items of one batch at most."""
@@ -210,7 +210,7 @@ class EngineConfig:
 
     def batch_tokens(self, device: str) -> int:
         """`max_batch_tokens`, or what stands for None on a device such as `cpu`."""
-        return self.max_batch_tokens or (2048 if device == "cpu" else 16_384)
+        return self.max_batch_tokens or (1024 if device == "cpu" else 16_384)
 
     def least_batch_tokens(self, device: str) -> int:
         """The token budget of a batch where little waits."""
