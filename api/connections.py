@@ -14,7 +14,7 @@ import math
 import ssl
 import traceback
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import hypercorn.protocol
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from staged_pool.api.transports import TrioTls
 
 log = structlog.get_logger("staged_pool.api")
+
+
+TURN_S: Final = 0.01
+"""How long a connection that sends a large body may keep its turn while nothing comes."""
 
 
 class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is untyped here
@@ -200,15 +204,16 @@ class Connection:
         await self._protocol.handle(Closed())
 
     async def _receive_into(self, room: memoryview) -> bool:
-        """Receive a part of a body where it is to lie. False: there is no more."""
+        """Receive a part of a body where it is to lie, when it has its turn. False: there is no more."""
         protocol = self._protocol.protocol
-        count = 0
+        count: int | None = 0
         try:
             with room:
-                count = await self._transport.receive_into(room)
+                async with self._traffic.turns:
+                    count = await self._transport.receive_into(room, TURN_S)
         finally:
-            await protocol.received(count)
-        return count > 0
+            await protocol.received(count or 0)
+        return count is not None
 
     def _refused(self, data: bytes) -> bool:
         """Whether what has arrived is refused here and now, without a turn of this connection's task."""

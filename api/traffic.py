@@ -14,6 +14,11 @@ GRACE_S: Final = 2.0
 """What a client gets to take the next piece of its answer, or to send the rest of its request, once the server ends."""
 
 
+BODIES_AT_ONCE: Final = 4
+"""Connections from which parts of large bodies are received at the same time. The event loop reads from each that has
+something before it comes to anything else: with hundreds of them it would be tenths of a second later."""
+
+
 class Traffic:
     """Counts connections and requests, and hurries them when the server ends."""
 
@@ -24,6 +29,10 @@ class Traffic:
         """Of all bodies that are arriving or being worked on."""
         self.connections_refused = 0
         """Closed as soon as they came, for there were as many as may be."""
+        self.turns = anyio.Semaphore(BODIES_AT_ONCE, fast_acquire=True)
+        """Of connections that receive a part of a large body."""
+        self.joining = anyio.CapacityLimiter(1)
+        """Of threads that join the pieces of a large body."""
         self.lag = LoopLag()
         """Of the event loop that all of this lives on."""
         self.leaving = False

@@ -10,9 +10,12 @@ import contextlib
 import os
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+import anyio
 
 if TYPE_CHECKING:
     import trio
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     TrioTls: TypeAlias = trio.SSLStream[trio.SocketStream]
 
 RECEIVE_BYTES: Final = 2**18
+
+ARRIVAL_BYTES: Final = 2**16
+"""What is taken at once from a connection that nothing is known of yet."""
 
 WAITING_BYTES: Final = 2**16
 """What may wait in a transport of asyncio without anyone who waits for it."""
@@ -64,11 +70,12 @@ class Transport(Protocol):
         """Show `look` what arrives before anybody receives it, where that costs no turn of the event loop; nobody
         receives what it takes. What waits to be received, or is received into a room, is not shown."""
 
-    async def receive_into(self, room: memoryview) -> int:
-        """Receive bytes to where they are to lie: as many as there is room for, or fewer.
+    async def receive_into(self, room: memoryview, within_s: float) -> int | None:
+        """Receive bytes to where they are to lie: as many as there is room for and come within so many seconds. Nothing
+        is received until it is called again, or `receive` is.
 
         Returns:
-            How many; none as for `receive`. Cancelled, it loses what it has received.
+            How many; None where `receive` would return none. Cancelled, it loses what it has received.
         """
 
     @property
@@ -122,20 +129,24 @@ class AsyncioTransport:
             return await self._reader.read(RECEIVE_BYTES)
         return b""
 
-    async def receive_into(self, room: memoryview) -> int:
+    async def receive_into(self, room: memoryview, within_s: float) -> int | None:
         transport: Any = self._writer.transport
         waiting = self._reader._buffer  # type: ignore[attr-defined]  # no other way to see it
         if not waiting and not self._reader.at_eof() and not transport.is_closing():
             filling = _Filling(transport, room)
             self._resume()
-            count = await filling.ended()
-            self._resting = count == len(room)
-            return count
+            with anyio.move_on_after(within_s):
+                await filling.ended()
+            if not transport.is_closing() and not self._reader.at_eof():
+                transport.pause_reading()
+                self._resting = True
+                return filling.count
+            return filling.count or None
         with contextlib.suppress(OSError):
             data = await self._reader.read(len(room))
             room[: len(data)] = data
-            return len(data)
-        return 0
+            return len(data) or None
+        return None
 
     def show_first(self, look: Callable[[bytes], bool]) -> None:
         if self._descriptor is not None:
@@ -186,8 +197,12 @@ class AsyncioTransport:
         self._writer.transport.abort()
 
 
-class _Looking(asyncio.Protocol):
-    """Stands before a connection's protocol, and shows what arrives to somebody who may take it."""
+class _Looking(asyncio.BufferedProtocol):
+    """Stands before a connection's protocol, and shows what arrives to somebody who may take it.
+
+    It takes no more at once than a head and a small body have: of a large one, which hundreds of clients may begin to
+    send at the same time, the rest has its turn in `receive_into`.
+    """
 
     def __init__(self, transport: Any, reader: asyncio.StreamReader, look: Callable[[bytes], bool]) -> None:
         self._usual = transport.get_protocol()
@@ -195,7 +210,11 @@ class _Looking(asyncio.Protocol):
         self._look = look
         transport.set_protocol(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _arrivals()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = bytes(_arrivals()[:nbytes])
         if self._reader._buffer or not self._look(data):  # type: ignore[attr-defined]  # no other way to see it
             self._usual.data_received(data)
 
@@ -220,24 +239,24 @@ class _Filling(asyncio.BufferedProtocol):
         self._transport = transport
         self._usual: Any = transport.get_protocol()
         self._room = room
-        self._count = 0
+        self.count = 0
+        """Bytes that lie in the room."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         transport.set_protocol(self)
 
-    async def ended(self) -> int:
-        """How many bytes lie in the room then."""
+    async def ended(self) -> None:
+        """Wait until it is over."""
         try:
             await self._over
         finally:
             self._end()
-        return self._count
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._room[self._count :]
+        return self._room[self.count :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._count += nbytes
-        if self._count == len(self._room):
+        self.count += nbytes
+        if self.count == len(self._room):
             self._transport.pause_reading()
             self._end()
 
@@ -261,6 +280,18 @@ class _Filling(asyncio.BufferedProtocol):
             self._over.set_result(None)
         if self._transport.get_protocol() is self:
             self._transport.set_protocol(self._usual)
+
+
+def _arrivals() -> memoryview:
+    """Where what arrives lies until it is looked at, which is at once: all connections of an event loop share it."""
+    try:
+        room: memoryview = _OF_THREAD.arrivals
+    except AttributeError:
+        room = _OF_THREAD.arrivals = memoryview(bytearray(ARRIVAL_BYTES))
+    return room
+
+
+_OF_THREAD: Final = threading.local()
 
 
 class TrioTransport:
@@ -298,15 +329,16 @@ class TrioTransport:
     async def receive(self) -> bytes:
         return await self._receive_some(RECEIVE_BYTES)
 
-    async def receive_into(self, room: memoryview) -> int:
-        if not self._is_tls:
-            with contextlib.suppress(OSError):
-                count: int = await self._socket.recv_into(room)
-                return count
-            return 0
-        data = await self._receive_some(len(room))
-        room[: len(data)] = data
-        return len(data)
+    async def receive_into(self, room: memoryview, within_s: float) -> int | None:
+        count: int | None = None
+        with anyio.move_on_after(within_s) as patience, contextlib.suppress(OSError):
+            if self._is_tls:
+                data = await self._receive_some(len(room))
+                room[: len(data)] = data
+                count = len(data)
+            else:
+                count = await self._socket.recv_into(room)
+        return 0 if patience.cancelled_caught else count or None
 
     async def _receive_some(self, most: int) -> bytes:
         import trio

@@ -18,10 +18,11 @@ class DeviceThreads(OwnThreads):
         name: Of the threads, for debuggers and profilers.
         watchdog_s: A call that takes longer, counted from when it begins, is stuck: the waiting task gets `DeviceLost`,
             and so does every later call, on whatever thread. Calls that run meanwhile end as they would.
+        nice: See `OwnThreads`.
     """
 
-    def __init__(self, name: str, *, watchdog_s: float) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, *, watchdog_s: float, nice: int = 0) -> None:
+        super().__init__(name, nice=nice)
         self._watchdog_s = watchdog_s
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:

@@ -27,9 +27,10 @@ SHARED = (
 )  # fmt: skip
 """Settings of what engines share."""
 
-IMAGE_PREPROCESS_NICE: Final = 10
-"""Decoding pictures keeps all cores busy for as long as there are any: whatever else wants one goes first, the event
-loop above all. Not for forwards: a thread that is put aside while it holds the interpreter's lock holds up all."""
+IMAGE_NICE: Final = 10
+"""Decoding and looking at pictures keeps all cores busy for as long as there are any: whatever else wants one goes
+first, the event loop above all. Measured on two cores, that halves what `/health` takes beside pictures, and costs them
+nothing; forwards of texts do less if they stand back, for theirs are over before anybody else has waited."""
 
 
 @asynccontextmanager
@@ -68,10 +69,12 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
     options = StageOptions(clock=time.perf_counter)
     async with (
         DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
-        DeviceThreads("staged-pool image device", watchdog_s=first.watchdog_s).running(0) as image_device,
+        DeviceThreads("staged-pool image device", watchdog_s=first.watchdog_s, nice=IMAGE_NICE).running(
+            0
+        ) as image_device,
         OwnThreads("staged-pool preprocess").running(first.preprocess_limit) as preprocess,
         OwnThreads("staged-pool offload").running(POSTPROCESS_WORKERS) as offload,
-        OwnThreads("staged-pool image preprocess", nice=IMAGE_PREPROCESS_NICE).running(0) as image_preprocess,
+        OwnThreads("staged-pool image preprocess", nice=IMAGE_NICE).running(0) as image_preprocess,
         AsyncExitStack() as stack,
     ):
         models: list[Model] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -152,6 +153,7 @@ class Pipeline:
                 pace=parts.pace.device,
                 slots=model.card.forward_workers,
                 waiting_tokens=limits[lane].waiting_tokens,
+                more_comes=partial(self._prepares, lane),
                 name=f"batch{SUFFIX[lane]}",
             )
             for lane, parts in lanes.items()
@@ -208,6 +210,9 @@ class Pipeline:
         """In front of each stage, in their order."""
         for stage in self.stages:
             stage.gave_up = gave_up
+
+    def _prepares(self, lane: Lane) -> bool:
+        return self.preprocess[lane].meter.busy > 0
 
     async def enter(self, arrival: Arrival) -> None:
         """Hand a request to parse, waiting for room.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -73,6 +73,7 @@ class BatchStage(Stage, Generic[P, R]):
         pace: Told how long the whole device was busy with each batch.
         slots: Forwards at once.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
+        more_comes: Whether what comes before this stage is at work: a forward then has not the device to itself.
         name: Of the stage, where there are several.
     """
 
@@ -88,6 +89,7 @@ class BatchStage(Stage, Generic[P, R]):
         options: StageOptions,
         slots: int,
         waiting_tokens: int,
+        more_comes: Callable[[], bool],
         name: str = "batch",
     ) -> None:
         super().__init__(name, workers=slots, options=options)
@@ -105,6 +107,7 @@ class BatchStage(Stage, Generic[P, R]):
         """Forwards of less than a share: mostly the interpreter's work, which two of them cannot do at once. What waits
         then waits for its end, unless it is a share by now."""
         self._waiting_tokens = waiting_tokens
+        self._more_comes = more_comes
         self._ended = False
         self._work_waits = anyio.Event()
         self._room_freed = anyio.Event()
@@ -276,7 +279,7 @@ class BatchStage(Stage, Generic[P, R]):
         return done
 
     async def _call(self, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
-        alone = self._forwards.running == 1 and self._ahead is None and not self._builder
+        alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._more_comes())
         return await self._device(partial(self._run_forward, 1 if alone else self._slots), payloads)
 
     def _run_forward(self, at_once: int, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
