@@ -179,8 +179,8 @@ class Connection:
 
     async def _receive(self) -> None:
         while True:
-            if (room := self._protocol.protocol.room()) is not None:
-                if not await self._receive_into(room):
+            if self._protocol.protocol.awaits_body:
+                if not await self._receive_body():
                     break
                 continue
             data = b""
@@ -203,13 +203,13 @@ class Connection:
                 self._patient_until = anyio.current_time() + self._limits.head_timeout_s
         await self._protocol.handle(Closed())
 
-    async def _receive_into(self, room: memoryview) -> bool:
+    async def _receive_body(self) -> bool:
         """Receive a part of a body where it is to lie, when it has its turn. False: there is no more."""
         protocol = self._protocol.protocol
         count: int | None = 0
         try:
-            with room:
-                async with self._traffic.turns:
+            async with self._traffic.turns:
+                with protocol.room() as room:
                     count = await self._transport.receive_into(room, TURN_S)
         finally:
             await protocol.received(count or 0)

@@ -76,7 +76,8 @@ class Buffer(ReceiveBuffer):
 
     def shrink(self, count: int) -> None:
         """Give back so much of the room, from its end."""
-        del self._data[len(self._data) - count :]
+        if count:
+            del self._data[len(self._data) - count :]
 
 
 class StrictReader(h11.Connection):
@@ -184,20 +185,24 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
             and not connection.buffer
         )
 
-    def room(self) -> memoryview | None:
-        """Where the next bytes of a body are to lie, if it is one that says how long it is; else None.
+    @property
+    def awaits_body(self) -> bool:
+        """What comes next belongs to a body that says how long it is."""
+        return self.stream is not None and bool(self.connection.missing)
+
+    def room(self) -> memoryview:
+        """Where the next bytes of the body that is awaited are to lie.
 
         Whoever takes it receives into it, releases it, and says how much has come by `received`.
         """
         reader = self.connection
-        if self.stream is None or not (missing := reader.missing):
-            return None
-        self._room_bytes = min(missing, max(2 * len(reader.buffer), FIRST_ROOM_BYTES))
+        self._room_bytes = min(reader.missing, max(2 * len(reader.buffer), FIRST_ROOM_BYTES))
         return reader.buffer.grow(self._room_bytes)
 
     async def received(self, count: int) -> None:
         """So many bytes lie in the room."""
         self.connection.buffer.shrink(self._room_bytes - count)
+        self._room_bytes = 0
         if count:
             await self._handle_events()
 
@@ -235,9 +240,8 @@ class Http2(H2Protocol):  # type: ignore[misc]
         super().__init__(*args)
         self._resets = 0
 
-    def room(self) -> memoryview | None:
-        """None: bodies come in frames."""
-        return None
+    awaits_body = False
+    """Its bodies come in frames."""
 
     async def initiate(self, *args: Any) -> None:
         await super().initiate(*args)
