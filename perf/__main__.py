@@ -170,7 +170,8 @@ def overload_command(
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
     load: Load = "m8",
-    seconds: Annotated[float, typer.Option(min=1, max=600, help="Of one level.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Of one level in one round.")] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Up and down the levels in turns.")] = 2,
     target_delay: Annotated[float, typer.Option(min=0.001, help="Of the server, in seconds.")] = 1.0,
     levels: Annotated[str, typer.Option(help="Multiples of the capacity.")] = "0.5,1,2,5,10",
 ) -> None:
@@ -180,7 +181,7 @@ def overload_command(
         factors = [float(level) for level in levels.split(",")]
     except ValueError:
         raise typer.BadParameter(f"{levels!r}: expected numbers with commas between them") from None
-    overload.run(options, shape=load, seconds=seconds, target_delay_s=target_delay, factors=factors)
+    overload.run(options, shape=load, seconds=seconds, rounds=rounds, target_delay_s=target_delay, factors=factors)
 
 
 @main.command("soak")
@@ -224,7 +225,7 @@ def all_commands(
     liveness.run(options, rounds=1, seconds=15.0, clients=64)
     throughput.run(options, seconds=4.0)
     fanout.run(options, rounds=5, seconds=6.0, clients=8)
-    overload.run(options, shape="m8", seconds=20.0, target_delay_s=1.0)
+    overload.run(options, shape="m8", seconds=20.0, rounds=1, target_delay_s=1.0)
     answers.run(backend=backend, rounds=10)
     memory.run(options, requests=10_000)
     images.run(options, size="1080p", rounds=4, seconds=5.0)

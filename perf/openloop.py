@@ -6,7 +6,7 @@ import math
 import random
 import selectors
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -71,6 +71,23 @@ class ArrivalsOutcome:
     def goodput(self) -> float:
         """Requests answered with 200 per second."""
         return len(self.accepted_ms) / self.accepted_s
+
+    def add(self, other: ArrivalsOutcome) -> None:
+        """Count another round of the same load as well."""
+        self.offered += other.offered
+        self.accepted_ms += other.accepted_ms
+        self.rejected_ms += other.rejected_ms
+        self.retry_after_s += other.retry_after_s
+        self.other_statuses = dict(Counter(self.other_statuses) + Counter(other.other_statuses))
+        self.timeouts += other.timeouts
+        self.broken += other.broken
+        self.not_sent += other.not_sent
+        self.late_ms += other.late_ms
+        self.accepted_s += other.accepted_s
+        recovered = (self.recovered_s, other.recovered_s)
+        self.recovered_s = None if None in recovered else max(filter(None, recovered), default=0.0)
+        self.connections = max(self.connections, other.connections)
+        self.client_cpu_s += other.client_cpu_s
 
 
 class OpenLoop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -61,6 +61,13 @@ class Level:
     """The server's own predictions, right after the load."""
     others_cores: float
     """What processes took that have nothing to do with this: above a few tenths, a level is not comparable."""
+
+    def with_round(self, other: Level) -> Level:
+        """This level with what was seen of it in a later round."""
+        self.outcome.add(other.outcome)
+        self.health.add(other.health)
+        others_cores = max(self.others_cores, other.others_cores)
+        return replace(self, rss_after_mb=other.rss_after_mb, gauges=other.gauges, others_cores=others_cores)
 
     @property
     def failed(self) -> int:
@@ -134,47 +141,61 @@ class Level:
 
 
 def run(
-    options: Options, *, shape: Shape, seconds: float, target_delay_s: float, factors: Sequence[float] = LEVELS
+    options: Options,
+    *,
+    shape: Shape,
+    seconds: float,
+    rounds: int,
+    target_delay_s: float,
+    factors: Sequence[float] = LEVELS,
 ) -> None:
     """Measure, print and record.
 
     First what the server does at most for clients that wait for their answers; then arrivals that do not care, at
-    multiples of it, each followed by probes until the server is as quick again as when it was idle.
+    multiples of it, each followed by probes until the server is as quick again as when it was idle. Rounds go up and
+    down the levels in turns, so that a machine whose speed drifts is no reason for a difference between them.
     """
     workload = TextSource(options.model).workload(shape)
     settings = {
-        "options": options, "load": SHAPES[shape], "seconds": seconds, "target_delay_s": target_delay_s,
-        "client_timeout_s": TIMEOUT_S, "max_connections": MAX_CONNECTIONS, "seed": SEED,
+        "options": options, "load": SHAPES[shape], "seconds": seconds, "rounds": rounds,
+        "target_delay_s": target_delay_s, "client_timeout_s": TIMEOUT_S, "max_connections": MAX_CONNECTIONS,
+        "seed": SEED,
     }  # fmt: skip
     command = [*options.serve_command(), "--target-delay", f"{target_delay_s:g}"]
     with report.recording("overload", settings) as record, serving(command) as server:
         record.results["model"] = server.card()
-        with report.progress("overload", len(CAPACITY_CLIENTS) + len(factors)) as bar:
+        with report.progress("overload", len(CAPACITY_CLIENTS) + rounds * len(factors)) as bar:
             with worker(partial(LoadGenerator, server.port, workload.requests)) as generate:
                 unloaded_ms, closed = _capacity(generate, seconds / 4, lambda: bar.advance(bar.task_ids[0]))
             capacity = max(closed.values())
             record.results |= {"unloaded_p50_ms": unloaded_ms, "closed_loop_per_s": closed, "capacity_per_s": capacity}
-            levels: list[Level] = []
+            seen: dict[float, Level] = {}
             with (
                 worker(partial(OpenLoop, server.port, workload.requests)) as offer,
                 worker(partial(HealthProbe, server.port)) as probe,
             ):
-                for factor in factors:
+                for turn, factor in _order(factors, rounds):
                     arrivals = Arrivals(
                         rate=factor * capacity,
                         seconds=seconds,
-                        seed=SEED,
+                        seed=SEED + turn,
                         timeout_s=TIMEOUT_S,
                         max_connections=MAX_CONNECTIONS,
                         recovered_ms=RECOVERED * unloaded_ms,
                     )
-                    levels.append(_level(server, offer, probe, arrivals, factor))
+                    level = _level(server, offer, probe, arrivals, factor)
+                    seen[factor] = seen[factor].with_round(level) if factor in seen else level
                     bar.advance(bar.task_ids[0])
         report.console.print(
             f"capacity {number(capacity)} requests/s in a closed loop ({SHAPES[shape]}), unloaded median "
-            f"{number(unloaded_ms)} ms; target delay {target_delay_s:g} s, {seconds:g} s a level"
+            f"{number(unloaded_ms)} ms; target delay {target_delay_s:g} s, {rounds} x {seconds:g} s a level"
         )
-        _report(record, levels, target_delay_s)
+        _report(record, [seen[factor] for factor in factors], target_delay_s)
+
+
+def _order(factors: Sequence[float], rounds: int) -> list[tuple[int, float]]:
+    """Each round with its levels: up in one, down in the next."""
+    return [(turn, factor) for turn in range(rounds) for factor in (factors[::-1] if turn % 2 else factors)]
 
 
 def _capacity(
@@ -222,8 +243,8 @@ def _report(record: report.Record, levels: list[Level], target_delay_s: float) -
     record.results |= {"peak_goodput_per_s": peak, "levels": [level.result(peak) for level in levels]}
     over = [level for level in levels if level.factor >= 1]
     _targets(record, over or levels, peak, target_delay_s)
-    growth_mb = max(level.rss_after_mb for level in levels) - levels[0].rss_after_mb
-    record.show_target("RSS gained since the first level", growth_mb, GROWTH_MB, "MB")
+    growth_mb = max(level.rss_after_mb for level in levels) - levels[0].rss_before_mb
+    record.show_target("RSS gained since the first level began", growth_mb, GROWTH_MB, "MB")
     report.write_markdown("overload", (COLUMNS, rows), (SERVER_COLUMNS, server_rows), note=note)
     _plot(levels, target_delay_s)
 
