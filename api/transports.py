@@ -330,8 +330,10 @@ class TrioTransport:
         return await self._receive_some(RECEIVE_BYTES)
 
     async def receive_into(self, room: memoryview, within_s: float) -> int | None:
+        import trio
+
         count: int | None = None
-        with anyio.move_on_after(within_s) as patience, contextlib.suppress(OSError):
+        with anyio.move_on_after(within_s) as patience, contextlib.suppress(OSError, trio.ClosedResourceError):
             if self._is_tls:
                 data = await self._receive_some(len(room))
                 room[: len(data)] = data

@@ -496,7 +496,9 @@ def test_row_50_a_lost_device_fails_everything_inside_and_ends_the_process(backe
 def test_row_51_a_device_that_hangs_fails_everything_inside_and_ends_the_process(backend: str, tmp_path: Path) -> None:
     with child("hang", backend, tmp_path) as server:
         server.wait_ready()
-        held, hung = server.send("hold"), server.send("hang")
+        held = server.send("hold")
+        server.wait_inside(1)  # they would be tokenized together
+        hung = server.send("hang")
         assert answer(hung)[0] == 503
         assert answer(held)[0] == 503
         server.open_gate()

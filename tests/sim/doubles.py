@@ -105,8 +105,14 @@ class SimDevice:
         self._threads = anyio.Semaphore(watch.world.slots)
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
-        async with self._threads:
+        try:
+            self._threads.acquire_nowait()
+        except anyio.WouldBlock:
+            await self._threads.acquire()
+        try:
             return await self._run(function, argument)
+        finally:
+            self._threads.release()
 
     async def _run(self, function: Callable[[A], T], argument: A) -> T:
         watch, world = self._watch, self._watch.world

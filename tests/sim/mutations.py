@@ -487,18 +487,14 @@ def batches_cut_ahead_without_end() -> Plan:
 
 
 @mutation
-def batch_ahead_begins_before_it_is_known_to_be_small() -> Plan:
-    original = BatchStage._compute
+def small_forward_counts_as_running_for_ever() -> Plan:
+    def end(self: BatchStage[Any, Any], turn: Any) -> Any:
+        ended = original(self, turn)
+        self._small_running += turn.is_small
+        return ended
 
-    async def compute(self: BatchStage[Any, Any], batch: Any, turn: Any) -> Any:
-        turn.is_small = batch.cost < self._builder.min_share
-        return await original(self, batch, turn)
-
-    def turn(self: BatchStage[Any, Any], batch: Any) -> Any:
-        return original_turn(self, replace(batch, cost=10**9))
-
-    original_turn = BatchStage._turn
-    return [(BatchStage, "_compute", compute), (BatchStage, "_turn", turn)]
+    original = BatchStage._end
+    return [(BatchStage, "_end", end)]
 
 
 @mutation
