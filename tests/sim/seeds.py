@@ -15,7 +15,6 @@ FOUND: dict[int, str] = {
     93: "a caller at the door while the engine closed got anyio's error rather than the engine's",
     179: "the stages in front of one that had given up crashed, and blamed the requests in their hands",
     280: "an engine with a broken stage said so only after the calls that still ran, however long they took",
-    630: "a forward that was handed to the device ahead counted as small when it ended and not when it began",
     1663: "a stop waited for every forward of a batch that was being bisected, rather than for one",
 }
 
