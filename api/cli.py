@@ -18,6 +18,7 @@ from staged_pool.api.flags import (
     AllowPickle,
     AttentionFlag,
     BackendFlag,
+    CudaGraphs,
     DeviceFlag,
     DTypeFlag,
     ForwardWorkers,
@@ -131,6 +132,7 @@ def serve(
     trust_remote_code: TrustRemoteCode = False,
     device: DeviceFlag = _DEFAULT.device,
     dtype: DTypeFlag = _DEFAULT.dtype,
+    cuda_graphs: CudaGraphs = _DEFAULT.cuda_graphs,
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
     split_long_inputs: SplitLongInputs = False,
@@ -192,7 +194,8 @@ def serve(
             "--max-batch-tokens",
             "Limits",
             "Tokens of one batch at most. More keep the device busier; each takes longer, and so does the wait of "
-            "whoever comes next. Default: on a CPU 512 to 1024, by how much waits; 16384 on a GPU.",
+            "whoever comes next. Default: on a CPU 512 to 1024, by how much waits; 16384 on a GPU, or what fits into "
+            "its memory.",
         ),
     ] = _DEFAULT.max_batch_tokens,
     max_batch_items: Annotated[
@@ -319,6 +322,7 @@ def serve(
             split_long_inputs=split_long_inputs,
             device=device,
             dtype=dtype,
+            cuda_graphs=cuda_graphs,
             attention=attention,
             torch_threads=torch_threads,
             forward_workers=forward_workers,

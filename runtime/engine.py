@@ -449,7 +449,7 @@ async def run_engine(
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
     """
-    batch_tokens = config.batch_tokens(model.card.device)
+    batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
     tokenize = preprocess or ThreadOffload(config.preprocess_limit)
     offloads: dict[Lane, tuple[Offload, Offload]] = {
         "text": (device, tokenize),

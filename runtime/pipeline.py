@@ -127,7 +127,8 @@ class Pipeline:
         gave_up: Callable[[Exception], object],
     ) -> None:
         self._alarm_s = config.preprocess_alarm_s
-        batch_tokens = config.batch_tokens(model.card.device)
+        self._model = model
+        batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
         limits = {lane: LaneLimits.of(lane, config, batch_tokens) for lane in lanes}
         size = config.channel_capacity
         requests = Channel[Arrival]("parse", size)
@@ -144,7 +145,7 @@ class Pipeline:
                 builder=BatchBuilder(
                     max_items=config.max_batch_items,
                     max_cost=batch_tokens,
-                    least_cost=config.least_batch_tokens(model.card.device),
+                    least_cost=config.least_batch_tokens(model.card.device, model.card.memory_tokens),
                     pads=model.pads(lane),
                     min_share=MIN_SHARE_TOKENS if lane == "text" else IMAGE_MIN_SHARE_TOKENS,
                     lane=lane,
@@ -282,6 +283,7 @@ class Pipeline:
         for stage in self.batch.values():
             batches += stage.triggers
         return DeviceStatistics(
+            devices=tuple(self._model.devices),
             batches=dict(batches),
             items=sum(stage.meter.done for stage in self.batch.values()),
             tokens=sum(stage.tokens for stage in self.batch.values()),

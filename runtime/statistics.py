@@ -57,8 +57,25 @@ class AdmissionStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatistics:
+    """What one of the devices does, and has done since the start."""
+
+    device: str
+    """Such as `cuda:1`."""
+    running: int
+    """Batches on it."""
+    batches: int
+    """That have ended."""
+    tokens: int
+    """Of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatistics:
-    """What the device has done since the start."""
+    """What the devices have done since the start."""
+
+    devices: tuple[ReplicaStatistics, ...]
+    """Each by itself."""
 
     batches: Mapping[str, int]
     """By the trigger that cut them."""

@@ -23,7 +23,7 @@ from staged_pool.runtime.model import (
     TokenSequence,
 )  # fmt: skip
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
-from staged_pool.runtime.statistics import ImageCacheStatistics
+from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import (
     DeviceLost,
     InvalidInput,
@@ -230,6 +230,10 @@ class SimModel:
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(chr, ids))
+
+    @property
+    def devices(self) -> Sequence[ReplicaStatistics]:
+        return []
 
     @property
     def image_cache(self) -> ImageCacheStatistics | None:
