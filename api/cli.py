@@ -194,8 +194,8 @@ def serve(
             "--max-batch-tokens",
             "Limits",
             "Tokens of one batch at most. More keep the device busier; each takes longer, and so does the wait of "
-            "whoever comes next. Default: on a CPU 512 to 1024, by how much waits; 16384 on a GPU, or what fits into "
-            "its memory.",
+            "whoever comes next. Default, by how much waits: on a CPU 512 to 1024; on a GPU 4096 to 16384, or what "
+            "fits into its memory.",
         ),
     ] = _DEFAULT.max_batch_tokens,
     max_batch_items: Annotated[

@@ -129,8 +129,8 @@ class EngineConfig:
 
     max_batch_tokens: int | None = None
     """Token budget of one batch at most. A longer single input still goes, alone. Larger batches keep the device
-    busier; each takes longer, and so does the wait of whoever comes next. None: 16384 on a GPU, or what its memory has
-    room for beside the weights. On a CPU 512 where few
+    busier; each takes longer, and so does the wait of whoever comes next. None: on a GPU 4096 where few requests wait,
+    growing to 16384 where dozens do, as far as its memory has room for that. On a CPU 512 where few
     requests wait, growing to 1024 where dozens do: alone small ones are as quick a token, but every call of a kernel
     may have to wait for the interpreter, and they make twice as many."""
 
@@ -227,7 +227,7 @@ class EngineConfig:
 
     def least_batch_tokens(self, device: str, memory_tokens: int | None = None) -> int:
         """The token budget of a batch where little waits. See `batch_tokens`."""
-        return min(512 if device.startswith("cpu") else 16_384, self.batch_tokens(device, memory_tokens))
+        return min(512 if device.startswith("cpu") else 4096, self.batch_tokens(device, memory_tokens))
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
