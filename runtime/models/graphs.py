@@ -109,9 +109,9 @@ class Graphs:
             RuntimeError: The forward does something that cannot be recorded, such as waiting for the device.
         """
         numbers = torch.zeros((3, bucket.tokens), dtype=torch.int64, device=self._device)
-        starts = torch.full((bucket.sequences + 2,), bucket.tokens, dtype=torch.int32, device=self._device)
-        starts[0] = 0
-        longest = min(bucket.tokens, self._max_tokens)
+        starts = torch.zeros(bucket.sequences + 2, dtype=torch.int32, device=self._device)
+        # What is behind a batch counts as a sequence of it; see `PackedBatch`.
+        longest = min(bucket.tokens, max(self._max_tokens, bucket.tokens // 8))
         inputs = PackedBatch(
             ids=numbers[0],
             positions=numbers[1],
@@ -123,7 +123,7 @@ class Graphs:
             tokens=bucket.tokens,
             sequences=(),
         )
-        # Recorded with zeros for positions: whatever they are, kernels are the same.
+        # Recorded without any sequence: whatever there is, the kernels are the same.
         replay, output = self._recorder(lambda: self._run(inputs))
         self._recordings[bucket] = _Recording(inputs, output, replay)
 
