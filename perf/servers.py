@@ -33,12 +33,13 @@ class Options:
     """What is measured. The same values go to the server, to the library and to the bare model."""
 
     model: str | None = None
+    device: str = "auto"
     dtype: DType = "auto"
     torch_threads: int | None = None
     backend: Backend = "asyncio"
 
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(model=self.model, dtype=self.dtype, torch_threads=self.torch_threads)
+        return EngineConfig(model=self.model, device=self.device, dtype=self.dtype, torch_threads=self.torch_threads)
 
     def serve_command(self) -> list[str]:
         """`staged-pool serve`, with all other settings at their defaults; the port is not in it."""
