@@ -27,6 +27,10 @@ from perf.workers import worker
 from staged_pool.runtime.config import EngineConfig
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from perf.gpu_checks import Check
+    from staged_pool.runtime.model import Payload
     from staged_pool.runtime.models.encoder import Encoder
 
 TEXT_TOKENS: Final = 64
@@ -108,15 +112,15 @@ class Run:
 
     def facts(self) -> str:
         """Where the figures are from."""
-        return f"{self._record.results['device']}; {self._record.results['model']}; texts of {TEXT_TOKENS} tokens."
+        device = ", ".join(f"{name} {value}" for name, value in self._device_facts().items())
+        return f"{device}; model: {self._record.results['model']}; forwards of texts of {TEXT_TOKENS} tokens."
 
     def check(self, model: str | None) -> int:
         """Compare, show, and find the model that is timed. Returns how many comparisons failed."""
         from perf.gpu_checks import KINDS, SEEING, check_pictures, check_texts
         from tests.models.tiny import build
 
-        self._model, made = self._find(model)
-        self._record.results["model"] = "of the size of MiniLM, with random weights" if made else Path(self._model).name
+        self._model, self._record.results["model"] = self._find(model)
         kinds = KINDS[: self._scope.kinds]
         texts = [
             "a",
@@ -124,7 +128,7 @@ class Run:
             "of another length than that",
             "as long as a sentence that goes on for a bit",
         ]
-        checks = []
+        checks: list[Check] = []
         with report.progress("checks", len(kinds) + 2) as bar:
             for kind in kinds:
                 checks += check_texts(kind, build(kind, self._folder / kind), self._name, texts)
@@ -228,10 +232,10 @@ class Run:
         columns = ["load, clients", "texts/s", "p50 (ms)", "p99", "max", "n", "cores of the client"]
         return _shown(f"HTTP; {'; '.join(f'{one}: {SHAPES[one]}' for one in scope.loads)}", columns, rows)
 
-    def _load(self, **settings: bool) -> Encoder:
+    def _load(self, *, cuda_graphs: bool = True) -> Encoder:
         from staged_pool.runtime.models.load import load_model
 
-        return load_model(EngineConfig(model=self._model, device=self._name, offline=True, **settings))
+        return load_model(EngineConfig(model=self._model, device=self._name, offline=True, cuda_graphs=cuda_graphs))
 
     def _ended(self, copy: Callable[[], object]) -> None:
         import torch
@@ -239,17 +243,18 @@ class Run:
         copy()
         torch.cuda.synchronize(self._device)
 
-    def _find(self, model: str | None) -> tuple[str, bool]:
-        """The folder of the model that is timed, and whether it was made for that."""
+    def _find(self, model: str | None) -> tuple[str, str]:
+        """The folder of the model that is timed, and what it is."""
         from staged_pool.runtime.models.folders.resolver import resolve
         from staged_pool.stages.errors import ConfigError
 
         try:
-            return str(resolve(model, offline=True).folder), False
+            found = resolve(model, offline=True)
         except ConfigError:
             if model is not None:
                 raise
-        return str(_like_minilm(self._folder / "like-minilm")), True
+            return str(_like_minilm(self._folder / "like-minilm")), "of the size of MiniLM, with random weights"
+        return str(found.folder), found.name
 
     def _device_facts(self) -> dict[str, object]:
         import torch
@@ -283,13 +288,13 @@ def _like_minilm(folder: Path) -> Path:
     return folder
 
 
-def _read_back(rows: torch.Tensor) -> None:
+def _read_back(rows: Tensor) -> None:
     from staged_pool.runtime.models.transfer import begin_readback
 
     begin_readback(rows)()
 
 
-def _batch(model: Encoder, tokens: int) -> Sequence[object]:
+def _batch(model: Encoder, tokens: int) -> Sequence[Payload]:
     return model.towers["text"].made_up([TEXT_TOKENS] * (tokens // TEXT_TOKENS))
 
 

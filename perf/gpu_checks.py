@@ -15,8 +15,10 @@ from perf.pictures import jpeg
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Payload, Row
 from staged_pool.runtime.models.agreement import TOLERANCE, difference
+from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.text_tower import TextTower
 from staged_pool.runtime.requests import DENSE_ONLY, Image, Output, TextInput
 from staged_pool.stages.work import Prepared
 
@@ -57,6 +59,9 @@ def check_texts(name: str, folder: Path, device: str, texts: Sequence[str]) -> I
         if way == "packed, replayed" and not device.startswith("cuda"):
             continue
         model = load_model(config)
+        if way == "packed, replayed" and not text_body(model).recorded:
+            yield Check(name, "packed, replayed: was not recorded, see the log", float("nan"), 0.0)
+            continue
         for batching, parts in {"one batch": [given], "one by one": [[one] for one in given]}.items():
             found = np.concatenate([_vectors(model, part) for part in parts])
             yield _check(name, f"{way}, {batching}", model, found, wanted)
@@ -91,6 +96,13 @@ def _vectors(model: Encoder, given: Sequence[ModelInput]) -> NDArray[np.float32]
         assert isinstance(values, np.ndarray)
         vectors.append(values / np.linalg.norm(values))
     return np.stack(vectors)
+
+
+def text_body(model: Encoder) -> Body:
+    """The transformer of a model that reads texts."""
+    tower = model.towers["text"]
+    assert isinstance(tower, TextTower)
+    return tower.body
 
 
 def prepared(model: Encoder, given: Sequence[ModelInput]) -> list[Payload]:

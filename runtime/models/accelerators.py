@@ -69,6 +69,9 @@ def record_forwards(name: str, replica: Replica, *, wanted: bool) -> None:
         why = tower.body.record(tower.max_tokens, cuda_recorder(replica.device), _shown(BUCKETS, replica.device))
     if why:
         log.info("model.not_recorded", model=name, device=str(replica.device), reason=why)
+    else:
+        tokens = [bucket.tokens for bucket in tower.body.recorded]
+        log.info("model.recorded", model=name, device=str(replica.device), tokens=tokens)
 
 
 def tokens_that_fit(replica: Replica, run: Callable[[Tower, Sequence[int]], object], batch_tokens: int) -> int:

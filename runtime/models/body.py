@@ -81,6 +81,11 @@ class Body:
         width: int = self.model.config.hidden_size
         return width
 
+    @property
+    def recorded(self) -> Sequence[Bucket]:
+        """The sizes of batches that are replayed; see `record`."""
+        return () if self._graphs is None else self._graphs.buckets
+
     def pack(self, sequences: Sequence[TokenSequence]) -> PackedBatch:
         """Begin to bring a batch to where the weights are."""
         return PackedBatch.of(sequences, self.model.device, self._staging)

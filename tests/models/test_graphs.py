@@ -96,6 +96,7 @@ def test_what_is_replayed_is_what_is_computed(body: Body) -> None:
     computed = [body.hidden(batch) for batch in batches]
     recorder = Rerun()
     assert body.record(64, recorder, SMALL) is None
+    assert body.recorded == SMALL
     recorder.replays = 0
     for batch, wanted in zip(batches, computed, strict=True):
         torch.testing.assert_close(body.hidden(batch), wanted)
@@ -141,6 +142,7 @@ def test_a_recording_that_is_not_right_is_left_off(body: Body, broken: dict[str,
     why = body.record(64, recorder, SMALL)
     assert why is not None
     assert reason in why
+    assert not body.recorded
     recorder.replays = 0
     torch.testing.assert_close(body.hidden(batch), computed)
     assert recorder.replays == 0

@@ -14,7 +14,7 @@ import pytest
 from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
 
-from staged_pool.runtime import pipeline
+from staged_pool.runtime import opening, pipeline
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
@@ -79,6 +79,26 @@ async def test_where_much_waits_one_batch_more_is_handed_to_the_device() -> None
         assert (len(model.forwarded), busy(engine), stage.running) == (2, (2, 2), 2)
         gate.open()
     assert sorted(model.forwarded) == [["run0"], ["run1"], ["wai0"], ["wai1"]]
+
+
+async def test_what_is_ahead_of_a_gpu_begins_before_the_forward_that_runs_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate, card=replace(CARD, launched_ahead=1))
+    monkeypatch.setattr(opening, "_load", lambda config: model)
+    async with opening.open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
+        stage = engine._pipeline.batch["text"]
+        tasks.start_soon(engine.embed, "runs")
+        await gate.arrived()
+        for text in ("wai0", "wai1", "wai2"):
+            tasks.start_soon(engine.embed, text)
+        await until(lambda: len(model.forwarded) == 2)
+        assert (busy(engine), stage.running) == ((1, 1), 1)
+        await until(lambda: stage.waiting == 2)
+        assert len(model.forwarded) == 2
+        gate.open()
+    assert sorted(model.forwarded) == [["runs"], ["wai0"], ["wai1"], ["wai2"]]
 
 
 async def test_what_is_ahead_is_cancelled_with_the_engine() -> None:
