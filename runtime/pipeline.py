@@ -153,6 +153,7 @@ class Pipeline:
                 options=options,
                 pace=parts.pace.device,
                 slots=model.card.forward_workers,
+                ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
                 waiting_tokens=limits[lane].waiting_tokens,
                 more_comes=partial(self._prepares, lane),
                 name=f"batch{SUFFIX[lane]}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,18 +60,19 @@ class BatchStage(Stage, Generic[P, R]):
     One task moves items from the channel into the waiting room while there is room, so that backpressure reaches
     preprocess. The others serve the device's slots: whenever one is free, a batch is cut out of everything that waits
     at that moment, and leaves to each other free slot as much as it takes itself. So no slot is free while more waits
-    than is worth a forward of its own. Where much waits, one batch more is cut ahead and handed to the device, so that
-    a slot goes on at once and not when the event loop gets to it. A forward that has begun runs to its end; rows that
-    nobody waits for any more are counted.
+    than is worth a forward of its own. Where much waits, one batch more, or as many as `ahead` says, is cut ahead and
+    handed to the device, so that a slot goes on at once and not when the event loop gets to it. A forward that has
+    begun runs to its end; rows that nobody waits for any more are counted.
 
     Args:
         inlet: Lists of prepared items. Closing its outlet ends the stage, once the waiting room is empty.
         outlet: Lists of items with their rows; closed when the stage ends.
         forward: See `Forward`.
-        device: Runs it, `slots` calls at once, and then the one that waits. `DeviceLost` from it ends the stage.
+        device: Runs it, `slots` calls at once, and then those that wait. `DeviceLost` from it ends the stage.
         builder: The waiting room.
         pace: Told how long the whole device was busy with each batch.
         slots: Forwards at once.
+        ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
         more_comes: Whether what comes before this stage is at work: a forward then has not the device to itself.
         name: Of the stage, where there are several.
@@ -88,6 +89,7 @@ class BatchStage(Stage, Generic[P, R]):
         pace: Pace,
         options: StageOptions,
         slots: int,
+        ahead: int = 1,
         waiting_tokens: int,
         more_comes: Callable[[], bool],
         name: str = "batch",
@@ -101,8 +103,9 @@ class BatchStage(Stage, Generic[P, R]):
         self._pace = pace
         self._slots = slots
         self._forwards = Overlap()
-        self._ahead: _Turn | None = None
-        """Of the batch that waits for a slot."""
+        self._max_ahead = ahead
+        self._ahead: deque[_Turn] = deque()
+        """Of the batches that wait for a slot."""
         self._small_running = 0
         """Forwards of less than a share: mostly the interpreter's work, which two of them cannot do at once. What waits
         then waits for its end, unless it is a share by now."""
@@ -132,7 +135,7 @@ class BatchStage(Stage, Generic[P, R]):
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the forwards that run."""
-        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + 1)), self._close)
+        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + self._max_ahead)), self._close)
 
     def _close(self) -> None:
         self._inlet.close()
@@ -180,7 +183,7 @@ class BatchStage(Stage, Generic[P, R]):
         if self._small_running and self._builder.cost < self._builder.min_share:
             return None
         free = self._slots - self.meter.busy
-        if free <= 0 and (self._ahead is not None or not self._builder.has_depth):
+        if free <= 0 and (len(self._ahead) >= self._max_ahead or not self._builder.has_depth):
             return None
         now = self._clock()
         batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), among=free)
@@ -194,7 +197,7 @@ class BatchStage(Stage, Generic[P, R]):
         """Take the slot that is free, or else the place ahead, which becomes a slot when the next one is free."""
         turn = _Turn(is_small=batch.cost < self._builder.min_share)
         if self.meter.busy >= self._slots:
-            self._ahead = turn
+            self._ahead.append(turn)
         else:
             self.meter.busy += 1
         try:
@@ -202,8 +205,8 @@ class BatchStage(Stage, Generic[P, R]):
         finally:
             if turn.mark is not None:  # something crashed
                 self._end(turn)
-            if self._ahead is turn:
-                self._ahead = None
+            if turn in self._ahead:
+                self._ahead.remove(turn)
             else:
                 self.meter.busy -= 1
                 if self.meter.busy < self._slots:
@@ -221,8 +224,9 @@ class BatchStage(Stage, Generic[P, R]):
             The time now, and how many seconds of the whole device the forward took.
         """
         ended = self._clock()
-        if turn is self._ahead:  # told of both ends at once, and of this one first
-            self._promote()
+        if turn in self._ahead:  # told of two ends at once, and of this one first
+            self._ahead.remove(turn)
+            self._take_slot(turn)
         assert turn.mark is not None
         device_s = self._forwards.end(ended, turn.mark)
         turn.mark = None
@@ -231,15 +235,17 @@ class BatchStage(Stage, Generic[P, R]):
         return ended, device_s
 
     def _promote(self) -> None:
-        """Count the batch that is ahead, if there is one, as one that has a slot."""
-        if (turn := self._ahead) is not None:
-            self._ahead = None
-            self.meter.busy += 1
-            self._begin(turn)
+        """Count the first batch that is ahead, if there is one, as one that has a slot."""
+        if self._ahead:
+            self._take_slot(self._ahead.popleft())
+
+    def _take_slot(self, turn: _Turn) -> None:
+        self.meter.busy += 1
+        self._begin(turn)
 
     async def _compute(self, batch: Batch[P], turn: _Turn) -> list[Item[R]]:
         self.triggers[batch.trigger] += 1
-        if turn is not self._ahead and turn.mark is None:
+        if turn not in self._ahead and turn.mark is None:
             self._begin(turn)
         try:
             results = await run_isolated(

@@ -46,9 +46,9 @@ class Recorder(Protocol):
 def cuda_recorder(device: torch.device) -> Recorder:
     """Records on a CUDA device. All that is recorded shares its memory: it must be replayed on one stream."""
     pool = torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             run()  # libraries set themselves up at the first call, which cannot be recorded

@@ -72,9 +72,9 @@ async def test_where_much_waits_one_batch_more_is_handed_to_the_device() -> None
             await until(lambda count=number + 1: len(model.forwarded) == count)  # type: ignore[misc]
         tasks.start_soon(engine.embed, "wai0")
         await until(lambda: stage.waiting == 1)
-        assert stage._ahead is None  # whoever came now would be in the next batch, too
+        assert not stage._ahead  # whoever came now would be in the next batch, too
         tasks.start_soon(engine.embed, "wai1")
-        await until(lambda: stage._ahead is not None)
+        await until(lambda: len(stage._ahead) == 1)
         assert stage.waiting == 1
         assert (len(model.forwarded), busy(engine), stage.running) == (2, (2, 2), 2)
         gate.open()
@@ -101,6 +101,22 @@ async def test_what_is_ahead_of_a_gpu_begins_before_the_forward_that_runs_has_en
     assert sorted(model.forwarded) == [["runs"], ["wai0"], ["wai1"], ["wai2"]]
 
 
+async def test_each_of_several_gpus_has_a_batch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate, card=replace(CARD, forward_workers=2, launched_ahead=1))
+    monkeypatch.setattr(opening, "_load", lambda config: model)
+    async with opening.open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
+        stage = engine._pipeline.batch["text"]
+        for number in range(8):
+            tasks.start_soon(engine.embed, f"tex{number}")
+        await until(lambda: len(model.forwarded) == 4 and stage.waiting == 4)
+        assert (busy(engine), stage.running, len(stage._ahead)) == ((2, 2), 2, 2)
+        gate.open()
+    assert len(model.forwarded) == 8
+    assert busy(engine) == (0, 2)
+    assert (stage.running, len(stage._ahead)) == (0, 0)
+
+
 async def test_what_is_ahead_is_cancelled_with_the_engine() -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate)
@@ -111,10 +127,10 @@ async def test_what_is_ahead_is_cancelled_with_the_engine() -> None:
                 for text in ("abcd", "bcde", "cdef", "defg"):
                     clients.start_soon(engine.embed, text)
                 await gate.arrived()
-                await until(lambda: engine._pipeline.batch["text"]._ahead is not None)
+                await until(lambda: len(engine._pipeline.batch["text"]._ahead) == 1)
                 tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
-                    await until(lambda: engine._pipeline.batch["text"]._ahead is None)
+                    await until(lambda: not engine._pipeline.batch["text"]._ahead)
                 gate.open()
                 await anyio.lowlevel.checkpoint()
 

@@ -506,7 +506,7 @@ def place_ahead_not_given_back_after_a_crash() -> Plan:
                 yield turn
         finally:
             if turn.mark is None and turn.began_at == 0.0:
-                self._ahead = turn
+                self._ahead.append(turn)
 
     original = BatchStage._turn
     return [(BatchStage, "_turn", turn)]
