@@ -28,6 +28,8 @@ class Launcher:
 
     def __init__(self, device: torch.device) -> None:
         self._lock = threading.Lock()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # weights came by another stream, which this one does not wait for
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.specs import PoolingMode
+from staged_pool.runtime.models.transfer import send_arrays
 
 
 def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip: Tensor | None = None) -> Tensor:
@@ -87,7 +89,8 @@ def end_pool(hidden: Tensor, sequences: Sequence[TokenSequence], lengths: Tensor
         s.ids.index(max(s.ids)) if end_token is None else s.ids.index(end_token) if end_token in s.ids else 0
         for s in sequences
     ]
-    return hidden[lengths.cumsum(0) - lengths + torch.tensor(places, device=hidden.device)]
+    found = send_arrays([np.array(places)], hidden.device)
+    return hidden[lengths.cumsum(0) - lengths + found]
 
 
 def last_token_pool(hidden: Tensor, lengths: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def staging_for(device: torch.device) -> Staging | None:
     return None if device.type == "cpu" else Staging(device)
 
 
-def send_pixels(parts: Sequence[NDArray[np.generic]], device: torch.device, *, stack: bool) -> Tensor:
+def send_arrays(parts: Sequence[NDArray[np.generic]], device: torch.device, *, stack: bool = False) -> Tensor:
     """Begin one copy of arrays of one dtype, which lie one behind the other then.
 
     Args:

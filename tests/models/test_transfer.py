@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staged_pool.runtime.models.transfer import Staging, begin_readback, send_pixels
+from staged_pool.runtime.models.transfer import Staging, begin_readback, send_arrays
 
 CPU = torch.device("cpu")
 Fill = Callable[[NDArray[np.int32]], None]
@@ -110,4 +110,4 @@ def test_a_gpu_gets_and_gives_what_was_sent() -> None:
     for first, rows in enumerate(arrived):
         assert rows()[0, :-1].tolist() == list(range(first, first + 999))
     pixels = [np.full((3, 4, 4), value, np.uint8) for value in range(5)]
-    assert torch.equal(send_pixels(pixels, device, stack=True).cpu(), torch.from_numpy(np.stack(pixels)))
+    assert torch.equal(send_arrays(pixels, device, stack=True).cpu(), torch.from_numpy(np.stack(pixels)))

@@ -16,7 +16,7 @@ from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.heads.transplant import Alone, TransplantedHead, probe_sequences, run_alone, takes_types
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.pooling import cls_pool, last_token_pool, mean_pool
-from staged_pool.runtime.models.transfer import Later, begin_readback
+from staged_pool.runtime.models.transfer import Later, begin_readback, send_arrays
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
@@ -151,7 +151,7 @@ def _last_but_padding(hidden: Tensor, batch: PackedBatch, padding: int) -> Tenso
         next((place for place in range(len(s.ids) - 1, -1, -1) if s.ids[place] != padding), 0) for s in batch.sequences
     ]
     starts = batch.lengths.cumsum(0) - batch.lengths
-    return hidden[starts + torch.tensor(places, device=hidden.device)]
+    return hidden[starts + send_arrays([np.array(places)], hidden.device)]
 
 
 _ROWS: Final[Mapping[str, _Pick]] = {

@@ -13,7 +13,7 @@ from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.specs import MultiVectorSpec
-from staged_pool.runtime.models.transfer import Later, begin_readback
+from staged_pool.runtime.models.transfer import Later, begin_readback, send_arrays
 
 
 class MultiVectorHead:
@@ -46,7 +46,7 @@ class MultiVectorHead:
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         kept, counts = _kept(batch)
         if kept is not None:
-            hidden = hidden[torch.from_numpy(kept).to(hidden.device)]
+            hidden = hidden[send_arrays([kept], hidden.device)]
         vectors = begin_readback(self._modules(hidden.float()))
         # Copies: a row that is kept must not keep those of the whole batch.
         return lambda: [rows.copy() for rows in np.split(vectors(), np.cumsum(counts)[:-1])]

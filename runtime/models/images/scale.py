@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from staged_pool.runtime.model import Pixels
-from staged_pool.runtime.models.transfer import send_pixels
+from staged_pool.runtime.models.transfer import send_arrays
 
 Layout = Literal["planes", "channels first", "channels last"]
 """How one row of `Pixels.values` lies: [3, height, width]; or a patch, each channel's pixels together, as Qwen2-VL has
@@ -69,7 +69,7 @@ def _runs(pixels: Sequence[Pixels]) -> list[list[Pixels]]:
 
 def _part(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str) -> Tensor:
     arrays = [one.values for one in pixels]
-    values = send_pixels(arrays, torch.device(device), stack=not scale.patches)
+    values = send_arrays(arrays, torch.device(device), stack=not scale.patches)
     if values.dtype != torch.uint8:
         return values
     factor, bias = (_on_device(three, torch.device(device)) for three in (scale.factor, scale.bias))
