@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.attention import Bounds, Group
+from staged_pool.runtime.models.attention import Bounds
+from staged_pool.runtime.models.stack import Group
 from staged_pool.runtime.models.transfer import Staging
 
 
