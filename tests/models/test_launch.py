@@ -22,6 +22,7 @@ from staged_pool.runtime.models.tower import Tower
 from staged_pool.runtime.models.transfer import Later
 from staged_pool.runtime.opening import open_engine
 from staged_pool.runtime.requests import DENSE_ONLY, Output
+from staged_pool.stages.errors import DeviceLost, EngineStopped
 from tests.doubles import Gate, until
 from tests.models.conftest import LoadTiny, TinyFolder
 
@@ -180,3 +181,39 @@ async def test_two_devices_take_batches_from_one_waiting_room(
         assert all(one.batches for one in statistics.devices)
         assert sum(one.tokens for one in statistics.devices) == statistics.tokens
         await engine.drain(1)
+
+
+@pytest.mark.anyio
+async def test_a_device_that_is_lost_ends_the_engine_although_another_is_left(
+    on_two_devices: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staged_pool.runtime.pipeline.MIN_SHARE_TOKENS", 1)
+    gate = Gate()
+    async with open_engine(on_two_devices) as engine, anyio.create_task_group() as tasks:
+        first, second = (replica.towers["text"] for replica in engine._model.replicas)  # type: ignore[attr-defined]
+        launch = type(first).launch
+
+        def losing(self: object, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
+            if self is second:
+                raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+            gate()
+            launched: Mapping[Output, Later[Sequence[Values]]] = launch(self, payloads)
+            return launched
+
+        monkeypatch.setattr(type(first), "launch", losing)
+        outcomes: list[str] = []
+
+        async def ask(text: str) -> None:
+            try:
+                await engine.embed(text)
+            except (EngineStopped, DeviceLost) as error:
+                outcomes.append(str(error))
+
+        tasks.start_soon(ask, "held up")
+        await gate.arrived()
+        tasks.start_soon(ask, "lost")
+        fault = await engine.wait_broken()
+        assert "illegal memory access" in fault
+        await until(lambda: len(outcomes) == 2)
+        gate.open()
+    assert all("illegal memory access" in outcome for outcome in outcomes)
