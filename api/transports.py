@@ -27,6 +27,9 @@ RECEIVE_BYTES: Final = 2**18
 ARRIVAL_BYTES: Final = 2**16
 """What is taken at once from a connection that nothing is known of yet."""
 
+MUCH_BYTES: Final = 2**15
+"""Of a body, at least: for less the event loop is woken by whatever comes."""
+
 WAITING_BYTES: Final = 2**16
 """What may wait in a transport of asyncio without anyone who waits for it."""
 
@@ -133,24 +136,42 @@ class AsyncioTransport:
         transport: Any = self._writer.transport
         waiting = self._reader._buffer  # type: ignore[attr-defined]  # no other way to see it
         if not waiting and not self._reader.at_eof() and not transport.is_closing():
-            filling = _Filling(transport, room)
-            self._resume()
-            with anyio.move_on_after(within_s):
-                await filling.ended()
+            count = 0 if self._descriptor is None else _read_into(self._descriptor, room)
+            if count < len(room):
+                count += await self._fill(room[count:], within_s)
             if not transport.is_closing() and not self._reader.at_eof():
-                transport.pause_reading()
-                self._resting = True
-                return filling.count
-            return filling.count or None
+                self._rest()
+                return count
+            return count or None
         with contextlib.suppress(OSError):
             data = await self._reader.read(len(room))
             room[: len(data)] = data
             return len(data) or None
         return None
 
+    async def _fill(self, room: memoryview, within_s: float) -> int:
+        transport: Any = self._writer.transport
+        filling = _Filling(transport, room)
+        self._resume()
+        if wants_much := self._descriptor is not None and len(room) >= MUCH_BYTES:
+            _wake_at(self.socket, len(room))
+        try:
+            with anyio.move_on_after(within_s):
+                await filling.ended()
+        finally:
+            if wants_much:
+                _wake_at(self.socket, 1)
+        return filling.count
+
     def show_first(self, look: Callable[[bytes], bool]) -> None:
         if self._descriptor is not None:
             _Looking(self._writer.transport, self._reader, look)
+
+    def _rest(self) -> None:
+        if not self._resting:
+            self._resting = True
+            transport: Any = self._writer.transport
+            transport.pause_reading()
 
     def _resume(self) -> None:
         if self._resting:
@@ -390,6 +411,22 @@ class TrioTransport:
     def cut(self) -> None:
         _drop_unsent(self._socket)
         self._socket.close()
+
+
+def _read_into(descriptor: int, room: memoryview) -> int:
+    """Receive what waits in the kernel, without holding the interpreter's lock meanwhile. 0: nothing does, or there is
+    an end that the transport has to see."""
+    try:
+        return os.readv(descriptor, [room])
+    except OSError:
+        return 0
+
+
+def _wake_at(connection: Any, count: int) -> None:
+    """Have the event loop woken when so many bytes are there, or the end is: a body comes in dozens of pieces, and
+    every one of them would interrupt a forward."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 
 def _write_through(descriptor: int, data: bytes) -> bytes:
