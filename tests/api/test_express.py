@@ -254,9 +254,8 @@ async def test_nothing_of_the_next_request_is_taken_for_a_body(begun: int) -> No
             await stream.send(both[begun:])
             received = b""
             with anyio.fail_after(30):
-                while received.count(b'"embedding"') < 2:
+                while received.count(b"HTTP/1.1 200") < 2:
                     received += await stream.receive()
-    assert received.count(b"HTTP/1.1 200") == 2
 
 
 @pytest.mark.anyio
