@@ -138,7 +138,8 @@ class AsyncioTransport:
         if not waiting and not self._reader.at_eof() and not transport.is_closing():
             count = 0 if self._descriptor is None else _read_into(self._descriptor, room)
             if count < len(room):
-                count += await self._fill(room[count:], within_s)
+                with room[count:] as rest:  # it must be gone when the room is given back
+                    count += await self._fill(rest, within_s)
             if not transport.is_closing() and not self._reader.at_eof():
                 self._rest()
                 return count
