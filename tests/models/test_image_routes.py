@@ -97,10 +97,27 @@ async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot
         ("/classify", "clip", {"input": pictures}, 501),
         ("/v1/embeddings", "colpali", {"input": pictures}, 501),
         ("/v1/embeddings", "clip", {"input": [{"image": ELSEWHERE}]}, 400),
-        ("/v1/embeddings", "clip", {"input": pictures, "mm_processor_kwargs": {"do_rescale": False}}, 400),
     ):
         error = (await ask(path, model, **fields))["error"]
         assert error["code"] == status, (path, model, error)
+
+
+async def test_what_is_wrong_with_the_options_of_pictures_is_said_of_their_field(client: httpx.AsyncClient) -> None:
+    pictures, talk = [{"image": CAT}, {"image": DOG}], [{"role": "user", "content": [part(CAT), part(DOG)]}]
+    for path, fields in (
+        ("/v1/embeddings", {"model": "clip", "input": pictures}),
+        ("/v1/embeddings", {"model": "qwen2-vl", "input": pictures}),
+        ("/v1/embeddings", {"model": "qwen2-vl", "messages": talk}),
+        ("/v2/embed", {"model": "clip", "images": [CAT]}),
+        ("/score", {"model": "clip", "queries": "a", "documents": [{"content": [part(CAT)]}]}),
+        ("/rerank", {"model": "colpali", "query": "a", "documents": [{"content": [part(CAT)]}]}),
+        ("/classify", {"model": "dinov2-labels", "input": pictures}),
+    ):
+        response = await client.post(path, json=fields | {"mm_processor_kwargs": {"do_rescale": False}})
+        assert response.status_code == 400, (path, response.text)
+        error = response.json()["error"] if "error" in response.json() else response.json()
+        assert "do_rescale" in error["message"], error
+        assert error.get("param") == "mm_processor_kwargs", error
 
 
 async def test_what_a_model_reads_is_shown(client: httpx.AsyncClient) -> None:
