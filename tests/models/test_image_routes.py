@@ -75,7 +75,8 @@ async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot
     labels = await ask("/classify", "dinov2-labels", input=pictures)
     assert [len(row["probs"]) for row in labels["data"]] == [3, 3]
     pooled = await ask("/pooling", "dinov2-labels", task="classify", input=pictures)
-    assert [row["data"] for row in pooled["data"]] == [row["probs"] for row in labels["data"]]
+    for row, wanted in zip(pooled["data"], labels["data"], strict=True):
+        assert row["data"] == pytest.approx(wanted["probs"], abs=1e-5)
     for model in ("colpali", "qwen2-vl"):
         found = await ask("/pooling", model, task="token_embed", input=pictures)
         assert all(len(row["data"]) > 1 for row in found["data"])
@@ -118,6 +119,35 @@ async def test_what_is_wrong_with_the_options_of_pictures_is_said_of_their_field
         error = response.json()["error"] if "error" in response.json() else response.json()
         assert "do_rescale" in error["message"], error
         assert error.get("param") == "mm_processor_kwargs", error
+
+
+async def test_tokens_of_conversations_with_pictures_are_those_that_the_device_reads(client: httpx.AsyncClient) -> None:
+    async def ask(path: str, model: str, *content: object, **fields: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": [{"type": "text", "text": "it is"}, *content]}]
+        response = await client.post(path, json={"model": model, "messages": messages, **fields})
+        found: dict[str, Any] = response.json()
+        return found
+
+    for options in ({}, {"mm_processor_kwargs": {"max_pixels": 8 * 784}}):
+        embedded = await ask("/v1/embeddings", "qwen2-vl", part(CAT), part(DOG), **options)
+        wanted = embedded["usage"]["prompt_tokens"]
+        found = await ask("/tokenize", "qwen2-vl", part(CAT), part(DOG), add_generation_prompt=False, **options)
+        assert (found["count"], len(found["tokens"]), found["token_strs"]) == (wanted, wanted, None)
+    named = await ask("/tokenize", "qwen2-vl", part(CAT), return_token_strs=True)
+    assert len(named["token_strs"]) == len(named["tokens"])
+    assert named["token_strs"].count("<|image_pad|>") > 4
+    for model, given, code, what in (
+        ("qwen2-vl", ELSEWHERE, 400, "Send the file itself"),
+        ("qwen2-vl", "data:image/png;base64,AAAA", 415, ""),
+        ("colpali", CAT, 400, "one image or one text at a time"),
+        ("clip", CAT, 501, "makes no tokens of images"),
+        ("dinov2-labels", CAT, 501, "makes no tokens of images"),
+        ("bert-mean", CAT, 501, "makes no tokens of images"),
+    ):
+        error = (await ask("/tokenize", model, part(given)))["error"]
+        assert error["code"] == code, error
+        assert what in error["message"], error
+        assert error["param"] == ("messages" if code < 500 else None)
 
 
 async def test_what_a_model_reads_is_shown(client: httpx.AsyncClient) -> None:
