@@ -380,7 +380,7 @@ class Engine(EngineTasks):
 
     def _break(self, error: Exception) -> None:
         """Serve no more. Called as soon as a stage gives up, however long the calls that still run may take."""
-        if self._broken.is_set():
+        if self._phase is Phase.STOPPED:  # broken already; or stopped, which breaks channels under those who send
             return
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
