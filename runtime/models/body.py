@@ -21,11 +21,12 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference, keep_if_right
-from staged_pool.runtime.models.attention import PACKED, Group
+from staged_pool.runtime.models.attention import PACKED
 from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.shown import Shown
+from staged_pool.runtime.models.stack import Group
 from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 

@@ -15,10 +15,12 @@ import torch
 import transformers
 from PIL import Image as Pillow
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, Picture, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.fused import FusedLayers
 from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
@@ -350,7 +352,8 @@ def test_both_towers_run_on_prepacked_layers(kind: str, load_tiny: LoadTiny) -> 
     model = load_tiny(kind)
     parts = [image_tower(model).eye.image, *([text_tower(model).body.model] if kind in TWO_TOWERS else [])]
     for part in parts:
-        assert any(isinstance(layer, PrepackedLinear) for layer in part.modules())
+        assert any(isinstance(layer, PrepackedLinear | FusedLayers) for layer in part.modules())
+        assert not any(type(layer) is nn.Linear for layer in part.modules())
 
 
 @pytest.mark.parametrize("kind", TWO_TOWERS)
