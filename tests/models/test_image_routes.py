@@ -121,6 +121,31 @@ async def test_what_is_wrong_with_the_options_of_pictures_is_said_of_their_field
         assert error.get("param") == "mm_processor_kwargs", error
 
 
+async def test_a_call_may_hold_conversations_of_several_pictures(client: httpx.AsyncClient) -> None:
+    async def ask(*conversations: list[dict[str, Any]]) -> dict[str, Any]:
+        response = await client.post("/v1/embeddings", json={"model": "qwen2-vl", "messages": conversations})
+        found: dict[str, Any] = response.json()
+        return found
+
+    def said(*content: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "user", "content": [*content, {"type": "text", "text": "and so on"}]}
+
+    conversations = [[said(part(CAT), part(DOG))], [said(part(DOG), part(CAT))], [said(part(CAT)), said(part(DOG))]]
+    together = await ask(*conversations)
+    alone = [(await ask(one))["data"][0]["embedding"] for one in conversations]
+    for row, wanted in zip(together["data"], alone, strict=True):
+        assert row["embedding"] == pytest.approx(wanted, abs=1e-4)
+    assert alone[0] != pytest.approx(alone[1], abs=1e-2)
+    assert alone[0] != pytest.approx(alone[2], abs=1e-2)
+    for wrong, code, what in (
+        ([said(part(CAT), part(DAMAGED))], 422, "Image 2 of 2: "),
+        ([said(*[part(CAT)] * 50)], 400, "maximum context length is 320 tokens"),
+    ):
+        error = (await ask(conversations[0], wrong))["error"]
+        assert (error["code"], error["param"], error["index"]) == (code, "messages", 1), error
+        assert what in error["message"]
+
+
 async def test_tokens_of_conversations_with_pictures_are_those_that_the_device_reads(client: httpx.AsyncClient) -> None:
     async def ask(path: str, model: str, *content: object, **fields: Any) -> dict[str, Any]:
         messages = [{"role": "user", "content": [{"type": "text", "text": "it is"}, *content]}]
