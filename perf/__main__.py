@@ -231,7 +231,7 @@ def all_commands(
     overload.run(options, shape="m8", seconds=20.0, rounds=1, target_delay_s=1.0)
     answers.run(backend=backend, rounds=10)
     memory.run(options, requests=10_000)
-    of_pictures = replace(options, model=None)  # the model is one of texts, for most of these
+    of_pictures = replace(options, model=None)  # one that is named is a model of texts
     images.run(of_pictures, size="1080p", rounds=4, seconds=5.0)
     liveness_images.run(of_pictures, rounds=1, seconds=12.0, clients=300)
 

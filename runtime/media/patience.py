@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import anyio
 import structlog
@@ -60,7 +60,8 @@ class Reads:
             raise MediaTimedOut(f"The image could not be read within {self._patience_s:g} s.")
         if call.error is not None:
             raise call.error
-        return cast(T, call.value)
+        value: T = call.value
+        return value
 
     def _start(self, call: _Call) -> None:
         call.overdue_at = anyio.current_time() + self._patience_s

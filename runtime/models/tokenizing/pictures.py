@@ -61,12 +61,12 @@ class PictureReader:
         if not self._converses:
             (count,) = self._looked_at([_only_image(chat)], "messages", self._count, int)
             ids = self._framed(count)
-            strings = [self._tokenizer.shared.tokenizer.id_to_token(id) or "" for id in ids]
+            strings = [self._tokenizer.shared.tokenizer.id_to_token(token) or "" for token in ids]
             return Tokens(ids, strings, [None] * len(ids))
         found = self._tokenizer.tokenize(chat, add_special_tokens=add_special_tokens)
         self._check_shown(found.ids, len(chat.images))
         counts = iter(self._looked_at(chat.images, "messages", self._count, int))
-        times = [next(counts) if id == self._layout.image_token else 1 for id in found.ids]
+        times = [next(counts) if word == self._layout.image_token else 1 for word in found.ids]
         return Tokens(_repeated(found.ids, times), _repeated(found.strings, times), _repeated(found.spans, times))
 
     def _read(self, given: ModelInput) -> Outcome:
