@@ -116,9 +116,9 @@ async def test_what_is_wrong_with_the_options_of_pictures_is_said_of_their_field
     ):
         response = await client.post(path, json=fields | {"mm_processor_kwargs": {"do_rescale": False}})
         assert response.status_code == 400, (path, response.text)
-        error = response.json()["error"] if "error" in response.json() else response.json()
+        error = response.json()["error"]
         assert "do_rescale" in error["message"], error
-        assert error.get("param") == "mm_processor_kwargs", error
+        assert error["param"] == "mm_processor_kwargs", error
 
 
 async def test_a_call_may_hold_conversations_of_several_pictures(client: httpx.AsyncClient) -> None:
