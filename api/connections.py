@@ -210,6 +210,7 @@ class Connection:
         """Receive a part of a body where it is to lie, when it has its turn. False: there is no more."""
         protocol = self._protocol.protocol
         count: int | None = 0
+        self._transport.rest()
         try:
             async with self._traffic.turns:
                 with protocol.room() as room:
@@ -261,6 +262,7 @@ class Connection:
     async def _has_arrived(self, express: Express, request: Arriving) -> bool:
         """Receive the rest of a body; whether all of it has come, and soon enough."""
         self._update(idle=False)
+        self._transport.rest()
         latest = anyio.current_time() + AT_ONCE_S
         with express.holding(request):
             while request.count < request.length:
