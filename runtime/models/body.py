@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -25,6 +26,7 @@ from staged_pool.runtime.models.attention import PACKED, takes_varlen
 from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.graphs import BUCKETS, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.linear import prepack_linears
+from staged_pool.runtime.models.long_rows import take_long_rows
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.shown import Shown
 from staged_pool.runtime.models.stack import Group
@@ -59,6 +61,8 @@ class Body:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.layout = "padded"
+        self._restores = ExitStack()
+        """Of what is changed for `packed`."""
         self._by_length = False
         self._in_one_call = False
         self._graphs: Graphs | None = None
@@ -265,6 +269,9 @@ class Body:
         return None
 
     def _use(self, layout: Layout) -> None:
+        self._restores.close()
+        if layout == "packed":
+            self._restores.callback(take_long_rows(self.model))
         self.model.set_attn_implementation(PACKED if layout == "packed" else self._padded_attention)
         self.layout = layout
 

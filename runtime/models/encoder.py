@@ -14,6 +14,7 @@ from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Pict
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.launch import Replica, Replicas
 from staged_pool.runtime.models.threads import ThreadPlan
+from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tower import Outcome, Tower
 from staged_pool.runtime.requests import Chat
@@ -39,6 +40,8 @@ class Encoder:
     plan: ThreadPlan
     images: ImageReader | None = None
     """None: the model reads no pictures."""
+    pictures: PictureReader | None = None
+    """None: pictures are no tokens to it."""
 
     @property
     def towers(self) -> Mapping[Lane, Tower]:
@@ -52,6 +55,10 @@ class Encoder:
         return self.towers[inputs[0].lane].preprocess(inputs) if inputs else []
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        if isinstance(source, Chat) and source.images:
+            if self.pictures is None:
+                raise Unsupported(f"The model `{self.card.name}` makes no tokens of images.")
+            return self.pictures.tokenize(source, add_special_tokens=add_special_tokens)
         return self._texts().tokenize(source, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:

@@ -131,6 +131,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         tokenizer=tokenizer,
         plan=ThreadPlan(threads, alone_tokens=0),
         images=readers[0] if readers else None,
+        pictures=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
     )
     batch_tokens = config.batch_tokens(kind)
     for replica in replicas:
