@@ -104,6 +104,11 @@ class Room:
         if self.inside:
             self._admission.correct(self, cast(Lane, lane), -tokens)
 
+    def spared(self, lane: Hashable, tokens: int) -> None:
+        """So many of its tokens are not for the device; negative: they are, after all."""
+        if self.inside:
+            self._admission.correct(self, cast(Lane, lane), -tokens)
+
 
 class Admission:
     """Counts what is inside, and refuses what would exceed a limit. Never waits.
