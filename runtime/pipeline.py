@@ -25,7 +25,7 @@ from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import LanePace, Pace
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
-from staged_pool.stages.preprocess import PreprocessStage
+from staged_pool.stages.preprocess import Preprocess, PreprocessStage
 from staged_pool.stages.sharing import Sharing
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.ticket import Ticket
@@ -140,8 +140,11 @@ class Pipeline:
         self._door = requests.outlet
         self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb else None
         """Rows that are kept; those of both lanes have identities of their own. None: no rows are."""
-        sharing = Sharing[Payload, Row](freeze=freeze, coalesce=config.coalesce, kept=self.results)
-        shares = config.coalesce or self.results is not None
+        sharing: Sharing[Payload, Row] | None = None
+        preprocess: Preprocess[ModelInput, Payload] = model.preprocess
+        if config.coalesce or self.results is not None:
+            sharing = Sharing(freeze=freeze, coalesce=config.coalesce, kept=self.results)
+            preprocess = Identities().given_to(model.preprocess)
         self.batch = {
             lane: BatchStage[Payload, Row](
                 prepared[lane].inlet,
@@ -161,7 +164,7 @@ class Pipeline:
                 slots=model.card.forward_workers,
                 waiting_tokens=limits[lane].waiting_tokens,
                 more_comes=partial(self._prepares, lane),
-                sharing=sharing if shares else None,
+                sharing=sharing,
                 name=f"batch{SUFFIX[lane]}",
             )
             for lane, parts in lanes.items()
@@ -171,7 +174,7 @@ class Pipeline:
             lane: PreprocessStage[ModelInput, Payload](
                 inputs[lane].inlet,
                 prepared[lane].outlet,
-                preprocess=Identities().given_to(model.preprocess) if shares else model.preprocess,
+                preprocess=preprocess,
                 offload=parts.preprocess,
                 ahead_s=self.batch[lane].ahead_s,
                 pace=parts.pace.preprocess,
