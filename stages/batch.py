@@ -153,41 +153,39 @@ class BatchStage(Stage, Generic[P, R]):
             with custody(self.meter.name, (item.ticket for item in items)) as held:
                 if self._seam is not None:
                     await self._at("received")
-                if self._kept is not None and not (items := await self._answer_kept(items)):
-                    held.handed_on()
-                    continue
                 while self._builder.cost >= self._waiting_tokens:
                     if self._room_freed.is_set():
                         self._room_freed = anyio.Event()
                     await self._room_freed.wait()
-                for item in items:
-                    item.ticket.stage = self.meter.name
-                    self._flights.add(item)
-                held.handed_on()
+                found = self._take_in(items)
                 self._work_waits.set()
+                if found:
+                    await self._outlet.send(found)
+                held.handed_on()
         self._ended = True
         self._work_waits.set()
 
-    async def _answer_kept(self, items: Sequence[Item[P]]) -> Sequence[Item[P]]:
-        """Send on those whose rows are kept; return the others."""
-        left: list[Item[P]] = []
+    def _take_in(self, items: Sequence[Item[P]]) -> list[Item[R]]:
+        """Have items wait for the device, or for the row of another; return those whose rows are kept.
+
+        Nothing happens between a look into what is kept and the one at what is on its way: no row is made twice.
+        """
         found: list[Item[R]] = []
         now = self._clock()
         for item in items:
+            item.ticket.stage = self.meter.name
             row = None
             if self._kept is not None and item.identity is not None:
                 row = self._kept.get(item.identity, item.payload)
             if row is None:
-                left.append(item)
-                continue
-            item.ticket.load.spared(self._builder.lane, item.cost)
-            self.meter.wait.observe(now - item.sent_at)
-            found.append(item.carrying(row, sent_at=now))
-        if found:
-            self.recalled += len(found)
-            self.meter.done += len(found)
-            await self._outlet.send(found)
-        return left
+                self._flights.add(item)
+            else:
+                item.ticket.load.spared(self._builder.lane, item.cost)
+                self.meter.wait.observe(now - item.sent_at)
+                found.append(item.carrying(row, sent_at=now))
+        self.recalled += len(found)
+        self.meter.done += len(found)
+        return found
 
     async def _serve_slot(self) -> None:
         while True:
