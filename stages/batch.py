@@ -180,7 +180,7 @@ class BatchStage(Stage, Generic[P, R]):
             if row is None:
                 self._flights.add(item)
             else:
-                item.ticket.load.spared(self._builder.lane, item.cost)
+                item.ticket.load.recalled(self._builder.lane, item.cost)
                 self.meter.wait.observe(now - item.sent_at)
                 found.append(item.carrying(row, sent_at=now))
         self.recalled += len(found)

@@ -57,8 +57,11 @@ class Load(Protocol):
         """One of its items has left the device."""
 
     def spared(self, lane: Hashable, tokens: int) -> None:
-        """So many of its tokens need not go through the device: their rows are there, or come with those of another.
-        Negative: they must, after all."""
+        """So many of its tokens need not go through the device: their rows come with those of another. Negative: they
+        must, after all."""
+
+    def recalled(self, lane: Hashable, tokens: int) -> None:
+        """So many of its tokens need not go through the device: their rows are there."""
 
 
 class Standing:

@@ -39,6 +39,9 @@ class CountingLoad:
     def spared(self, lane: Hashable, tokens: int) -> None:
         self.tokens -= tokens
 
+    def recalled(self, lane: Hashable, tokens: int) -> None:
+        self.tokens -= tokens
+
 
 class World:
     """A waiting room, a device that is asked by hand, and requests of one-letter works, each of two tokens."""
