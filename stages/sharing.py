@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from staged_pool.stages.errors import StagedPoolError
@@ -53,13 +53,17 @@ class Sharing(Generic[P, R]):
     """Rows of those that were inside before. None: none are kept."""
 
 
-@dataclass(slots=True, eq=False)
 class _Flight(Generic[P]):
-    leader: Item[P]
-    turn: float
-    """Of the leader; before all others once it has been cut into a batch."""
-    followers: list[tuple[float, Item[P]]] = field(default_factory=list)
-    """Each with the turn that it would have had."""
+    """A leader and its followers; most have none, and one is made for each item."""
+
+    __slots__ = ("followers", "leader", "turn")
+
+    def __init__(self, leader: Item[P], turn: float) -> None:
+        self.leader = leader
+        self.turn = turn
+        """Of the leader; before all others once it has been cut into a batch."""
+        self.followers: list[tuple[float, Item[P]]] = []
+        """Each with the turn that it would have had."""
 
 
 class Flights(Generic[P]):
@@ -128,11 +132,10 @@ class Flights(Generic[P]):
 
     def land(self, item: Item[P]) -> Sequence[Item[P]]:
         """The device has given what there is to be had of this item: those who wait for it, and wait no more."""
-        flight = self._led_by(item)
-        if flight is None:
+        if (flight := self._led_by(item)) is None:
             return ()
         del self._flights[item.identity]
-        return [follower for _, follower in flight.followers]
+        return [follower for _, follower in flight.followers] if flight.followers else ()
 
     def lose(self, items: Iterable[Item[P]], still_wanted: StillWanted[P]) -> None:
         """The device has given nothing, and not because of these items: those who follow go in their stead."""
