@@ -122,7 +122,7 @@ class BatchStage(Stage, Generic[P, R]):
         self.padding_tokens = 0
         self.wasted_tokens = 0
         self.coalesced = 0
-        """Items that were given the row of another."""
+        """Items that were given a row which another one was given too, not counting that one."""
         self.recalled = 0
         """Items that were given a row that was kept."""
 
@@ -306,6 +306,7 @@ class BatchStage(Stage, Generic[P, R]):
                 held.take(one.ticket for one in alike)
             if not isinstance(result, StagedPoolError):
                 self._share(item, result, len(alike))
+            before = len(done)
             for one in alike:
                 ticket = one.ticket
                 timeline = ticket.timeline
@@ -319,7 +320,7 @@ class BatchStage(Stage, Generic[P, R]):
                     ticket.fail_input(one.index, result if one is item else said_again(result))
                 else:
                     done.append(one.carrying(result, sent_at=ended))
-                    self.coalesced += one is not item
+            self.coalesced += max(0, len(done) - before - 1)
         self.meter.done += len(done)
         return done
 

@@ -7,7 +7,8 @@ The rules:
 2. It is the item whose turn is first that leads. One that comes later and would go sooner takes the lead, so that
    nobody waits longer than it would alone.
 3. Whatever happens to the leader alone (its caller leaves, its deadline passes, its worker crashes) hands the lead to
-   the next by turn who still wants the row, with the turn that it would have had.
+   the next by turn who still wants the row, with the turn that it would have had. (Where that is found out while a
+   batch is being cut, it goes with the next one.)
 4. What the device says of the input, a row or an error, is said to all.
 """
 
