@@ -206,6 +206,23 @@ def serve(
     max_batch_items: Annotated[
         int, flag("--max-batch-items", "Limits", "Items of one batch. Bounds a batch of very short texts.")
     ] = _DEFAULT.max_batch_items,
+    coalesce: Annotated[
+        bool,
+        flag(
+            "--coalesce/--no-coalesce",
+            "Results",
+            "Send inputs that are the same, and inside at the same time, through the device once, for all who asked.",
+        ),
+    ] = _DEFAULT.coalesce,
+    result_cache_mb: Annotated[
+        int,
+        flag(
+            "--result-cache-mb",
+            "Results",
+            "Memory for results, in 10^6 bytes: an input that comes again does not go through the device again. "
+            "0: none is kept.",
+        ),
+    ] = _DEFAULT.result_cache_mb,
     max_requests: Annotated[
         int,
         flag(
@@ -344,6 +361,8 @@ def serve(
             media_timeout_s=media_timeout,
             max_batch_tokens=max_batch_tokens,
             max_batch_items=max_batch_items,
+            coalesce=coalesce,
+            result_cache_mb=result_cache_mb,
             max_requests=max_requests,
             max_items=max_items,
             target_delay_s=target_delay,

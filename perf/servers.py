@@ -41,9 +41,16 @@ class Options:
     def engine_config(self) -> EngineConfig:
         return EngineConfig(model=self.model, device=self.device, dtype=self.dtype, torch_threads=self.torch_threads)
 
-    def serve_command(self) -> list[str]:
-        """`staged-pool serve`, with all other settings at their defaults; the port is not in it."""
+    def serve_command(self, *, coalesce: bool = False) -> list[str]:
+        """`staged-pool serve`, with all other settings at their defaults; the port is not in it.
+
+        Args:
+            coalesce: As is the default of a server. Without it every input goes through the device: those who send the
+                same ones again and again, several at once, measure that, and not how many of them were alike.
+        """
         command = [str(Path(sys.executable).parent / "staged-pool"), "serve"]
+        if not coalesce:
+            command.append("--no-coalesce")
         for field in fields(self):
             if (value := getattr(self, field.name)) is not None:
                 command += [f"--{field.name.replace('_', '-')}", str(value)]

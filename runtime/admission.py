@@ -72,7 +72,17 @@ class Room:
     leave the device they are inside no more.
     """
 
-    __slots__ = ("_admission", "body_bytes", "entered_at", "expected_s", "inside", "items", "lane", "parts")
+    __slots__ = (
+        "_admission",
+        "body_bytes",
+        "entered_at",
+        "expected_s",
+        "inside",
+        "items",
+        "lane",
+        "parts",
+        "recalled_tokens",
+    )
 
     def __init__(
         self, admission: Admission, *, body_bytes: int, entered_at: float, lane: Lane, expected_s: float
@@ -87,6 +97,7 @@ class Room:
         """The one that decides how long it takes."""
         self.expected_s = expected_s
         """How long it was predicted to take when it entered."""
+        self.recalled_tokens = 0
         self.inside = True
         """Until it is given back: items of a caller who left move on for a while, and count no more."""
 
@@ -103,6 +114,16 @@ class Room:
         """One of its items has left the device."""
         if self.inside:
             self._admission.correct(self, cast(Lane, lane), -tokens)
+
+    def spared(self, lane: Hashable, tokens: int) -> None:
+        """So many of its tokens are not for the device; negative: they are, after all."""
+        if self.inside:
+            self._admission.correct(self, cast(Lane, lane), -tokens)
+
+    def recalled(self, lane: Hashable, tokens: int) -> None:
+        """So many of its tokens are not for the device: what it would give for them is known."""
+        self.recalled_tokens += tokens
+        self.spared(lane, tokens)
 
 
 class Admission:
@@ -258,7 +279,9 @@ class Admission:
         if answered:
             inside = self._lanes[room.lane]
             took_s = self._clock() - room.entered_at - elsewhere_s
-            inside.lag_s = max(0.0, inside.lag_s + _LEARN * (took_s - room.expected_s - inside.lag_s))
+            # What was known waited for no device: quick as it is, it says nothing of how late the others are.
+            on_device = 1.0 - room.recalled_tokens / max(1, sum(read.values()))
+            inside.lag_s = max(0.0, inside.lag_s + _LEARN * (took_s - on_device * room.expected_s - inside.lag_s))
             self._estimates.learn(room.body_bytes, read)
 
     def _put(self, room: Room, lane: Lane, part: _Part) -> None:

@@ -172,6 +172,14 @@ class EngineConfig:
     max_bytes: int = 256 * 2**20
     """Bytes of request bodies inside the engine."""
 
+    coalesce: bool = True
+    """Whether inputs that become the same tokens (or the same pixels) and are inside at the same time go through the
+    device once, for all who asked. Without it each does, and everybody pays for the duplicates of the others."""
+
+    result_cache_mb: int = 0
+    """Memory for what the device gave, in 10^6 bytes: an input that comes again does not go through it again. More
+    keeps more of the past, of which the least recently used goes first. 0: nothing is kept."""
+
     drain_timeout_s: float = 30.0
     """How long a closing engine finishes what is inside; what is left then fails."""
 
@@ -202,6 +210,7 @@ class EngineConfig:
         self._check("preprocess_alarm_s", 0.001, 86_400)
         self._check("watchdog_s", 0.001, 86_400)
         self._check("image_cache_mb", 0, math.inf)
+        self._check("result_cache_mb", 0, math.inf)
         self._check("media_timeout_s", 0.001, 86_400)
         for name, allowed in (
             ("dtype", ("auto", "float32", "bfloat16", "float16")),

@@ -351,11 +351,17 @@ class Engine(EngineTasks):
             stages=self._pipeline.stage_statistics(),
             device=self._pipeline.device_statistics(),
             image_cache=self._model.image_cache,
+            result_cache=None if (results := self._pipeline.results) is None else results.statistics,
         )
 
     def clear_image_cache(self) -> None:
         """Forget the prepared pictures that are kept. Those in work go to their requests, and are not kept either."""
         self._model.clear_image_cache()
+
+    def clear_result_cache(self) -> None:
+        """Forget the rows that are kept. Those in work go to their requests, and are kept again."""
+        if self._pipeline.results is not None:
+            self._pipeline.results.clear()
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[Engine]:

@@ -13,7 +13,9 @@ import structlog
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Errands, Fetch
+from staged_pool.runtime.identity import Identities
 from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
+from staged_pool.runtime.result_cache import ResultCache, freeze
 from staged_pool.runtime.statistics import DeviceStatistics
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Channel, Outlet
@@ -23,7 +25,8 @@ from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import LanePace, Pace
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
-from staged_pool.stages.preprocess import PreprocessStage
+from staged_pool.stages.preprocess import Preprocess, PreprocessStage
+from staged_pool.stages.sharing import Sharing
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item, Plan, Request
@@ -136,6 +139,13 @@ class Pipeline:
         prepared = {lane: Channel[Sequence[Item[Payload]]](f"batch{SUFFIX[lane]}", size) for lane in lanes}
         rows = Channel[Sequence[Item[Row]]]("postprocess", size)
         self._door = requests.outlet
+        self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb else None
+        """Rows that are kept; those of both lanes have identities of their own. None: no rows are."""
+        sharing: Sharing[Payload, Row] | None = None
+        preprocess: Preprocess[ModelInput, Payload] = model.preprocess
+        if config.coalesce or self.results is not None:
+            sharing = Sharing(freeze=freeze, coalesce=config.coalesce, kept=self.results)
+            preprocess = Identities().given_to(model.preprocess)
         self.batch = {
             lane: BatchStage[Payload, Row](
                 prepared[lane].inlet,
@@ -156,6 +166,7 @@ class Pipeline:
                 ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
                 waiting_tokens=limits[lane].waiting_tokens,
                 more_comes=partial(self._prepares, lane),
+                sharing=sharing,
                 name=f"batch{SUFFIX[lane]}",
             )
             for lane, parts in lanes.items()
@@ -165,7 +176,7 @@ class Pipeline:
             lane: PreprocessStage[ModelInput, Payload](
                 inputs[lane].inlet,
                 prepared[lane].outlet,
-                preprocess=model.preprocess,
+                preprocess=preprocess,
                 offload=parts.preprocess,
                 ahead_s=self.batch[lane].ahead_s,
                 pace=parts.pace.preprocess,
@@ -286,7 +297,8 @@ class Pipeline:
         return DeviceStatistics(
             devices=tuple(self._model.devices),
             batches=dict(batches),
-            items=sum(stage.meter.done for stage in self.batch.values()),
+            items=sum(stage.meter.done - stage.coalesced - stage.recalled for stage in self.batch.values()),
+            coalesced_items=sum(stage.coalesced for stage in self.batch.values()),
             tokens=sum(stage.tokens for stage in self.batch.values()),
             padding_tokens=sum(stage.padding_tokens for stage in self.batch.values()),
             wasted_tokens=sum(stage.wasted_tokens for stage in self.batch.values()),

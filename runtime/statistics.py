@@ -80,6 +80,8 @@ class DeviceStatistics:
     batches: Mapping[str, int]
     """By the trigger that cut them."""
     items: int
+    coalesced_items: int
+    """Beside those: items that were given the row of another one that was the same work."""
     tokens: int
     """Of the items themselves, padding not counted."""
     padding_tokens: int
@@ -95,6 +97,19 @@ class ImageCacheStatistics:
     """Pictures that were at hand, or that another thread was preparing already."""
     misses: int
     """Pictures that were prepared, or could not be."""
+    entries: int
+    bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultCacheStatistics:
+    """What the cache of rows has done since the start, and what it holds."""
+
+    hits: int
+    """Items whose row was at hand."""
+    misses: int
+    """Items that were looked up in vain."""
     entries: int
     bytes: int
     max_bytes: int
@@ -120,3 +135,5 @@ class EngineStatistics:
     device: DeviceStatistics
     image_cache: ImageCacheStatistics | None = None
     """None: prepared pictures are not kept, or the model reads none."""
+    result_cache: ResultCacheStatistics | None = None
+    """None: rows are not kept."""

@@ -19,8 +19,9 @@ from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import Overlap, Pace
+from staged_pool.stages.sharing import Flights, Sharing, said_again
 from staged_pool.stages.stage import Stage, StageOptions
-from staged_pool.stages.supervise import custody
+from staged_pool.stages.supervise import Custody, custody
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Batch, Item
 
@@ -75,6 +76,7 @@ class BatchStage(Stage, Generic[P, R]):
         ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
         more_comes: Whether what comes before this stage is at work: a forward then has not the device to itself.
+        sharing: What items that are the same work share. None: each is worked on by itself.
         name: Of the stage, where there are several.
     """
 
@@ -92,6 +94,7 @@ class BatchStage(Stage, Generic[P, R]):
         ahead: int = 1,
         waiting_tokens: int,
         more_comes: Callable[[], bool],
+        sharing: Sharing[P, R] | None = None,
         name: str = "batch",
     ) -> None:
         super().__init__(name, workers=slots, options=options)
@@ -100,6 +103,9 @@ class BatchStage(Stage, Generic[P, R]):
         self._forward = forward
         self._device = device
         self._builder = builder
+        self._sharing = sharing
+        self._kept = sharing.kept if sharing is not None else None
+        self._flights = Flights(builder, coalesce=sharing is not None and sharing.coalesce)
         self._pace = pace
         self._slots = slots
         self._forwards = Overlap()
@@ -118,11 +124,15 @@ class BatchStage(Stage, Generic[P, R]):
         self.tokens = 0
         self.padding_tokens = 0
         self.wasted_tokens = 0
+        self.coalesced = 0
+        """Items that were given a row which another one was given too, not counting that one."""
+        self.recalled = 0
+        """Items that were given a row that was kept."""
 
     @property
     def waiting(self) -> int:
-        """Items in the waiting room."""
-        return len(self._builder)
+        """Items in the waiting room, and those that wait for the row of another."""
+        return len(self._builder) + self._flights.following
 
     @property
     def running(self) -> int:
@@ -150,14 +160,35 @@ class BatchStage(Stage, Generic[P, R]):
                     if self._room_freed.is_set():
                         self._room_freed = anyio.Event()
                     await self._room_freed.wait()
-                for item in items:
-                    item.ticket.stage = self.meter.name
-                    item.ticket.waits(self._builder.lane, item.cost)
-                self._builder.add(items)
-                held.handed_on()
+                found = self._take_in(items)
                 self._work_waits.set()
+                if found:
+                    await self._outlet.send(found)
+                held.handed_on()
         self._ended = True
         self._work_waits.set()
+
+    def _take_in(self, items: Sequence[Item[P]]) -> list[Item[R]]:
+        """Have items wait for the device, or for the row of another; return those whose rows are kept.
+
+        Nothing happens between a look into what is kept and the one at what is on its way: no row is made twice.
+        """
+        found: list[Item[R]] = []
+        now = self._clock()
+        for item in items:
+            item.ticket.stage = self.meter.name
+            row = None
+            if self._kept is not None and item.identity is not None:
+                row = self._kept.get(item.identity, item.payload)
+            if row is None:
+                self._flights.add(item)
+            else:
+                item.ticket.load.recalled(self._builder.lane, item.cost)
+                self.meter.wait.observe(now - item.sent_at)
+                found.append(item.carrying(row, sent_at=now))
+        self.recalled += len(found)
+        self.meter.done += len(found)
+        return found
 
     async def _serve_slot(self) -> None:
         while True:
@@ -167,7 +198,7 @@ class BatchStage(Stage, Generic[P, R]):
                 with self._turn(batch) as turn, custody(self.meter.name, tickets) as held:
                     if self._seam is not None:
                         await self._at("formed")
-                    if done := await self._compute(batch, turn):
+                    if done := await self._compute(batch, turn, held):
                         if self._seam is not None:
                             await self._at("computed")
                         await self._outlet.send(done)
@@ -185,12 +216,13 @@ class BatchStage(Stage, Generic[P, R]):
         free = self._slots - self.meter.busy
         if free <= 0 and (len(self._ahead) >= self._max_ahead or not self._builder.has_depth):
             return None
-        now = self._clock()
-        batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), among=free)
+        batch = self._flights.take(self._wanted_now(), among=free)
         self._room_freed.set()
-        for item in batch.items if batch is not None else ():
-            item.ticket.waits(self._builder.lane, -item.cost)
         return batch
+
+    def _wanted_now(self) -> Callable[[Item[P]], bool]:
+        now = self._clock()
+        return lambda item: is_wanted(item.ticket, self.meter, now=now)
 
     @contextmanager
     def _turn(self, batch: Batch[P]) -> Iterator[_Turn]:
@@ -202,6 +234,10 @@ class BatchStage(Stage, Generic[P, R]):
             self.meter.busy += 1
         try:
             yield turn
+        except BaseException:
+            self._flights.lose(batch.items, self._wanted_now())
+            self._work_waits.set()
+            raise
         finally:
             if turn.mark is not None:  # something crashed
                 self._end(turn)
@@ -243,7 +279,7 @@ class BatchStage(Stage, Generic[P, R]):
         self.meter.busy += 1
         self._begin(turn)
 
-    async def _compute(self, batch: Batch[P], turn: _Turn) -> list[Item[R]]:
+    async def _compute(self, batch: Batch[P], turn: _Turn, held: Custody) -> list[Item[R]]:
         self.triggers[batch.trigger] += 1
         if turn not in self._ahead and turn.mark is None:
             self._begin(turn)
@@ -268,21 +304,37 @@ class BatchStage(Stage, Generic[P, R]):
         self.padding_tokens += batch.cost - tokens
         done: list[Item[R]] = []
         for item, result in zip(batch.items, results, strict=True):
-            ticket = item.ticket
-            ticket.load.computed(self._builder.lane, item.cost)
-            timeline = ticket.timeline
-            timeline.queue_s = max(timeline.queue_s, started - item.sent_at)
-            timeline.device_s = max(timeline.device_s, ended - started)
-            if ticket.settled:
+            item.ticket.load.computed(self._builder.lane, item.cost)
+            alike = (item, *self._flights.land(item))
+            if item.ticket.settled and all(one.ticket.settled for one in alike):
                 self.wasted_tokens += item.cost
-                self.meter.dropped[cause(ticket)] += 1
-            elif isinstance(result, StagedPoolError):
-                self.meter.dropped["failed"] += 1
-                ticket.fail_input(item.index, result)
-            else:
-                done.append(item.carrying(result, sent_at=ended))
+            if len(alike) > 1:
+                held.take(one.ticket for one in alike)
+            if not isinstance(result, StagedPoolError):
+                self._share(item, result, len(alike))
+            before = len(done)
+            for one in alike:
+                ticket = one.ticket
+                timeline = ticket.timeline
+                begun = max(started, one.sent_at)  # those that follow may have come while it ran
+                timeline.queue_s = max(timeline.queue_s, begun - one.sent_at)
+                timeline.device_s = max(timeline.device_s, ended - begun)
+                if ticket.settled:
+                    self.meter.dropped[cause(ticket)] += 1
+                elif isinstance(result, StagedPoolError):
+                    self.meter.dropped["failed"] += 1
+                    ticket.fail_input(one.index, result if one is item else said_again(result))
+                else:
+                    done.append(one.carrying(result, sent_at=ended))
+            self.coalesced += max(0, len(done) - before - 1)
         self.meter.done += len(done)
         return done
+
+    def _share(self, item: Item[P], row: R, among: int) -> None:
+        if self._kept is not None and item.identity is not None:
+            self._kept.keep(item.identity, row)
+        if among > 1 and self._sharing is not None:
+            self._sharing.freeze(row)
 
     async def _call(self, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
         alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._more_comes())

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
@@ -80,6 +81,8 @@ class BatchBuilder(Generic[P]):
         """By batch key; each a heap."""
         self._requests: Counter[Ticket] = Counter()
         """Items that wait, by request."""
+        self._withdrawn: set[Item[P]] = set()
+        """Items that lie in a heap, and wait no more."""
         self._cost = 0
         self._items = 0
         self._now = 0.0
@@ -116,16 +119,33 @@ class BatchBuilder(Generic[P]):
         """Tokens that go before the next item of a request: about what the others get until it has its turn."""
         return min(self._cost, max(0.0, ticket.standing(self.lane).turn - self._now) * len(self._requests))
 
-    def add(self, items: Iterable[Item[P]]) -> None:
+    def turn(self, ticket: Ticket) -> float:
+        """The turn that the next item of a request has if it comes now."""
+        return max(self._now, ticket.standing(self.lane).turn)
+
+    def add(self, items: Iterable[Item[P]], turn: float | None = None) -> None:
+        """Have items wait.
+
+        Args:
+            items: Of any requests.
+            turn: What `turn` said of them at some time before. None: they come now.
+        """
+        came = turn
         for item in items:
             ticket = item.ticket
             standing = ticket.standing(self.lane)
-            turn = max(self._now, standing.turn)
-            standing.turn = turn + item.cost / item.ticket.share
+            turn = max(self._now, standing.turn) if came is None else came
+            standing.turn = max(standing.turn, turn) + item.cost / ticket.share
             heappush(self._waiting.setdefault(item.batch_key, []), _Waiting(turn, next(self._arrivals), item))
             self._requests[ticket] += 1
             self._items += 1
             self._cost += item.cost
+
+    def withdraw(self, item: Item[P]) -> None:
+        """Let go of an item that waits, whenever its turn is. It is not to be added again."""
+        item.ticket.standing(self.lane).turn -= item.cost / item.ticket.share
+        self._let_go(item)
+        self._withdrawn.add(item)
 
     def take(self, still_wanted: Callable[[Item[P]], bool], *, among: int = 1) -> Batch[P] | None:
         """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.
@@ -134,6 +154,8 @@ class BatchBuilder(Generic[P]):
             still_wanted: Asked of each item that is looked at; one that is not wanted is let go of.
             among: Slots that are free, and so may share what waits.
         """
+        if self._withdrawn:
+            still_wanted = partial(self._is_wanted, still_wanted)
         self._drop_unwanted_heads(still_wanted)
         if not self._waiting:
             return None
@@ -160,7 +182,13 @@ class BatchBuilder(Generic[P]):
             if not waiting:
                 del self._waiting[key]
 
+    def _is_wanted(self, still_wanted: Callable[[Item[P]], bool], item: Item[P]) -> bool:
+        return item not in self._withdrawn and still_wanted(item)
+
     def _let_go(self, item: Item[P]) -> None:
+        if item in self._withdrawn:  # it counts no more
+            self._withdrawn.remove(item)
+            return
         self._items -= 1
         self._cost -= item.cost
         self._requests[item.ticket] -= 1

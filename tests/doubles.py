@@ -139,6 +139,12 @@ class NoLoad:
     def computed(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
+    def spared(self, lane: Hashable, tokens: int) -> None:
+        """Nobody counts."""
+
+    def recalled(self, lane: Hashable, tokens: int) -> None:
+        """Nobody counts."""
+
 
 class Gate:
     """Holds a thread until the test opens it; the test can wait until a thread has arrived."""

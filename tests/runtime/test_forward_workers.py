@@ -214,7 +214,7 @@ async def test_out_of_memory_lowers_what_all_workers_plan() -> None:
         result = await engine.embed(["a", "b", "c", "d", "e", "f", "g", "h"])
         assert_array_equal(result.embeddings, [expected(text) for text in "abcdefgh"])
         model.forwarded.clear()
-        await engine.embed(["a"] * 20)
+        await engine.embed(list("abcdefghijklmnopqrst"))
     assert max(map(len, model.forwarded)) <= 2
 
 

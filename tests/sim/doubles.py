@@ -197,7 +197,7 @@ class SimModel:
         return [
             InvalidInput("The input is invalid.")
             if (item := self._item(name)).fault == "invalid"
-            else Prepared(_payload(name, given), item.cost, (item.key, isinstance(given.source, Image)))
+            else Prepared(_payload(item.like or name, given), item.cost, (item.key, isinstance(given.source, Image)))
             for name, given in zip(names, inputs, strict=True)
         ]
 
