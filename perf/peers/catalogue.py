@@ -80,9 +80,21 @@ def _ours(launch: Launch) -> list[str]:
     return Options(model=str(launch.folder), dtype=launch.dtype, torch_threads=launch.torch_threads).serve_command()
 
 
-def _infinity(launch: Launch, *more: str) -> list[str]:
-    settings = ["--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1", *more]
-    return [*launch.script("infinity_emb"), "v2", "--model-id", str(launch.folder), *settings]
+_INFINITY: Final = ("--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1")
+
+
+def _infinity(launch: Launch) -> list[str]:
+    settings = ["--engine", "torch", "--dtype", launch.dtype, "--no-bettertransformer"]
+    return [*launch.script("infinity_emb"), "v2", "--model-id", str(launch.folder), *settings, *_INFINITY]
+
+
+def _infinity_onnx(launch: Launch) -> list[str]:
+    return [*launch.service("serve_infinity_onnx"), "--pooling-method", "mean", *_INFINITY]
+
+
+def _bentoml(launch: Launch) -> list[str]:
+    settings = ["--working-dir", str(SERVICES), "--host", "127.0.0.1"]
+    return [*launch.script("bentoml"), "serve", "serve_bentoml:Embedding", *settings]
 
 
 def _vllm(launch: Launch) -> list[str]:
@@ -107,7 +119,7 @@ PEERS: Final = (
         name="infinity",
         pins="infinity",
         package="infinity-emb",
-        command=lambda launch: _infinity(launch, "--engine", "torch", "--dtype", launch.dtype, "--no-bettertransformer"),
+        command=_infinity,
         dialect=dialects.INFINITY,
         settings="the torch engine; batches of 32 texts, sorted by length (its default); without BetterTransformer, "
         "which its own requirements no longer hold",
@@ -116,10 +128,7 @@ PEERS: Final = (
         name="infinity-onnx",
         pins="infinity-onnx",
         package="infinity-emb",
-        command=lambda launch: [
-            *launch.service("serve_infinity_onnx"), "--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1",
-            "--pooling-method", "mean",
-        ],  # fmt: skip
+        command=_infinity_onnx,
         dialect=dialects.OPENAI,
         dtypes=("float32",),
         settings="the engine that its documentation names for CPUs: ONNX Runtime, with its own graph optimisation; "
@@ -166,10 +175,7 @@ PEERS: Final = (
         name="bentoml",
         pins="bentoml",
         package="bentoml",
-        command=lambda launch: [
-            *launch.script("bentoml"), "serve", "serve_bentoml:Embedding", "--working-dir", str(SERVICES),
-            "--host", "127.0.0.1",
-        ],  # fmt: skip
+        command=_bentoml,
         dialect=dialects.BENTOML,
         health="/livez",
         variables={"BENTOML_DO_NOT_TRACK": "True"},

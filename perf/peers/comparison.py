@@ -23,7 +23,7 @@ OPEN: Final = (
     "other", "health p50 ms", "p99", "quick again after s",
 )  # fmt: skip
 WEIGHT: Final = (
-    "server", "version", "weights", "start s", "processes", "RSS MB", "PSS MB", "least cosine", "others' cores",
+    "server", "version", "weights", "start s", "processes", "RSS MB", "PSS MB", "least cosine", "others' cores, most",
 )  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def _open_row(contender: Contender, factor: float) -> list[str] | None:
 
 def _weight_row(contender: Contender) -> list[str]:
     visits = contender.seen()
-    others = [part.others_cores for visit in visits for part in (*visit.cells.values(), *visit.levels.values())]
+    others = [cell.others_cores for visit in visits for cell in visit.cells.values()]
     return [
         contender.peer.name,
         contender.version,

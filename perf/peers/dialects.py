@@ -82,7 +82,9 @@ def _rank(query: str, documents: Sequence[str]) -> bytes:
 
 def _infinity_see(encoded: Sequence[bytes]) -> bytes:
     urls = [f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}" for picture in encoded]
-    return post("/v1/embeddings", json.dumps({"input": urls, "modality": "image", "encoding_format": "base64"}).encode())
+    return post(
+        "/v1/embeddings", json.dumps({"input": urls, "modality": "image", "encoding_format": "base64"}).encode()
+    )
 
 
 OURS = Dialect(embed=_openai_embed, vectors=openai_vectors, rank=_rank, see=pictures.embedding_request)

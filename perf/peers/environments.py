@@ -1,4 +1,4 @@
-"""Virtual environments for the other servers: one for each, built once, with every version named by a file of `pins/`."""
+"""Virtual environments for the other servers, each built once; a file of `pins/` names every version in it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ def plot(contenders: Sequence[Contender], clients: Mapping[Scenario, tuple[int, 
         axes.bar_label(drawn, labels=[number(median) for median in medians], padding=6, fontsize="small")
         axes.invert_yaxis()
         axes.margins(x=0.15)
-        axes.set_title(f"{SCENARIOS[scenario]}; {clients[scenario][-1]} clients, per second", fontsize="small", loc="left")
+        axes.set_title(
+            f"{SCENARIOS[scenario]}; {clients[scenario][-1]} clients, per second", fontsize="small", loc="left"
+        )
         axes.tick_params(labelsize="small")
     figure.suptitle(title, fontsize="medium")
     figure.savefig(to)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Final, get_args
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Final
 
 from perf import report
 from perf.peers import comparison, plots
-from perf.peers.catalogue import OURS, PEERS, Launch, Peer, python_of
-from perf.peers.comparison import Contender, Table
+from perf.peers.catalogue import PEERS, Launch, Peer, python_of
+from perf.peers.comparison import Contender
 from perf.peers.environments import ENVIRONMENTS, BuildFailed, build, version_of
 from perf.peers.inputs import SCENARIOS, TEXTS, Answers, Disagreement, Inputs, Scenario
 from perf.peers.visits import Plan, Visit, started, visit
@@ -46,17 +46,6 @@ class Model:
     """Of our server in float32."""
     scenarios: tuple[Scenario, ...]
 
-    def launch(self, peer: Peer, dtype: DType) -> Launch:
-        """What a server of it is started with."""
-        return Launch(
-            python=python_of(peer, ENVIRONMENTS),
-            folder=self.inputs.folder,
-            dtype=dtype,
-            torch_threads=self.card.torch_threads,
-            max_tokens=self.card.max_tokens,
-            scratch=ENVIRONMENTS / "scratch",
-        )
-
 
 Entry = tuple[Peer, DType]
 """A server, and the dtype of its weights."""
@@ -78,7 +67,10 @@ def run(model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float
     with report.recording("peers", settings) as record, ExitStack() as running:
         missing, versions = _build(peers)
         built = [peer for peer in peers if peer.name in versions]
-        models = [_texts(model), _images(running.enter_context(clip_folder()))]
+        models = [
+            _model(Inputs.texts(TextSource(model)), TEXTS),
+            _model(Inputs.images(running.enter_context(clip_folder())), ("images",)),
+        ]
         best: DType = "float32" if models[0].card.dtype == "float32" else "bfloat16"
         wanted: dict[str, DType] = {"Each at its best": best, "All in float32": "float32"}
         entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))
@@ -116,19 +108,101 @@ def _build(peers: Sequence[Peer]) -> tuple[dict[str, str], dict[str, str]]:
     return failed, versions
 
 
-def _texts(model: str | None) -> Model:
-    return _model(Inputs.texts(TextSource(model)), TEXTS)
-
-
-def _images(folder: Path) -> Model:
-    return _model(Inputs.images(folder), ("images",))
-
-
 def _model(inputs: Inputs, scenarios: tuple[Scenario, ...]) -> Model:
     """Ask our own server what it is by itself, and in float32 what is right."""
     ours = PEERS[0]
     with serving(Options(model=str(inputs.folder)).serve_command()) as server:
         card = server.card()
-    empty = Model(inputs, card, answers=None, scenarios=scenarios)
-    with started(ours, empty.launch(ours, "float32")) as server:
-        return replace(empty, answers=inputs.answers(server, ours.dialect))
+    with started(ours, _launch(inputs, card, ours, "float32")) as server:
+        return Model(inputs, card, inputs.answers(server, ours.dialect), scenarios)
+
+
+def _launch(inputs: Inputs, card: Card, peer: Peer, dtype: DType) -> Launch:
+    return Launch(
+        python=python_of(peer, ENVIRONMENTS),
+        folder=inputs.folder,
+        dtype=dtype,
+        torch_threads=card.torch_threads,
+        max_tokens=card.max_tokens,
+        scratch=ENVIRONMENTS / "scratch",
+    )
+
+
+def _rounds(
+    entries: Sequence[Entry], models: Sequence[Model], plan: Plan, rounds: int, failed: dict[str, str]
+) -> dict[Entry, list[Visit | None]]:
+    """Visit everybody in every round; who fails at a model is not visited again with it.
+
+    Args:
+        failed: Gets the reasons, by server, dtype and scenarios.
+    """
+    visits: dict[Entry, list[Visit | None]] = {entry: [] for entry in entries}
+    steps = {
+        (entry, place): plan.steps(entry[0], model.scenarios, model.inputs)
+        for entry in entries
+        for place, model in enumerate(models)
+    }
+    with report.progress("peers", rounds * sum(steps.values())) as bar:
+        for turn in range(rounds):
+            for entry in entries[:: -1 if turn % 2 else 1]:
+                peer, dtype = entry
+                parts = []
+                for place, model in enumerate(models):
+                    name = f"{peer.name} ({dtype}), {', '.join(model.scenarios)}"
+                    bar.update(bar.task_ids[0], description=f"round {turn + 1}: {name}")
+                    before = bar.tasks[0].completed
+                    if steps[entry, place] and name not in failed:
+                        launch = _launch(model.inputs, model.card, peer, dtype)
+                        try:
+                            parts.append(
+                                visit(
+                                    peer,
+                                    launch,
+                                    model.inputs,
+                                    model.scenarios,
+                                    plan=plan,
+                                    ours=model.answers,
+                                    seed=turn,
+                                    done=partial(bar.advance, bar.task_ids[0]),
+                                )
+                            )
+                        except (ServerFailed, Disagreement) as failure:
+                            failed[name] = str(failure)
+                            report.console.print(f"{name} is not measured: {failure}", markup=False)
+                    bar.update(bar.task_ids[0], completed=before + steps[entry, place])
+                visits[entry].append(_joined(parts))
+    return visits
+
+
+def _joined(parts: Sequence[Visit]) -> Visit | None:
+    """One round of a server: what it did with texts and with pictures; it was started and weighed with texts."""
+    if not parts:
+        return None
+    first, *others = parts
+    for other in others:
+        first.cells |= other.cells
+        first.failures |= other.failures
+        first.least_cosine = min(first.least_cosine, other.least_cosine)
+    return first
+
+
+def _report(compared: Mapping[str, Sequence[Contender]], plan: Plan, failed: Mapping[str, str]) -> None:
+    """Print all tables; write them to `results/peers.md`, and a picture for each way of comparing."""
+    parts = [f"# staged-pool beside other servers\n\n{NOTE}\n"]
+    troubles = [f"{name}: {why}" for name, why in failed.items()]
+    for place, (title, contenders) in enumerate(compared.items()):
+        picture = report.RESULTS / f"peers-{place + 1}.svg"
+        plots.plot(contenders, plan.clients, title, picture)
+        parts.append(f"## {title}\n\n![{title}]({picture.name})\n")
+        for table in comparison.tables(contenders, plan.clients, title):
+            table.show()
+            parts.append(table.markdown())
+        troubles += [line for contender in contenders for line in comparison.failures(contender)]
+    settings = {contender.peer.name: contender.peer.settings for each in compared.values() for contender in each}
+    parts.append("## Settings\n\n" + "".join(f"- {name}: {text}.\n" for name, text in settings.items()))
+    if troubles:
+        listed = "".join(f"- {line.replace(chr(10), ' ')}\n" for line in dict.fromkeys(troubles))
+        parts.append(f"## Not measured\n\n{listed}")
+    facts = "".join(f"- {name}: {value}\n" for name, value in report.machine_facts().items() if name != "changed_files")
+    parts.append(f"## Machine\n\n{facts}")
+    (report.RESULTS / "peers.md").write_text("\n".join(parts))

@@ -44,11 +44,10 @@ class Plan:
     clients: Mapping[Scenario, tuple[int, ...]]
     levels: tuple[float, ...]
     """Of the open loop: multiples of the most that the server did in the closed one, in this visit."""
-    seed: int = 1
 
     def steps(self, peer: Peer, scenarios: tuple[Scenario, ...], inputs: Inputs) -> int:
         """Cells and levels of a visit, for a bar of progress."""
-        cells = sum(len(self.clients[s]) for s in scenarios if inputs.requests(peer.dialect, s))
+        cells = sum(len(self.clients[scenario]) for scenario in scenarios if inputs.requests(peer.dialect, scenario))
         return cells + (len(self.levels) if OPEN_SHAPE in scenarios else 0)
 
 
@@ -99,14 +98,17 @@ def visit(
     launch: Launch,
     inputs: Inputs,
     scenarios: tuple[Scenario, ...],
+    *,
     plan: Plan,
     ours: Answers,
+    seed: int,
     done: Callable[[], None],
 ) -> Visit:
     """Make one.
 
     Args:
         ours: What its answers have to agree with.
+        seed: Of the times of arrivals: the same for every server.
         done: Called after each cell and level.
 
     Raises:
@@ -128,10 +130,18 @@ def visit(
                 done()
         if OPEN_SHAPE in scenarios:
             rates = [cell.rate(OPEN_SHAPE) for (scenario, _), cell in seen.cells.items() if scenario == OPEN_SHAPE]
-            requests = inputs.requests(peer.dialect, OPEN_SHAPE)
-            for factor in plan.levels:
+            capacity, requests = max(rates, default=0.0), inputs.requests(peer.dialect, OPEN_SHAPE)
+            for factor in plan.levels if capacity else ():
+                arrivals = Arrivals(
+                    rate=factor * capacity,
+                    seconds=plan.seconds,
+                    seed=seed,
+                    timeout_s=TIMEOUT_S,
+                    max_connections=MAX_CONNECTIONS,
+                    recovered_ms=RECOVERED_MS,
+                )
                 try:
-                    seen.levels[factor] = _level(server, peer, requests, factor, max(rates, default=0.0), plan)
+                    seen.levels[factor] = _level(server, peer, requests, arrivals, capacity)
                 except RuntimeError as error:
                     seen.failures[f"open loop, {factor:g}x"] = str(error)
                 done()
@@ -145,9 +155,7 @@ def started(peer: Peer, launch: Launch) -> AbstractContextManager[Server]:
         "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", **launch.variables(), **peer.variables,
     }  # fmt: skip
     launch.scratch.mkdir(parents=True, exist_ok=True)
-    return serving(
-        peer.command(launch), folder=launch.scratch, variables=variables, start_timeout_s=START_TIMEOUT_S
-    )
+    return serving(peer.command(launch), folder=launch.scratch, variables=variables, start_timeout_s=START_TIMEOUT_S)
 
 
 def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int, seconds: float) -> Cell:
@@ -155,9 +163,7 @@ def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int,
         worker(partial(_pinned, partial(LoadGenerator, server.port, requests))) as generate,
         worker(partial(_pinned, partial(HealthProbe, server.port, peer.health))) as probe,
     ):
-        generate(
-            Load(clients=clients, seconds=WARM_UP_S, max_requests=clients, patience_s=PATIENCE_S, strict=False)
-        )
+        generate(Load(clients=clients, seconds=WARM_UP_S, max_requests=clients, patience_s=PATIENCE_S, strict=False))
         with _beside() as others:
             generate.begin(Load(clients=clients, seconds=seconds, patience_s=PATIENCE_S, strict=False))
             health = probe(seconds)
@@ -165,28 +171,16 @@ def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int,
         return Cell(outcome, health, others[0])
 
 
-def _level(
-    server: Server, peer: Peer, requests: tuple[bytes, ...], factor: float, capacity_per_s: float, plan: Plan
-) -> Level:
-    if not capacity_per_s:
-        raise RuntimeError("there is no closed loop to take its rate from")
-    arrivals = Arrivals(
-        rate=factor * capacity_per_s,
-        seconds=plan.seconds,
-        seed=plan.seed,
-        timeout_s=TIMEOUT_S,
-        max_connections=MAX_CONNECTIONS,
-        recovered_ms=RECOVERED_MS,
-    )
+def _level(server: Server, peer: Peer, requests: tuple[bytes, ...], arrivals: Arrivals, capacity_per_s: float) -> Level:
     with (
         worker(partial(_pinned, partial(OpenLoop, server.port, requests))) as offer,
         worker(partial(_pinned, partial(HealthProbe, server.port, peer.health))) as probe,
-        _beside() as others,
     ):
-        offer.begin(arrivals)
-        health = probe(plan.seconds)
-        outcome = offer.end()
-    return Level(arrivals.rate, capacity_per_s, outcome, health, others[0])
+        with _beside() as others:
+            offer.begin(arrivals)
+            health = probe(arrivals.seconds)
+            outcome = offer.end()
+        return Level(arrivals.rate, capacity_per_s, outcome, health, others[0])
 
 
 def _pinned(make: Callable[[], Callable[[A], R]]) -> Callable[[A], R]:

@@ -59,4 +59,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # Ray then ends its own processes
     ray.init(num_cpus=THREADS, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(Embedding.bind(), route_prefix="/v1/embeddings", blocking=True)
+    serve.run(Embedding.bind(), route_prefix="/v1/embeddings", blocking=True)  # type: ignore[attr-defined]  # the decorator adds it
