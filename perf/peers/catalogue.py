@@ -50,7 +50,7 @@ class Launch:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peer:
     """One server that is compared."""
 

@@ -15,11 +15,11 @@ from perf.report import number
 from staged_pool.runtime.config import DType
 
 CLOSED: Final = (
-    "server, clients", "per second", "least", "most", "of ours", "least", "most", "request p50 ms", "p99",
+    "server, clients", "per second", "of ours", "request p50 ms", "p99",
     "health p50 ms", "p99", "time-outs", "refused", "failed", "unanswered",
 )  # fmt: skip
 OPEN: Final = (
-    "server, load", "offered/s", "200/s", "of capacity", "least", "most", "200 p50 ms", "p99", "429", "time-outs",
+    "server, load", "offered/s", "200/s", "of capacity", "200 p50 ms", "p99", "429", "time-outs",
     "other", "health p50 ms", "p99", "quick again after s",
 )  # fmt: skip
 WEIGHT: Final = (
@@ -76,11 +76,13 @@ class Spread:
         return cls(statistics.median(known), min(known), max(known)) if known else None
 
     @staticmethod
-    def cells(spread: Spread | None) -> tuple[str, str, str]:
-        """For a table: median, least, most."""
+    def cell(spread: Spread | None) -> str:
+        """For a table: the median, and in brackets the least and the most, if there is more than one round."""
         if spread is None:
-            return "-", "-", "-"
-        return number(spread.median), number(spread.least), number(spread.most)
+            return "-"
+        if spread.least == spread.most:
+            return number(spread.median)
+        return f"{number(spread.median)} ({number(spread.least)} .. {number(spread.most)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,9 @@ def _closed_row(contender: Contender, ours: Contender, scenario: Scenario, clien
     loads, probes = [cell.load for cell in cells], [cell.health for cell in cells]
     health = report.Summary.of([ms for probe in probes for ms in probe.latencies_ms])
     return [
-        f"{contender.name}, {clients}",
-        *Spread.cells(Spread.of(rates)),
-        *Spread.cells(Spread.of(ratios(rates, ours.rates(scenario, clients)))),
+        f"{contender.peer.name}, {clients}",
+        Spread.cell(Spread.of(rates)),
+        Spread.cell(Spread.of(ratios(rates, ours.rates(scenario, clients)))),
         *report.Summary.cells(report.Summary.of([ms for load in loads for ms in load.latencies_ms]))[:2],
         *report.Summary.cells(health)[:2],
         str(sum(probe.timeouts for probe in probes)),
@@ -164,10 +166,10 @@ def _open_row(contender: Contender, factor: float) -> list[str] | None:
     health = report.Summary.of([ms for probe in probes for ms in probe.latencies_ms])
     recovered = [outcome.recovered_s for outcome in outcomes if outcome.recovered_s is not None]
     return [
-        f"{contender.name}, {factor:g}x",
+        f"{contender.peer.name}, {factor:g}x",
         number(statistics.median(level.offered_per_s for level in levels)),
         number(statistics.median(outcome.goodput for outcome in outcomes)),
-        *Spread.cells(Spread.of([level.outcome.goodput / level.capacity_per_s for level in levels])),
+        Spread.cell(Spread.of([level.outcome.goodput / level.capacity_per_s for level in levels])),
         *report.Summary.cells(accepted)[:2],
         str(sum(len(outcome.rejected_ms) for outcome in outcomes)),
         str(sum(outcome.timeouts for outcome in outcomes)),

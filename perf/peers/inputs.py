@@ -93,10 +93,18 @@ class Inputs:
         return dialect.embed(list(islice(chain.from_iterable(self.lists["x64"]), _SAMPLE)))
 
     def answers(self, server: Server, dialect: Dialect) -> Answers:
-        """Ask a server for what is compared; waits until it is there."""
-        vectors = dialect.vectors(server.wait_answer(self.first(dialect)).body)
+        """Ask a server for what is compared; waits until it is there.
+
+        Raises:
+            Disagreement: Its answers do not look as they should.
+        """
         rankings = () if self.pictures else self.requests(dialect, "rank")
-        return Answers(vectors, tuple(scores(server.wait_answer(rankings[0]).body)) if rankings else None)
+        vectors = server.wait_answer(self.first(dialect)).body
+        ranked = server.wait_answer(rankings[0]).body if rankings else None
+        try:
+            return Answers(dialect.vectors(vectors), None if ranked is None else tuple(scores(ranked)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise Disagreement(f"its answers cannot be read: {error!r}") from None
 
 
 def agreement(ours: Answers, theirs: Answers) -> float:

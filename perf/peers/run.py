@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from perf import report
@@ -24,18 +26,18 @@ FULL: Final[Mapping[Scenario, tuple[int, ...]]] = {
     "s1": (1, 16, 64), "m8": (1, 16, 64), "x64": (1, 4), "rank": (1, 4), "images": (1, 8),
 }  # fmt: skip
 QUICK: Final[Mapping[Scenario, tuple[int, ...]]] = {
-    "s1": (1, 16), "m8": (16,), "x64": (4,), "rank": (1,), "images": (8,),
+    "s1": (16,), "m8": (8,), "x64": (2,), "rank": (1,), "images": (4,),
 }  # fmt: skip
 QUICK_SECONDS: Final = 2.0
 
 NOTE: Final = (
-    "Medians of the rounds; *least* and *most* are those of a round. *Of ours*: of what staged-pool did in the same "
-    "round, with the weights that the table names. Every server was started anew in each round, alone on the machine, "
-    "and its vectors agreed with ours before it was timed. A p99 of fewer than 100 samples is the largest of them."
+    "Medians of the rounds, and in brackets the least and the most of a round. *Of ours*: of what staged-pool did in "
+    "the same round. Every server was started anew in each round while no other ran, and its vectors agreed with ours "
+    "before it was timed. A p99 of fewer than 100 samples is the largest of them."
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """A model that is served, what is asked of it, and what is right."""
 
@@ -65,7 +67,7 @@ def run(model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float
         "scenarios": SCENARIOS,
     }  # fmt: skip
     with report.recording("peers", settings) as record, ExitStack() as running:
-        missing, versions = _build(peers)
+        missing, versions = build_all(peers)
         built = [peer for peer in peers if peer.name in versions]
         models = [
             _model(Inputs.texts(TextSource(model)), TEXTS),
@@ -91,17 +93,20 @@ def run(model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float
         _report(compared, plan, missing)
 
 
-def _build(peers: Sequence[Peer]) -> tuple[dict[str, str], dict[str, str]]:
-    """Why some cannot be built, and the versions of the others, by name."""
+def build_all(peers: Sequence[Peer], make: Callable[[str], Path] = build) -> tuple[dict[str, str], dict[str, str]]:
+    """Why some cannot be built, and the versions of the others, by name.
+
+    Args:
+        make: Gives the interpreter of an environment, by the name of its pins.
+    """
     failed: dict[str, str] = {}
     versions: dict[str, str] = {}
     with report.progress("environments", len(peers)) as bar:
         for peer in peers:
             bar.update(bar.task_ids[0], description=f"environment: {peer.name}")
             try:
-                if peer.pins is not None:
-                    build(peer.pins)
-                versions[peer.name] = version_of(python_of(peer, ENVIRONMENTS), peer.package)
+                python = Path(sys.executable) if peer.pins is None else make(peer.pins)
+                versions[peer.name] = version_of(python, peer.package)
             except BuildFailed as failure:
                 failed[peer.name] = f"cannot be built here: {failure}"
             bar.advance(bar.task_ids[0])
@@ -131,47 +136,40 @@ def _launch(inputs: Inputs, card: Card, peer: Peer, dtype: DType) -> Launch:
 def _rounds(
     entries: Sequence[Entry], models: Sequence[Model], plan: Plan, rounds: int, failed: dict[str, str]
 ) -> dict[Entry, list[Visit | None]]:
-    """Visit everybody in every round; who fails at a model is not visited again with it.
+    """Visit everybody in every round; who fails at a model is not visited again with it. Ctrl-C ends it early.
 
     Args:
         failed: Gets the reasons, by server, dtype and scenarios.
     """
     visits: dict[Entry, list[Visit | None]] = {entry: [] for entry in entries}
     steps = {
-        (entry, place): plan.steps(entry[0], model.scenarios, model.inputs)
-        for entry in entries
-        for place, model in enumerate(models)
+        (entry, model): plan.steps(entry[0], model.scenarios, model.inputs) for entry in entries for model in models
     }
-    with report.progress("peers", rounds * sum(steps.values())) as bar:
+    with report.progress("peers", rounds * sum(steps.values())) as bar, suppress(KeyboardInterrupt):
+        task = bar.task_ids[0]
         for turn in range(rounds):
             for entry in entries[:: -1 if turn % 2 else 1]:
-                peer, dtype = entry
                 parts = []
-                for place, model in enumerate(models):
-                    name = f"{peer.name} ({dtype}), {', '.join(model.scenarios)}"
-                    bar.update(bar.task_ids[0], description=f"round {turn + 1}: {name}")
+                for model in models:
+                    name = f"{entry[0].name} ({entry[1]}), {', '.join(model.scenarios)}"
+                    bar.update(task, description=f"round {turn + 1}: {name}")
                     before = bar.tasks[0].completed
-                    if steps[entry, place] and name not in failed:
-                        launch = _launch(model.inputs, model.card, peer, dtype)
+                    if steps[entry, model] and name not in failed:
                         try:
-                            parts.append(
-                                visit(
-                                    peer,
-                                    launch,
-                                    model.inputs,
-                                    model.scenarios,
-                                    plan=plan,
-                                    ours=model.answers,
-                                    seed=turn,
-                                    done=partial(bar.advance, bar.task_ids[0]),
-                                )
-                            )
+                            parts.append(_visit(entry, model, plan, turn, partial(bar.advance, task)))
                         except (ServerFailed, Disagreement) as failure:
                             failed[name] = str(failure)
-                            report.console.print(f"{name} is not measured: {failure}", markup=False)
-                    bar.update(bar.task_ids[0], completed=before + steps[entry, place])
+                        report.console.print(f"round {turn + 1}: {name}: {failed.get(name, 'measured')}", markup=False)
+                    bar.update(task, completed=before + steps[entry, model])
                 visits[entry].append(_joined(parts))
-    return visits
+    done = max(map(len, visits.values()))
+    return {entry: [*seen, *[None] * (done - len(seen))] for entry, seen in visits.items()}
+
+
+def _visit(entry: Entry, model: Model, plan: Plan, turn: int, done: Callable[[], None]) -> Visit:
+    peer, dtype = entry
+    launch = _launch(model.inputs, model.card, peer, dtype)
+    return visit(peer, launch, model.inputs, model.scenarios, plan=plan, ours=model.answers, seed=turn, done=done)
 
 
 def _joined(parts: Sequence[Visit]) -> Visit | None:
