@@ -107,7 +107,11 @@ class Server:
         raise AssertionError("polls end only by raising")
 
     def wait_answer(self, request: bytes) -> Reply:
-        """Send a request until it is answered 200, and return that answer; a server may hang up meanwhile."""
+        """Send a request until it is answered 200, and return that answer; a server may hang up meanwhile.
+
+        Raises:
+            ServerFailed: It will not be answered: the server says that the request is wrong.
+        """
         for _ in self._polls():
             with suppress(OSError):
                 connection = Connection(self.port, timeout_s=self._start_timeout_s)
@@ -117,6 +121,9 @@ class Server:
                     connection.close()
                 if reply.status == 200:
                     return reply
+                if reply.status in {400, 422}:
+                    words = reply.body[:300].decode(errors="replace")
+                    raise ServerFailed(f"the server refuses the request with {reply.status}: {words}")
         raise AssertionError("polls end only by raising")
 
     def card(self) -> Card:

@@ -18,7 +18,7 @@ from perf.peers.environments import ENVIRONMENTS, BuildFailed, build, version_of
 from perf.peers.inputs import SCENARIOS, TEXTS, Answers, Disagreement, Inputs, Scenario
 from perf.peers.visits import Plan, Visit, started, visit
 from perf.pictures import clip_folder
-from perf.servers import Card, Options, ServerFailed, serving
+from perf.servers import ROOT, Card, Options, ServerFailed, serving
 from perf.texts import TextSource
 from staged_pool.runtime.config import DType
 
@@ -158,7 +158,7 @@ def _rounds(
                         try:
                             parts.append(_visit(entry, model, plan, turn, partial(bar.advance, task)))
                         except (ServerFailed, Disagreement) as failure:
-                            failed[name] = str(failure)
+                            failed[name] = str(failure).replace(str(ROOT), ".")
                         report.console.print(f"round {turn + 1}: {name}: {failed.get(name, 'measured')}", markup=False)
                     bar.update(task, completed=before + steps[entry, model])
                 visits[entry].append(_joined(parts))
@@ -188,8 +188,8 @@ def _report(compared: Mapping[str, Sequence[Contender]], plan: Plan, failed: Map
     """Print all tables; write them to `results/peers.md`, and a picture for each way of comparing."""
     parts = [f"# staged-pool beside other servers\n\n{NOTE}\n"]
     troubles = [f"{name}: {why}" for name, why in failed.items()]
-    for place, (title, contenders) in enumerate(compared.items()):
-        picture = report.RESULTS / f"peers-{place + 1}.svg"
+    for title, contenders in compared.items():
+        picture = report.RESULTS / f"peers-{title.split()[-1]}.svg"
         plots.plot(contenders, plan.clients, title, picture)
         parts.append(f"## {title}\n\n![{title}]({picture.name})\n")
         for table in comparison.tables(contenders, plan.clients, title):

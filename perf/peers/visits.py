@@ -80,7 +80,7 @@ class Visit:
     """What was seen of one server in one round."""
 
     start_s: float = 0.0
-    """From its start to its first answer, which is right."""
+    """From the start of its process to its first answer."""
     least_cosine: float = 0.0
     cells: dict[tuple[Scenario, int], Cell] = field(default_factory=dict)
     levels: dict[float, Level] = field(default_factory=dict)
@@ -117,9 +117,9 @@ def visit(
     """
     seen = Visit()
     with started(peer, launch) as server:
-        theirs = inputs.answers(server, peer.dialect)
+        server.wait_answer(inputs.first(peer.dialect))
         seen.start_s = server.age_s()
-        seen.least_cosine = agreement(ours, theirs)
+        seen.least_cosine = agreement(ours, inputs.answers(server, peer.dialect))
         for scenario in scenarios:
             requests = inputs.requests(peer.dialect, scenario)
             for clients in plan.clients[scenario] if requests else ():
@@ -184,7 +184,7 @@ def _level(server: Server, peer: Peer, requests: tuple[bytes, ...], arrivals: Ar
 
 
 def _pinned(make: Callable[[], Callable[[A], R]]) -> Callable[[A], R]:
-    """Keep this process, a client, to one core: on the others it costs the servers nothing, and the same to all."""
+    """Keep this process, a client, to one core: what it takes of the machine is the same for every server."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     return make()
 

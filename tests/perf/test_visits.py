@@ -28,6 +28,17 @@ pathlib.Path(sys.argv[1]).write_text(str(child.pid))
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[3])), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
 
+REFUSING = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(422)
+        self.send_header("Content-Length", "12")
+        self.end_headers()
+        self.wfile.write(b"what is this")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
 
 @pytest.fixture
 def inputs(tiny_folder: Path) -> Inputs:  # noqa: F811
@@ -70,6 +81,12 @@ def test_a_server_that_does_not_start_is_named_with_its_last_words(inputs: Input
     plan = Plan(seconds=0.1, clients=CLIENTS, levels=())
     with pytest.raises(ServerFailed, match="no model here"):
         visit(broken, launch, inputs, SCENARIOS, plan=plan, ours=ours, seed=0, done=lambda: None)
+
+
+def test_a_server_that_calls_the_request_wrong_is_not_waited_for(tmp_path: Path) -> None:
+    with serving([sys.executable, "-c", REFUSING], folder=tmp_path) as server:
+        with pytest.raises(ServerFailed, match="refuses the request with 422: what is this"):
+            server.wait_answer(get("/"))
 
 
 def test_what_a_server_has_started_ends_with_it(tmp_path: Path) -> None:
