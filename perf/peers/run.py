@@ -42,11 +42,11 @@ class Model:
     """A model that is served, what is asked of it, and what is right."""
 
     inputs: Inputs
-    card: Card
-    """Of our server with its defaults: its dtype is the best that the machine is good at."""
     answers: Answers
     """Of our server in float32."""
     scenarios: tuple[Scenario, ...]
+    launch: Callable[[Peer, DType], Launch]
+    """What a server of it is started with."""
 
 
 Entry = tuple[Peer, DType]
@@ -69,11 +69,13 @@ def run(model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float
     with report.recording("peers", settings) as record, ExitStack() as running:
         missing, versions = build_all(peers)
         built = [peer for peer in peers if peer.name in versions]
+        with serving(Options(model=model).serve_command()) as server:
+            card = server.card()
         models = [
-            _model(Inputs.texts(TextSource(model)), TEXTS),
-            _model(Inputs.images(running.enter_context(clip_folder())), ("images",)),
+            _model(Inputs.texts(TextSource(model)), TEXTS, card),
+            _model(Inputs.images(running.enter_context(clip_folder())), ("images",), card),
         ]
-        best: DType = "float32" if models[0].card.dtype == "float32" else "bfloat16"
+        best: DType = "float32" if card.dtype == "float32" else "bfloat16"  # as our own server chooses
         wanted: dict[str, DType] = {"Each at its best": best, "All in float32": "float32"}
         entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))
         visits = _rounds(entries, models, plan, rounds, missing)
@@ -81,7 +83,7 @@ def run(model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float
             entry: Contender(entry[0], entry[1], versions[entry[0].name], seen) for entry, seen in visits.items()
         }
         record.results |= {
-            "models": [m.card for m in models],
+            "model": card,
             "contenders": [contender.result() for contender in contenders.values()],
             "not_measured": missing,
         }
@@ -113,24 +115,20 @@ def build_all(peers: Sequence[Peer], make: Callable[[str], Path] = build) -> tup
     return failed, versions
 
 
-def _model(inputs: Inputs, scenarios: tuple[Scenario, ...]) -> Model:
-    """Ask our own server what it is by itself, and in float32 what is right."""
+def _model(inputs: Inputs, scenarios: tuple[Scenario, ...], card: Card) -> Model:
+    def launch(peer: Peer, dtype: DType) -> Launch:
+        return Launch(
+            python=python_of(peer, ENVIRONMENTS),
+            folder=inputs.folder,
+            dtype=dtype,
+            torch_threads=card.torch_threads,
+            max_tokens=card.max_tokens,
+            scratch=ENVIRONMENTS / "scratch",
+        )
+
     ours = PEERS[0]
-    with serving(Options(model=str(inputs.folder)).serve_command()) as server:
-        card = server.card()
-    with started(ours, _launch(inputs, card, ours, "float32")) as server:
-        return Model(inputs, card, inputs.answers(server, ours.dialect), scenarios)
-
-
-def _launch(inputs: Inputs, card: Card, peer: Peer, dtype: DType) -> Launch:
-    return Launch(
-        python=python_of(peer, ENVIRONMENTS),
-        folder=inputs.folder,
-        dtype=dtype,
-        torch_threads=card.torch_threads,
-        max_tokens=card.max_tokens,
-        scratch=ENVIRONMENTS / "scratch",
-    )
+    with started(ours, launch(ours, "float32")) as server:
+        return Model(inputs, inputs.answers(server, ours.dialect), scenarios, launch)
 
 
 def _rounds(
@@ -167,9 +165,16 @@ def _rounds(
 
 
 def _visit(entry: Entry, model: Model, plan: Plan, turn: int, done: Callable[[], None]) -> Visit:
-    peer, dtype = entry
-    launch = _launch(model.inputs, model.card, peer, dtype)
-    return visit(peer, launch, model.inputs, model.scenarios, plan=plan, ours=model.answers, seed=turn, done=done)
+    return visit(
+        entry[0],
+        model.launch(*entry),
+        model.inputs,
+        model.scenarios,
+        plan=plan,
+        ours=model.answers,
+        seed=turn,
+        done=done,
+    )
 
 
 def _joined(parts: Sequence[Visit]) -> Visit | None:
