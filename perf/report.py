@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import psutil
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from perf.servers import ROOT
@@ -72,14 +72,17 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     console.print(table)
 
 
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The lines of a table; the first column holds names, the others numbers."""
+    marks = ["-" if place == 0 else "-:" for place in range(len(columns))]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, marks, *rows))
+
+
 def write_markdown(
     command: str, *tables: tuple[Sequence[str], Sequence[Sequence[str]]], note: str, folder: Path = RESULTS
 ) -> None:
     """Write tables, each its columns and its rows, to `<command>.md` in a folder."""
-    paragraphs = []
-    for columns, rows in tables:
-        marks = ["-" if place == 0 else "-:" for place in range(len(columns))]
-        paragraphs.append("".join(f"| {' | '.join(cells)} |\n" for cells in (columns, marks, *rows)))
+    paragraphs = [markdown_table(columns, rows) for columns, rows in tables]
     folder.mkdir(exist_ok=True)
     (folder / f"{command}.md").write_text("\n".join([*paragraphs, f"{note}\n"]))
 
@@ -165,7 +168,9 @@ def machine_facts() -> dict[str, object]:
 @contextmanager
 def progress(what: str, steps: int) -> Iterator[Progress]:
     """A bar of so many steps; call `advance(bar.task_ids[0])` after each. Gone at the end of the block."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()
+    )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
         bar.add_task(what, total=steps)
         yield bar
@@ -208,6 +213,7 @@ def _own_s() -> float:
     times = own.cpu_times()
     total_s = times.user + times.system + times.children_user + times.children_system
     for child in own.children(recursive=True):
-        times = child.cpu_times()
-        total_s += times.user + times.system + times.children_user + times.children_system
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile: its parent has its time
+            times = child.cpu_times()
+            total_s += times.user + times.system + times.children_user + times.children_system
     return float(total_s)
