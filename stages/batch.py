@@ -48,8 +48,7 @@ class Forward(Protocol[P_contra, R_co]):
 class _Turn:
     """A batch's time on the device."""
 
-    is_small: bool
-    """Whether its forward is of less than a share."""
+    cost: int
     began_at: float = 0.0
     mark: tuple[float, float] | None = None
     """Of `Overlap`, while the forward runs."""
@@ -112,9 +111,9 @@ class BatchStage(Stage, Generic[P, R]):
         self._max_ahead = ahead
         self._ahead: deque[_Turn] = deque()
         """Of the batches that wait for a slot."""
-        self._small_running = 0
-        """Forwards of less than a share: mostly the interpreter's work, which two of them cannot do at once. What waits
-        then waits for its end, unless it is a share by now."""
+        self._small_running: list[int] = []
+        """Tokens of each forward of less than a share, which costs little more with some more tokens. What waits then
+        waits for its end, unless it is as much by now."""
         self._waiting_tokens = waiting_tokens
         self._more_comes = more_comes
         self._ended = False
@@ -211,7 +210,7 @@ class BatchStage(Stage, Generic[P, R]):
                 await self._work_waits.wait()
 
     def _next_batch(self) -> Batch[P] | None:
-        if self._small_running and self._builder.cost < self._builder.min_share:
+        if self._small_running and self._builder.cost < min(self._small_running):
             return None
         free = self._slots - self.meter.busy
         if free <= 0 and (len(self._ahead) >= self._max_ahead or not self._builder.has_depth):
@@ -227,7 +226,7 @@ class BatchStage(Stage, Generic[P, R]):
     @contextmanager
     def _turn(self, batch: Batch[P]) -> Iterator[_Turn]:
         """Take the slot that is free, or else the place ahead, which becomes a slot when the next one is free."""
-        turn = _Turn(is_small=batch.cost < self._builder.min_share)
+        turn = _Turn(batch.cost)
         if self.meter.busy >= self._slots:
             self._ahead.append(turn)
         else:
@@ -251,7 +250,8 @@ class BatchStage(Stage, Generic[P, R]):
     def _begin(self, turn: _Turn) -> None:
         turn.began_at = self._clock()
         turn.mark = self._forwards.begin(turn.began_at)
-        self._small_running += turn.is_small
+        if turn.cost < self._builder.min_share:
+            self._small_running.append(turn.cost)
 
     def _end(self, turn: _Turn) -> tuple[float, float]:
         """Count the end of a forward, and the beginning of the one that was ahead: the device has gone on with it.
@@ -266,7 +266,8 @@ class BatchStage(Stage, Generic[P, R]):
         assert turn.mark is not None
         device_s = self._forwards.end(ended, turn.mark)
         turn.mark = None
-        self._small_running -= turn.is_small
+        if turn.cost < self._builder.min_share:
+            self._small_running.remove(turn.cost)
         self._promote()
         return ended, device_s
 

@@ -309,7 +309,9 @@ def test_the_number_of_forward_workers_has_a_range() -> None:
         EngineConfig(forward_workers=0)
 
 
-async def test_small_batches_run_one_after_the_other_and_gather_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_less_than_the_small_batch_that_runs_gathers_until_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
     gate = Gate()
     model = LetterModel(on_forward=gate)
@@ -322,6 +324,22 @@ async def test_small_batches_run_one_after_the_other_and_gather_meanwhile(monkey
         assert busy(engine) == (1, 2)
         gate.open()
     assert model.forwarded == [["first"], ["a", "bc"]]
+
+
+async def test_as_much_as_the_small_batch_that_runs_runs_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "first")
+        await until(lambda: len(model.forwarded) == 1)
+        tasks.start_soon(engine.embed, "abc")
+        await until(lambda: engine._pipeline.batch["text"].waiting == 1)
+        tasks.start_soon(engine.embed, "de")
+        await until(lambda: len(model.forwarded) == 2)
+        assert busy(engine) == (2, 2)
+        gate.open()
+    assert model.forwarded == [["first"], ["de", "abc"]]
 
 
 @pytest.mark.parametrize(("first", "second"), [("small", "a long second text"), ("a long first text", "small")])

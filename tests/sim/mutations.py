@@ -484,7 +484,7 @@ def batches_cut_ahead_without_end() -> Plan:
     @contextlib.contextmanager
     def turn(self: BatchStage[Any, Any], batch: Any) -> Iterator[Any]:
         with self.meter.working():
-            yield batch_module._Turn(is_small=False)
+            yield batch_module._Turn(batch.cost)
 
     return [(BatchStage, "run", run), (BatchStage, "_turn", turn), (BatchBuilder, "has_depth", True)]
 
@@ -492,8 +492,9 @@ def batches_cut_ahead_without_end() -> Plan:
 @mutation
 def small_forward_counts_as_running_for_ever() -> Plan:
     def end(self: BatchStage[Any, Any], turn: Any) -> Any:
+        running = [*self._small_running]
         ended = original(self, turn)
-        self._small_running += turn.is_small
+        self._small_running[:] = running
         return ended
 
     original = BatchStage._end
