@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.lowlevel
 import hypercorn.protocol
 import structlog
 from hypercorn.config import Config as HypercornConfig
@@ -43,7 +44,10 @@ TURN_S: Final = 0.01
 """How long a connection that sends a large body may keep its turn while nothing comes."""
 
 AT_ONCE_S: Final = 1.0
-"""How long a body may take that goes the short way, which has no other limits for slow ones."""
+"""How long a body may take that goes the short way, which has no other limits for slow ones; and"""
+
+AT_ONCE_BYTES_PER_S: Final = 2**20
+"""how fast it must come if it is so large that it takes longer."""
 
 
 class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is untyped here
@@ -149,6 +153,8 @@ class Connection:
     async def _serve(self) -> None:
         try:
             protocol: str | None = None
+            self._transport.rest()
+            await self._traffic.begin()
             if self._config.tls is not None:
                 with self._traffic.patience(self._limits.head_timeout_s) as patience:
                     protocol = await self._transport.handshake()
@@ -263,8 +269,8 @@ class Connection:
         """Receive the rest of a body; whether all of it has come, and soon enough."""
         self._update(idle=False)
         self._transport.rest()
-        latest = anyio.current_time() + AT_ONCE_S
-        with express.holding(request):
+        latest = anyio.current_time() + AT_ONCE_S + request.length / AT_ONCE_BYTES_PER_S
+        with express.holding(request) as came:
             while request.count < request.length:
                 if self._traffic.leaving or anyio.current_time() > latest:
                     return False
@@ -273,7 +279,8 @@ class Connection:
                         count = await self._transport.receive_into(room, TURN_S)
                 if count is None:
                     return False
-                request.count += count
+                came(count)
+                await anyio.lowlevel.checkpoint()  # there may be more at once, as long as its client likes
         return True
 
     async def _answer(self, express: Express, request: Whole, scope: anyio.CancelScope) -> None:

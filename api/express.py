@@ -42,8 +42,8 @@ _KEEPS: Final = b"keep-alive"
 _LENGTH: Final = re.compile(rb"[0-9]{1,10}")
 
 
-LARGEST_BODY_BYTES: Final = 2**23
-"""Of those that go the short way: room for all of it is set aside before it is here."""
+LARGEST_BODY_BYTES: Final = 2**25
+"""Of those that go the short way. Room for all of it is set aside before it is here, which takes no memory yet."""
 
 ROOM_BYTES: Final = 2**19
 """What is received of it at once. The event loop spends a few tenths of a millisecond on that."""
@@ -167,15 +167,20 @@ class Express:
         )
 
     @contextmanager
-    def holding(self, arriving: Arriving) -> Iterator[None]:
-        """Count a request while its body arrives."""
+    def holding(self, arriving: Arriving) -> Iterator[Callable[[int], None]]:
+        """Count a request while its body arrives; the block says how many bytes more have come, each time."""
+
+        def came(count: int) -> None:
+            arriving.count += count
+            self._traffic.body_bytes += count
+
         self._traffic.requests += 1
-        self._traffic.body_bytes += arriving.length
+        self._traffic.body_bytes += arriving.count
         try:
-            yield
+            yield came
         finally:
             self._traffic.requests -= 1
-            self._traffic.body_bytes -= arriving.length
+            self._traffic.body_bytes -= arriving.count
 
     async def answer(self, request: Whole, send: Callable[[bytes], Awaitable[None]]) -> bool:
         """Answer a request. Cancellation reaches the application.

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 
 from staged_pool.api.lag import LoopLag
 
@@ -17,6 +18,10 @@ GRACE_S: Final = 2.0
 BODIES_AT_ONCE: Final = 4
 """Connections from which parts of large bodies are received at the same time. The event loop reads from each that has
 something before it comes to anything else: with hundreds of them it would be tenths of a second later."""
+
+ARRIVALS_AT_ONCE: Final = 8
+"""Connections that begin in the same turn of the event loop: each takes it a few tenths of a millisecond, and hundreds
+may come at once."""
 
 
 class Traffic:
@@ -29,6 +34,7 @@ class Traffic:
         """Of all bodies that are arriving or being worked on."""
         self.connections_refused = 0
         """Closed as soon as they came, for there were as many as may be."""
+        self._arrivals = anyio.Semaphore(ARRIVALS_AT_ONCE, fast_acquire=True)
         self.turns = anyio.Semaphore(BODIES_AT_ONCE, fast_acquire=True)
         """Of connections that receive a part of a large body."""
         self.joining = anyio.CapacityLimiter(1)
@@ -49,6 +55,11 @@ class Traffic:
     def enter(self, leave: Callable[[], None]) -> None:
         """Count a connection; `leave` is called when the server ends."""
         self._leave.add(leave)
+
+    async def begin(self) -> None:
+        """Wait until a connection may begin."""
+        async with self._arrivals:
+            await anyio.lowlevel.checkpoint()
 
     def exit(self, leave: Callable[[], None]) -> None:
         """Count a connection no more."""

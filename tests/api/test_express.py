@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -264,6 +265,7 @@ async def test_a_body_that_takes_its_time_is_left_to_the_usual_way(
     patience_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "AT_ONCE_S", patience_s)
+    monkeypatch.setattr(connections, "AT_ONCE_BYTES_PER_S", math.inf)
     large = padded(ROOM_BYTES)
     async with serving(engine_on(LetterModel())) as served:
         async with await served.connect() as stream:
