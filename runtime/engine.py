@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -39,7 +39,7 @@ from staged_pool.stages.parse import Arrival
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
-from staged_pool.stages.work import Item, Plan, Request
+from staged_pool.stages.work import Item, Plan, Priority, Request
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -123,7 +123,8 @@ class Engine(EngineTasks):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
-        share: float = 1.0,
+        priority: Priority = Priority.INTERACTIVE,
+        tenant: Hashable = None,
         stream: RowStream | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer.
@@ -139,7 +140,9 @@ class Engine(EngineTasks):
             body_bytes: Size of what `decode` reads.
             timeout_s: The answer is of no use after so many seconds.
             timeline: Filled in with the times of each stage.
-            share: Of the device, compared with other requests. Less than 1 for what may wait.
+            priority: How it stands to other requests that want the device; see `Priority`.
+            tenant: Whose it is. Tenants share the device fairly, however many requests each has; the requests of a
+                tenant share what it gets. None is a tenant, too.
             stream: For `stream`, below.
 
         Raises:
@@ -152,7 +155,16 @@ class Engine(EngineTasks):
         if scope_ends_at == -math.inf:  # a caller who has left is not one whose deadline is too short
             await anyio.lowlevel.checkpoint_if_cancelled()
         room, now, deadline = self._enter(body_bytes, timeout_s, scope_ends_at)
-        ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline, share=share, stream=stream)
+        ticket = Ticket(
+            decode,
+            encode,
+            room,
+            deadline=deadline,
+            timeline=timeline,
+            priority=priority,
+            tenant=tenant,
+            stream=stream,
+        )
         self._tickets[ticket] = room
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
@@ -191,7 +203,8 @@ class Engine(EngineTasks):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
-        share: float = 1.0,
+        priority: Priority = Priority.INTERACTIVE,
+        tenant: Hashable = None,
     ) -> int:
         """As `submit`, and hand over results as they are done, in any order. Returns the tokens of the request.
 
@@ -205,7 +218,8 @@ class Engine(EngineTasks):
             body_bytes: See `submit`.
             timeout_s: The last row is of no use after so many seconds.
             timeline: See `submit`.
-            share: See `submit`.
+            priority: See `submit`.
+            tenant: See `submit`.
 
         Raises:
             StagedPoolError: As for `submit`.
@@ -221,7 +235,8 @@ class Engine(EngineTasks):
                         body_bytes=body_bytes,
                         timeout_s=timeout_s,
                         timeline=timeline,
-                        share=share,
+                        priority=priority,
+                        tenant=tenant,
                         stream=rows,
                     )
                 except StagedPoolError as error:

@@ -1,0 +1,371 @@
+"""Whose item goes next: among priorities, among tenants, and among the requests of a tenant. Pure, as `forming` is.
+
+The rules:
+
+1. Interactive work goes before bulk work. So that bulk work never starves, it is owed a token for every seven of
+   interactive work that the device gets while both wait: its next item goes as soon as it is owed what that costs.
+2. The tenants of a priority share it fairly, by tokens: one with a thousand requests and one with a single one get on
+   equally quickly. This is start-time fair queueing (Goyal, Vin and Cheng, 1996): a tenant has a turn, the virtual time
+   at which it came or at which what it has had would be done, whichever is later. Virtual time passes by the tokens of
+   a batch, divided by the tenants that wait.
+3. The requests of a tenant share in the same way what the tenant gets, in a virtual time of its own.
+4. A tenant of which nothing waits is remembered only until virtual time has come to its turn: after that it has had no
+   more than it would have if it were new. So nobody gains by pausing, and what is kept is of those that came lately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import Item, Priority
+
+P = TypeVar("P")
+
+BULK_PER_INTERACTIVE: Final = 1 / 7
+"""Tokens that bulk work is owed for each of interactive work while both wait: of the device it has an eighth then."""
+
+
+class _Waiting(NamedTuple, Generic[P]):
+    """One item; compares by its turn, and by its arrival where turns are equal."""
+
+    turn: float
+    arrival: int
+    item: Item[P]
+
+
+class _Tenant(Generic[P]):
+    """What waits of one tenant in one priority."""
+
+    __slots__ = ("batch_cost", "batch_requests", "cost", "is_listed", "name", "now", "requests", "turn", "waiting")
+
+    def __init__(self, name: Hashable, turn: float, now: float) -> None:
+        self.name = name
+        self.turn = turn
+        """In the virtual time of its priority."""
+        self.now = now
+        """Virtual time of its requests, in tokens of one request's share."""
+        self.cost = 0
+        self.requests: dict[Ticket, int] = {}
+        """Items that wait, by request."""
+        self.waiting: dict[Hashable, list[_Waiting[P]]] = {}
+        """By batch key; each a heap, and none empty."""
+        self.batch_cost = 0
+        """What the batch that is being cut has of it."""
+        self.batch_requests = 0
+        """Requests that waited when the batch got the first of that."""
+        self.is_listed = False
+        """Whether it is among the idle ones."""
+
+
+class _Queue(Generic[P]):
+    """Everything that waits of one priority."""
+
+    def __init__(self, lane: Hashable) -> None:
+        self._lane = lane
+        self.items = 0
+        self.cost = 0
+        self.requests = 0
+        self.now = 0.0
+        """Virtual time of the tenants, in tokens of one tenant's share."""
+        self.sharing = 0
+        """Tenants of which something waits."""
+        self._tenants: dict[Hashable, _Tenant[P]] = {}
+        self._idle: list[tuple[float, int, _Tenant[P]]] = []
+        """Heap of those of which nothing waited at the end of a batch, by turns that may have moved on since."""
+        self._turns: dict[Hashable, list[tuple[float, int, _Tenant[P]]]] = {}
+        """By batch key: heap of the tenants of which items with it wait, by turns that may have moved on since."""
+        self._touched: list[_Tenant[P]] = []
+        """Of which something has gone since the last batch was cut."""
+        self._pushes = count()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._turns
+
+    def add(self, item: Item[P], arrival: int, origin: float) -> None:
+        ticket, key, cost = item.ticket, item.batch_key, item.cost
+        tenant = self._tenants.get(ticket.tenant)
+        if tenant is None:
+            tenant = self._tenants[ticket.tenant] = _Tenant(ticket.tenant, self.now, origin)
+        if not tenant.requests:
+            self.sharing += 1
+            tenant.turn = max(tenant.turn, self.now)
+        standing = ticket.standing(self._lane)
+        turn = max(tenant.now, standing.turn)
+        standing.turn = turn + cost
+        if (waiting := tenant.waiting.get(key)) is None:
+            waiting = tenant.waiting[key] = []
+            heappush(self._turns.setdefault(key, []), (tenant.turn, next(self._pushes), tenant))
+        heappush(waiting, _Waiting(turn, arrival, item))
+        if (waits := tenant.requests.get(ticket, 0)) == 0:
+            self.requests += 1
+        tenant.requests[ticket] = waits + 1
+        tenant.cost += cost
+        self.cost += cost
+        self.items += 1
+
+    def head(self, key: Hashable) -> Item[P]:
+        """The item whose turn is first of those with this key."""
+        turns = self._turns[key]
+        tenant = turns[0][2] if len(turns) == 1 else self._first_tenant(turns)[2]
+        return tenant.waiting[key][0].item
+
+    def _first_tenant(self, turns: list[tuple[float, int, _Tenant[P]]]) -> tuple[float, int, _Tenant[P]]:
+        while (first := turns[0])[0] < first[2].turn:
+            heapreplace(turns, (first[2].turn, next(self._pushes), first[2]))
+        return first
+
+    def first(self) -> tuple[Hashable, Item[P]]:
+        """The item whose turn is first of all, and its key."""
+        tenant = min([self._first_tenant(turns) for turns in self._turns.values()])[2]
+        key = min(tenant.waiting, key=lambda k: tenant.waiting[k][0][:2])
+        return key, self.head(key)
+
+    def pop(self, key: Hashable, *, taken: bool) -> None:
+        """Let go of the first item of a key, which a batch has taken or nobody wants."""
+        tenant = self._turns[key][0][2]  # `head` has put it there
+        waiting = tenant.waiting[key]
+        item = heappop(waiting).item
+        if not waiting:
+            del tenant.waiting[key]
+            heappop(self._turns[key])
+            if not self._turns[key]:
+                del self._turns[key]
+        self._let_go(tenant, item, taken=taken)
+
+    def all_of(self, key: Hashable) -> list[Item[P]]:
+        """Those with this key, in no order."""
+        return [waits.item for _, _, tenant in self._turns[key] for waits in tenant.waiting[key]]
+
+    def pop_all(self, key: Hashable, *, taken: set[int], kept: set[int]) -> None:
+        """Let go of the items with this key but for those that are kept.
+
+        Args:
+            taken: Of those that a batch has taken, their identities.
+            kept: Of the others that are still wanted.
+        """
+        for _, _, tenant in self._turns[key]:
+            left = [waits for waits in tenant.waiting[key] if id(waits.item) in kept]
+            for waits in tenant.waiting[key] if len(left) < len(tenant.waiting[key]) else ():
+                if id(waits.item) not in kept:
+                    self._let_go(tenant, waits.item, taken=id(waits.item) in taken)
+            if left:
+                heapify(left)
+                tenant.waiting[key] = left
+            else:
+                del tenant.waiting[key]
+        turns = [entry for entry in self._turns[key] if key in entry[2].waiting]
+        if turns:
+            heapify(turns)
+            self._turns[key] = turns
+        else:
+            del self._turns[key]
+
+    def _let_go(self, tenant: _Tenant[P], item: Item[P], *, taken: bool) -> None:
+        cost = item.cost
+        if not tenant.batch_requests:
+            tenant.batch_requests = len(tenant.requests)
+            self._touched.append(tenant)
+        if taken:
+            tenant.turn += cost
+            tenant.batch_cost += cost
+        tenant.cost -= cost
+        self.cost -= cost
+        self.items -= 1
+        left = tenant.requests[item.ticket] - 1
+        if left:
+            tenant.requests[item.ticket] = left
+        else:
+            del tenant.requests[item.ticket]
+            self.requests -= 1
+
+    def end_batch(self) -> int:
+        """Let virtual time pass, and forget whom it has made equal to those who are new.
+
+        Returns:
+            Tokens that the batch has of this priority.
+        """
+        if not self._touched:
+            return 0
+        cost = sum([tenant.batch_cost for tenant in self._touched])
+        self.now += cost / self.sharing
+        for tenant in self._touched:
+            tenant.now += tenant.batch_cost / tenant.batch_requests
+            tenant.batch_cost = tenant.batch_requests = 0
+            if not tenant.requests:
+                self.sharing -= 1
+                self._list(tenant)
+        self._touched.clear()
+        if not self.sharing:
+            self._tenants.clear()
+            self._idle.clear()
+        while self._idle and self._idle[0][0] <= self.now:
+            tenant = heappop(self._idle)[2]
+            tenant.is_listed = False
+            if not tenant.requests:
+                self._list(tenant)
+        return cost
+
+    def _list(self, tenant: _Tenant[P]) -> None:
+        """Remember an idle tenant for as long as it has had more than one that is new."""
+        if tenant.turn <= self.now:
+            del self._tenants[tenant.name]
+        elif not tenant.is_listed:
+            tenant.is_listed = True
+            heappush(self._idle, (tenant.turn, next(self._pushes), tenant))
+
+    def ahead(self, ticket: Ticket) -> float:
+        """Tokens of this priority that go before the next item of a request."""
+        tenant = self._tenants.get(ticket.tenant)
+        if tenant is None:
+            return 0.0
+        turn = ticket.standing(self._lane).turn
+        own = min(tenant.cost, max(0.0, turn - tenant.now) * len(tenant.requests))
+        others = self.sharing - bool(tenant.requests)
+        return own + min(self.cost - tenant.cost, (max(0.0, tenant.turn - self.now) + own) * others)
+
+    @property
+    def remembered(self) -> int:
+        """Tenants that something is known of."""
+        return len(self._tenants)
+
+
+class Turns(Generic[P]):
+    """Everything that waits for one device.
+
+    A batch is cut by `first`, then `offer` and `take` for item after item (or `candidates` and `take_of`, where
+    the order is another one), then `end_batch`.
+
+    Args:
+        lane: Which waiting room this is, where there are several: a request has a turn in each.
+    """
+
+    def __init__(self, lane: Hashable = None) -> None:
+        self._interactive, self._bulk = queues = (_Queue[P](lane), _Queue[P](lane))
+        self._of = dict(zip((Priority.INTERACTIVE, Priority.BULK), queues, strict=True))
+        self._offered = self._interactive
+        self._owed = 0.0
+        """Tokens that bulk work is owed."""
+        self._given = 0.0
+        """Tokens of all batches so far: no virtual time of a tenant's requests can be later."""
+        self._arrivals = count()
+
+    @property
+    def items(self) -> int:
+        """That wait."""
+        return self._interactive.items + self._bulk.items
+
+    @property
+    def cost(self) -> int:
+        """Tokens that wait, padding not counted."""
+        return self._interactive.cost + self._bulk.cost
+
+    @property
+    def requests(self) -> int:
+        """Of which something waits."""
+        return self._interactive.requests + self._bulk.requests
+
+    @property
+    def interactive_cost(self) -> int:
+        """As `cost`, without bulk work."""
+        return self._interactive.cost
+
+    @property
+    def interactive_requests(self) -> int:
+        """As `requests`, without bulk work."""
+        return self._interactive.requests
+
+    @property
+    def tenants(self) -> int:
+        """Of which something waits; one that has both is counted in each priority."""
+        return self._interactive.sharing + self._bulk.sharing
+
+    @property
+    def remembered(self) -> int:
+        """Tenants that something is known of, likewise counted."""
+        return self._interactive.remembered + self._bulk.remembered
+
+    def ahead(self, ticket: Ticket) -> float:
+        """Tokens that go before the next item of a request: about what the others get until it has its turn.
+
+        Other tenants count for no more than its own gets meanwhile, bulk work before interactive for no more than it
+        is owed, and interactive work before bulk for no more than what leaves bulk its part.
+        """
+        queue = self._of[ticket.priority]
+        ahead = queue.ahead(ticket)
+        if queue is self._interactive:
+            return ahead + min(self._bulk.cost, ahead * BULK_PER_INTERACTIVE)
+        return ahead + min(self._interactive.cost, ahead / BULK_PER_INTERACTIVE)
+
+    def add(self, items: Iterable[Item[P]]) -> None:
+        for item in items:
+            self._of[item.ticket.priority].add(item, next(self._arrivals), self._given)
+
+    def first(self, still_wanted: Callable[[Item[P]], bool]) -> tuple[Hashable, Item[P]] | None:
+        """The batch key of the item whose turn is first of all, and the item; None if nothing is left.
+
+        Args:
+            still_wanted: Asked of each item that is looked at; one that is not wanted is let go of.
+        """
+        while (queue := self._leading()) is not None:
+            key, item = queue.first()
+            if still_wanted(item):
+                self._offered = queue
+                return key, item
+            queue.pop(key, taken=False)
+        return None
+
+    def _leading(self) -> _Queue[P] | None:
+        if not self._bulk.requests:
+            return self._interactive if self._interactive.requests else None
+        if not self._interactive.requests:
+            return self._bulk
+        return self._bulk if self._owed >= self._bulk.first()[1].cost else self._interactive
+
+    def offer(self, key: Hashable, still_wanted: Callable[[Item[P]], bool]) -> Item[P] | None:
+        """The item whose turn is first of those with a key; None if nothing is left of them."""
+        interactive, bulk = self._interactive, self._bulk
+        while True:
+            queue = interactive
+            if bulk.requests and key in bulk and (key not in interactive or self._owed >= bulk.head(key).cost):
+                queue = bulk
+            elif key not in interactive:
+                return None
+            item = queue.head(key)
+            if still_wanted(item):
+                self._offered = queue
+                return item
+            queue.pop(key, taken=False)
+
+    def take(self, key: Hashable, item: Item[P]) -> None:
+        """Take what `offer` has given."""
+        self._offered.pop(key, taken=True)
+        if self._bulk.requests or self._owed:
+            self._settle(self._offered, item.cost)
+
+    def candidates(self, key: Hashable, still_wanted: Callable[[Item[P]], bool]) -> list[Item[P]]:
+        """All items of a key and of the priority of what `first` has given that are wanted."""
+        return [item for item in self._offered.all_of(key) if still_wanted(item)]
+
+    def take_of(self, key: Hashable, candidates: Iterable[Item[P]], taken: Collection[Item[P]]) -> None:
+        """Take some of the candidates, and let go of all that were none."""
+        queue = self._offered
+        ids = set(map(id, taken))
+        queue.pop_all(key, taken=ids, kept=set(map(id, candidates)) - ids)
+        self._settle(queue, sum([item.cost for item in taken]))
+
+    def _settle(self, queue: _Queue[P], cost: int) -> None:
+        """Count what bulk work is owed for so many tokens of a priority."""
+        if not self._bulk.requests:
+            self._owed = 0.0
+        elif queue is self._interactive:
+            self._owed += cost * BULK_PER_INTERACTIVE
+        else:
+            self._owed = self._owed - cost if self._interactive.requests else 0.0
+
+    def end_batch(self) -> None:
+        """Let virtual time pass by what was taken."""
+        self._given += self._interactive.end_batch() + self._bulk.end_batch()
