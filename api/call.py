@@ -28,9 +28,7 @@ MAX_TIMEOUT_S: Final = 86_400.0
 """A day: more is a mistake in the unit."""
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
-_SHARES: Final = {b"interactive": 1.0, b"bulk": 1 / 8}
-PRIORITIES: Final = tuple(name.decode() for name in _SHARES)
-"""What `X-Priority` may say; the first where it says nothing."""
+_PRIORITIES: Final = {priority.encode(): priority for priority in Priority}
 LINES: Final = b"application/x-ndjson"
 _TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -158,17 +156,24 @@ class Call:
         """Whether the client asks for an answer line by line."""
         return LINES in self.headers.get(b"accept", b"")
 
-    def share(self) -> float:
-        """Of the device, compared with other requests: `X-Priority`.
+    @property
+    def tenant(self) -> str | None:
+        """Whose request it is, as far as anything says so."""
+        tenant: str | None = self.scope.get(TENANT)
+        return tenant
+
+    def priority(self) -> Priority:
+        """How it stands to other requests: `X-Priority`, or the urgency of `Priority` (RFC 9218, section 4.1).
 
         Raises:
-            InvalidInput: The header is none of the two priorities.
+            InvalidInput: The header is none of the two priorities, or no urgency from 0 to 7.
         """
-        given = self.headers.get(b"x-priority", b"interactive").lower()
-        if given not in _SHARES:
-            message = f"X-Priority: expected {' or '.join(PRIORITIES)}"
-            raise InvalidInput(message, param="X-Priority")
-        return _SHARES[given]
+        given = self.headers.get(b"x-priority")
+        if given is None:
+            return self._urgency()
+        if (priority := _PRIORITIES.get(given.lower())) is None:
+            raise InvalidInput(f"X-Priority: expected {' or '.join(Priority)}", param="X-Priority")
+        return priority
 
     def timeout_s(self) -> float:
         """How long the client waits for the answer, in seconds: `X-Request-Timeout`, or `Prefer: wait=`.

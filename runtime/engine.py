@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from staged_pool.runtime.admission import Admission, Room
+from staged_pool.runtime.admission import Admission, Asker, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
@@ -154,7 +154,7 @@ class Engine(EngineTasks):
         scope_ends_at = anyio.current_effective_deadline()
         if scope_ends_at == -math.inf:  # a caller who has left is not one whose deadline is too short
             await anyio.lowlevel.checkpoint_if_cancelled()
-        room, now, deadline = self._enter(body_bytes, timeout_s, scope_ends_at)
+        room, now, deadline = self._enter(body_bytes, timeout_s, scope_ends_at, Asker(priority, tenant))
         ticket = Ticket(
             decode,
             encode,
@@ -254,9 +254,11 @@ class Engine(EngineTasks):
             if given is not None:
                 await give(given)
 
-    def overload(self, body_bytes: int) -> Overloaded | None:
+    def overload(
+        self, body_bytes: int, *, priority: Priority = Priority.INTERACTIVE, tenant: Hashable = None
+    ) -> Overloaded | None:
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
-        return self._admission.overload(body_bytes)
+        return self._admission.overload(body_bytes, Asker(priority, tenant))
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served here. None and "" mean whichever is.
@@ -296,13 +298,15 @@ class Engine(EngineTasks):
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""
-        room, _, _ = self._enter(body_bytes, math.inf, anyio.current_effective_deadline())
+        room, _, _ = self._enter(body_bytes, math.inf, anyio.current_effective_deadline(), Asker())
         try:
             return await self._preprocess_offload(function, argument)
         finally:
             self._admission.leave(room)
 
-    def _enter(self, body_bytes: int, timeout_s: float, scope_ends_at: float) -> tuple[Room, float, float]:
+    def _enter(
+        self, body_bytes: int, timeout_s: float, scope_ends_at: float, asker: Asker
+    ) -> tuple[Room, float, float]:
         """Let a request in, or refuse it; its room, the time now, and its deadline."""
         if self._phase is not Phase.READY or self.fault:
             raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
@@ -310,7 +314,7 @@ class Engine(EngineTasks):
             raise InvalidInput(f"timeout_s={timeout_s}: must be above 0.", param="timeout_s")
         left_s = timeout_s if scope_ends_at == math.inf else min(timeout_s, scope_ends_at - anyio.current_time())
         now = self._clock()
-        return self._admission.enter(body_bytes=body_bytes, timeout_s=left_s), now, now + left_s
+        return self._admission.enter(body_bytes=body_bytes, timeout_s=left_s, asker=asker), now, now + left_s
 
     def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
         """What parse asks of a decoded request: how this model does it, within this server's limits."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 from unittest import mock
@@ -25,7 +25,7 @@ from staged_pool.runtime.model import Lane, ModelInput
 from staged_pool.runtime.pipeline import LaneLimits
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
-from staged_pool.stages import door, forming, isolate, preprocess, supervise
+from staged_pool.stages import door, isolate, preprocess, supervise
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError, StageFailed
@@ -38,6 +38,7 @@ from staged_pool.stages.preprocess import PreprocessStage
 from staged_pool.stages.stage import Stage
 from staged_pool.stages.supervise import Custody, Supervisor
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.turns import _Queue
 from staged_pool.stages.work import Item
 from tests.sim.clock import Backend
 from tests.sim.doubles import SimOffload
@@ -342,12 +343,12 @@ def two_drains_and_one_is_forgotten() -> Plan:
 def door_open_while_draining() -> Plan:
     original = Engine._enter
 
-    def enter(self: Engine, body_bytes: int, timeout_s: float, scope_ends_at: float) -> tuple[Room, float, float]:
+    def enter(self: Engine, *args: Any) -> tuple[Room, float, float]:
         phase = self._phase
         if phase is Phase.DRAINING:
             self._phase = Phase.READY
         try:
-            return original(self, body_bytes, timeout_s, scope_ends_at)
+            return original(self, *args)
         finally:
             self._phase = phase
 
@@ -527,12 +528,9 @@ def failed_forwards_count_as_running_for_ever() -> Plan:
 def batch_keys_ignored() -> Plan:
     def add(self: BatchBuilder[Any], items: Iterable[Item[Any]]) -> None:
         for item in items:
-            waits = forming._Waiting(0.0, next(self._arrivals), item)
-            self._waiting.setdefault(None, []).append(waits)
-            self._requests[item.ticket] += 1
-            self._items += 1
-            self._cost += item.cost
+            original(self, [replace(item, batch_key=None)])
 
+    original = BatchBuilder.add
     return [(BatchBuilder, "add", add)]
 
 
@@ -554,14 +552,15 @@ def token_budget_ignored() -> Plan:
 
 @mutation
 def waiting_cost_not_given_back_for_unwanted_items() -> Plan:
-    original = BatchBuilder._drop_unwanted_heads
+    original = _Queue.pop
 
-    def drop(self: BatchBuilder[Any], still_wanted: Callable[[Item[Any]], bool]) -> None:
-        cost = self._cost
-        original(self, still_wanted)
-        self._cost = cost
+    def pop(self: _Queue[Any], key: Hashable, *, taken: bool) -> None:
+        cost = self.cost
+        original(self, key, taken=taken)
+        if not taken:
+            self.cost = cost
 
-    return [(BatchBuilder, "_drop_unwanted_heads", drop)]
+    return [(_Queue, "pop", pop)]
 
 
 # ---- the ends of streams ----
