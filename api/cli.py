@@ -102,6 +102,15 @@ def serve(
     api_key_file: Annotated[
         Path | None, flag("--api-key-file", "Access", "The same, one key a line; # begins a comment.")
     ] = None,
+    tenant_header: Annotated[
+        str | None,
+        flag(
+            "--tenant-header",
+            "Access",
+            "A header that says whose a request is: tenants share the device fairly. Only behind a proxy that sets it. "
+            "Default: each API key is a tenant.",
+        ),
+    ] = None,
     cors_origin: Annotated[
         list[str] | None,
         flag(
@@ -294,6 +303,7 @@ def serve(
             quic_port=quic_port,
             root_path=root_path.rstrip("/"),
             api_keys=(*(api_key or ()), *(read_keys(api_key_file) if api_key_file else ())),
+            tenant_header=tenant_header,
             cors_origins=tuple(cors_origin or ()),
             tls_cert=tls_cert,
             tls_key=tls_key,

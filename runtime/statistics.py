@@ -46,7 +46,7 @@ class AdmissionStatistics:
     """Requests let in since the start."""
     refused: Mapping[str, int]
     """Requests refused since the start, by the limit that was reached; `delay` is the target delay, `deadline` that
-    of the request itself."""
+    of the request itself, `part` what one tenant, or bulk work, may have of a limit."""
     drain_s: float
     """How long everything inside needs, as predicted: that of the slowest lane."""
     lag_s: float

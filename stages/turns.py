@@ -211,9 +211,11 @@ class _Queue(Generic[P]):
 
     def _list(self, tenant: _Tenant[P]) -> None:
         """Remember an idle tenant for as long as it has had more than one that is new."""
+        if tenant.is_listed:
+            return
         if tenant.turn <= self.now:
             del self._tenants[tenant.name]
-        elif not tenant.is_listed:
+        else:
             tenant.is_listed = True
             heappush(self._idle, (tenant.turn, next(self._pushes), tenant))
 

@@ -385,6 +385,23 @@ class Watch:
                 )
                 for lane, inside in counted._lanes.items()
             ),
+            *(
+                (f"{what} of {priority} work", sum(totals), sum(parts))
+                for priority, of_tenants in counted._tenants.items()
+                for what, totals, parts in (
+                    (
+                        "requests",
+                        [inside.requests for inside in of_tenants.values()],
+                        [room.asker.priority is priority for room in rooms],
+                    ),
+                    (
+                        "tokens",
+                        [sum(inside.tokens.values()) for inside in of_tenants.values()],
+                        [room.tokens for room in rooms if room.asker.priority is priority],
+                    ),
+                )
+            ),
+            ("tenants", sum(map(len, counted._tenants.values())), len({room.asker for room in rooms})),
         ):
             if abs(total - parts) > EPSILON:
                 self.fail(f"admission counts {total:g} {what}, and {parts:g} are inside")

@@ -535,6 +535,21 @@ def batch_keys_ignored() -> Plan:
 
 
 @mutation
+def idle_tenants_never_forgotten() -> Plan:
+    return [(_Queue, "end_batch", lambda self: self._touched.clear() or 0)]
+
+
+@mutation
+def tokens_not_given_back_to_the_tenant() -> Plan:
+    def count(self: Admission, room: Room, lane: Lane, tokens: float) -> None:
+        self._lanes[lane].tokens += tokens
+        for inside in room.counts if tokens > 0 else ():
+            inside.tokens[lane] += tokens
+
+    return [(Admission, "_count", count)]
+
+
+@mutation
 def room_of_a_request_never_freed() -> Plan:
     original = Ticket.waits
 
