@@ -17,6 +17,7 @@ from staged_pool.runtime.admission import Admission, Asker, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
+from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
 from staged_pool.runtime.requests import Chat
@@ -80,6 +81,9 @@ class Engine(EngineTasks):
         self._phase = Phase.READY
         self._fault: str | None = None
 
+        on_device = 2 * model.card.forward_workers * config.batch_tokens(model.card.device)  # and on the way to it
+        self._gate = Gate(config.waiting_tokens + on_device, config.request_waiting_tokens)
+        """For texts. Pictures are fed by their callers in turns, and one that is being fetched must hold up nobody."""
         self._pipeline = Pipeline(
             config,
             model,
@@ -168,6 +172,8 @@ class Engine(EngineTasks):
         self._tickets[ticket] = room
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
+                if room.lane == "text":
+                    await self._gate.enter(ticket, room.tokens)
                 try:
                     await self._pipeline.enter(Arrival(ticket, body_bytes, now))
                 except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -189,6 +195,7 @@ class Engine(EngineTasks):
             elif isinstance(ticket.error, DeadlineExceeded):
                 self._expired[ticket.error.stage] += 1
             del self._tickets[ticket], self._scopes[ticket]
+            self._gate.leave(ticket)
             answered = ticket.error is None
             self._admission.leave(room, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
             if not self._tickets:
@@ -328,6 +335,8 @@ class Engine(EngineTasks):
         )
         if len(card.lanes) > 1 and (obstruction := self._pipeline.obstruction(lanes)):  # else the door has seen it
             raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
+        if "text" not in lanes:
+            self._gate.leave(ticket)
         if "image" in lanes:
             _check_pictures(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
         if (room := self._tickets.get(ticket)) is not None:

@@ -5,12 +5,12 @@ The rules:
 1. Interactive work goes before bulk work. So that bulk work never starves, it is owed a token for every seven of
    interactive work that the device gets while both wait: its next item goes as soon as it is owed what that costs.
 2. The tenants of a priority share it fairly, by tokens: one with a thousand requests and one with a single one get on
-   equally quickly. This is start-time fair queueing (Goyal, Vin and Cheng, 1996): a tenant has a turn, the virtual time
-   at which it came or at which what it has had would be done, whichever is later. Virtual time passes by the tokens of
-   a batch, divided by the tenants that wait.
+   equally quickly. Each has a turn, as in start-time fair queueing (Goyal, Vin and Cheng, 1996): the virtual time at
+   which it came, moved on by the tokens that it has had. Virtual time passes by the tokens of a batch, divided by the
+   tenants that wait.
 3. The requests of a tenant share in the same way what the tenant gets, in a virtual time of its own.
-4. A tenant of which nothing waits is remembered only until virtual time has come to its turn: after that it has had no
-   more than it would have if it were new. So nobody gains by pausing, and what is kept is of those that came lately.
+4. A tenant of which nothing waits is forgotten, and comes back as a new one. Nobody gains by that: whoever waits keeps
+   up with virtual time, and so gets its part of all that the device does, whatever others do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Waiting(NamedTuple, Generic[P]):
 class _Tenant(Generic[P]):
     """What waits of one tenant in one priority."""
 
-    __slots__ = ("batch_cost", "batch_requests", "cost", "is_listed", "name", "now", "requests", "turn", "waiting")
+    __slots__ = ("batch_cost", "batch_requests", "cost", "name", "now", "requests", "turn", "waiting")
 
     def __init__(self, name: Hashable, turn: float, now: float) -> None:
         self.name = name
@@ -57,8 +57,6 @@ class _Tenant(Generic[P]):
         """What the batch that is being cut has of it."""
         self.batch_requests = 0
         """Requests that waited when the batch got the first of that."""
-        self.is_listed = False
-        """Whether it is among the idle ones."""
 
 
 class _Queue(Generic[P]):
@@ -71,11 +69,8 @@ class _Queue(Generic[P]):
         self.requests = 0
         self.now = 0.0
         """Virtual time of the tenants, in tokens of one tenant's share."""
-        self.sharing = 0
-        """Tenants of which something waits."""
-        self._tenants: dict[Hashable, _Tenant[P]] = {}
-        self._idle: list[tuple[float, int, _Tenant[P]]] = []
-        """Heap of those of which nothing waited at the end of a batch, by turns that may have moved on since."""
+        self.tenants: dict[Hashable, _Tenant[P]] = {}
+        """Those of which something waits, or did before the batch that is being cut."""
         self._turns: dict[Hashable, list[tuple[float, int, _Tenant[P]]]] = {}
         """By batch key: heap of the tenants of which items with it wait, by turns that may have moved on since."""
         self._touched: list[_Tenant[P]] = []
@@ -87,12 +82,8 @@ class _Queue(Generic[P]):
 
     def add(self, item: Item[P], arrival: int, origin: float) -> None:
         ticket, key, cost = item.ticket, item.batch_key, item.cost
-        tenant = self._tenants.get(ticket.tenant)
-        if tenant is None:
-            tenant = self._tenants[ticket.tenant] = _Tenant(ticket.tenant, self.now, origin)
-        if not tenant.requests:
-            self.sharing += 1
-            tenant.turn = max(tenant.turn, self.now)
+        if (tenant := self.tenants.get(ticket.tenant)) is None:
+            tenant = self.tenants[ticket.tenant] = _Tenant(ticket.tenant, self.now, origin)
         standing = ticket.standing(self._lane)
         turn = max(tenant.now, standing.turn)
         standing.turn = turn + cost
@@ -183,7 +174,7 @@ class _Queue(Generic[P]):
             self.requests -= 1
 
     def end_batch(self) -> int:
-        """Let virtual time pass, and forget whom it has made equal to those who are new.
+        """Let virtual time pass, and forget those of which nothing waits any more.
 
         Returns:
             Tokens that the batch has of this priority.
@@ -191,48 +182,23 @@ class _Queue(Generic[P]):
         if not self._touched:
             return 0
         cost = sum([tenant.batch_cost for tenant in self._touched])
-        self.now += cost / self.sharing
+        self.now += cost / len(self.tenants)
         for tenant in self._touched:
             tenant.now += tenant.batch_cost / tenant.batch_requests
             tenant.batch_cost = tenant.batch_requests = 0
             if not tenant.requests:
-                self.sharing -= 1
-                self._list(tenant)
+                del self.tenants[tenant.name]
         self._touched.clear()
-        if not self.sharing:
-            self._tenants.clear()
-            self._idle.clear()
-        while self._idle and self._idle[0][0] <= self.now:
-            tenant = heappop(self._idle)[2]
-            tenant.is_listed = False
-            if not tenant.requests:
-                self._list(tenant)
         return cost
-
-    def _list(self, tenant: _Tenant[P]) -> None:
-        """Remember an idle tenant for as long as it has had more than one that is new."""
-        if tenant.is_listed:
-            return
-        if tenant.turn <= self.now:
-            del self._tenants[tenant.name]
-        else:
-            tenant.is_listed = True
-            heappush(self._idle, (tenant.turn, next(self._pushes), tenant))
 
     def ahead(self, ticket: Ticket) -> float:
         """Tokens of this priority that go before the next item of a request."""
-        tenant = self._tenants.get(ticket.tenant)
-        if tenant is None:
+        if (tenant := self.tenants.get(ticket.tenant)) is None:
             return 0.0
         turn = ticket.standing(self._lane).turn
         own = min(tenant.cost, max(0.0, turn - tenant.now) * len(tenant.requests))
-        others = self.sharing - bool(tenant.requests)
-        return own + min(self.cost - tenant.cost, (max(0.0, tenant.turn - self.now) + own) * others)
-
-    @property
-    def remembered(self) -> int:
-        """Tenants that something is known of."""
-        return len(self._tenants)
+        others = (max(0.0, tenant.turn - self.now) + own) * (len(self.tenants) - 1)
+        return own + min(self.cost - tenant.cost, others)
 
 
 class Turns(Generic[P]):
@@ -283,12 +249,7 @@ class Turns(Generic[P]):
     @property
     def tenants(self) -> int:
         """Of which something waits; one that has both is counted in each priority."""
-        return self._interactive.sharing + self._bulk.sharing
-
-    @property
-    def remembered(self) -> int:
-        """Tenants that something is known of, likewise counted."""
-        return self._interactive.remembered + self._bulk.remembered
+        return len(self._interactive.tenants) + len(self._bulk.tenants)
 
     def ahead(self, ticket: Ticket) -> float:
         """Tokens that go before the next item of a request: about what the others get until it has its turn.

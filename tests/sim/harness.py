@@ -166,7 +166,7 @@ class Simulation:
             batch = take(still_wanted, among=among)
             if batch is not None:
                 self.watch.batch_formed(lane, batch, waiting_cost, in_hand=stage.meter.busy)
-            if not builder and (remembered := builder.turns.remembered):
+            if not builder and (remembered := builder.turns.tenants):
                 self.watch.fail(f"nothing waits, and {remembered} tenants are remembered")
             return batch
 

@@ -38,7 +38,7 @@ from staged_pool.stages.preprocess import PreprocessStage
 from staged_pool.stages.stage import Stage
 from staged_pool.stages.supervise import Custody, Supervisor
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.turns import _Queue
+from staged_pool.stages.turns import Turns, _Queue
 from staged_pool.stages.work import Item
 from tests.sim.clock import Backend
 from tests.sim.doubles import SimOffload
@@ -526,12 +526,15 @@ def failed_forwards_count_as_running_for_ever() -> Plan:
 
 @mutation
 def batch_keys_ignored() -> Plan:
-    def add(self: BatchBuilder[Any], items: Iterable[Item[Any]]) -> None:
-        for item in items:
-            original(self, [replace(item, batch_key=None)])
+    def offer(self: Turns[Any], key: Hashable, still_wanted: Callable[[Item[Any]], bool]) -> Item[Any] | None:
+        first = self.first(still_wanted)
+        return None if first is None else first[1]
 
-    original = BatchBuilder.add
-    return [(BatchBuilder, "add", add)]
+    def take(self: Turns[Any], key: Hashable, item: Item[Any]) -> None:
+        original(self, item.batch_key, item)
+
+    original = Turns.take
+    return [(Turns, "offer", offer), (Turns, "take", take)]
 
 
 @mutation
