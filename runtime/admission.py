@@ -11,7 +11,7 @@ leaves a choice, the door believes in the quicker lane, and the request is judge
 The device is shared as `stages/turns.py` says, and the delay predicted accordingly. Of its own tenant's requests each
 gets no more of it than a new one does until that is done: a small request has little before it, whatever large ones are
 inside. Each other tenant gets no more than its own does meanwhile: it has little before it as well, whatever backlog
-another tenant has. Interactive work waits for no more of bulk work than that is owed, and bulk work for no more of
+another tenant has. Interactive work waits for no more of bulk work than is due, and bulk work for no more of
 interactive work than leaves it its part. What is refused for other limits must not depend on a backlog of others
 either: see `_beyond_part`.
 """
@@ -28,7 +28,7 @@ from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.pace import LanePace
-from staged_pool.stages.turns import BULK_PER_INTERACTIVE
+from staged_pool.stages.turns import INTERACTIVE_PER_BULK
 from staged_pool.stages.work import Priority
 
 _MARGIN = 0.65
@@ -417,9 +417,9 @@ class Admission:
             others_have -= own.tokens[lane]
         before += min(others_have, (len(tenants) - (own is not None)) * before)
         if asker.priority is Priority.INTERACTIVE:
-            before += min(self._priorities[Priority.BULK].tokens[lane], before * BULK_PER_INTERACTIVE)
+            before += min(self._priorities[Priority.BULK].tokens[lane], before / INTERACTIVE_PER_BULK)
         else:
-            before += min(self._priorities[Priority.INTERACTIVE].tokens[lane], before / BULK_PER_INTERACTIVE)
+            before += min(self._priorities[Priority.INTERACTIVE].tokens[lane], before * INTERACTIVE_PER_BULK)
         inside, others = self._lanes[lane], self._requests - is_inside
         return inside.pace.drain_s(before, min(inside.inputs, others * inputs) + inputs)
 

@@ -2,8 +2,8 @@
 
 The rules:
 
-1. Interactive work goes before bulk work. So that bulk work never starves, it is owed a token for every seven of
-   interactive work that the device gets while both wait: its next item goes as soon as it is owed what that costs.
+1. Interactive work goes before bulk work. So that bulk work never starves it ages by what the device does: an item of
+   bulk work is due as soon as interactive work has had seven times its tokens while both waited.
 2. The tenants of a priority share it fairly, by tokens: one with a thousand requests and one with a single one get on
    equally quickly. Each has a turn, as in start-time fair queueing (Goyal, Vin and Cheng, 1996): the virtual time at
    which it came, moved on by the tokens that it has had. Virtual time passes by the tokens of a batch, divided by the
@@ -25,8 +25,8 @@ from staged_pool.stages.work import Item, Priority
 
 P = TypeVar("P")
 
-BULK_PER_INTERACTIVE: Final = 1 / 7
-"""Tokens that bulk work is owed for each of interactive work while both wait: of the device it has an eighth then."""
+INTERACTIVE_PER_BULK: Final = 7
+"""Tokens of interactive work that go before each of bulk work while both wait: an eighth of the device is bulk's then."""
 
 
 class _Waiting(NamedTuple, Generic[P]):
@@ -215,8 +215,9 @@ class Turns(Generic[P]):
         self._interactive, self._bulk = queues = (_Queue[P](lane), _Queue[P](lane))
         self._of = dict(zip((Priority.INTERACTIVE, Priority.BULK), queues, strict=True))
         self._offered = self._interactive
-        self._owed = 0.0
-        """Tokens that bulk work is owed."""
+        self._before_bulk = 0
+        """Tokens that interactive work has had before the next item of bulk work; fewer than none where that has had more
+        than its part."""
         self._given = 0.0
         """Tokens of all batches so far: no virtual time of a tenant's requests can be later."""
         self._arrivals = count()
@@ -254,14 +255,14 @@ class Turns(Generic[P]):
     def ahead(self, ticket: Ticket) -> float:
         """Tokens that go before the next item of a request: about what the others get until it has its turn.
 
-        Other tenants count for no more than its own gets meanwhile, bulk work before interactive for no more than it
-        is owed, and interactive work before bulk for no more than what leaves bulk its part.
+        Other tenants count for no more than its own gets meanwhile, bulk work before interactive for no more than is
+        due, and interactive work before bulk for no more than leaves bulk its part.
         """
         queue = self._of[ticket.priority]
         ahead = queue.ahead(ticket)
         if queue is self._interactive:
-            return ahead + min(self._bulk.cost, ahead * BULK_PER_INTERACTIVE)
-        return ahead + min(self._interactive.cost, ahead / BULK_PER_INTERACTIVE)
+            return ahead + min(self._bulk.cost, ahead / INTERACTIVE_PER_BULK)
+        return ahead + min(self._interactive.cost, ahead * INTERACTIVE_PER_BULK)
 
     def add(self, items: Iterable[Item[P]]) -> None:
         for item in items:
@@ -286,14 +287,17 @@ class Turns(Generic[P]):
             return self._interactive if self._interactive.requests else None
         if not self._interactive.requests:
             return self._bulk
-        return self._bulk if self._owed >= self._bulk.first()[1].cost else self._interactive
+        return self._bulk if self._is_due(self._bulk.first()[1]) else self._interactive
+
+    def _is_due(self, bulk: Item[P]) -> bool:
+        return self._before_bulk >= bulk.cost * INTERACTIVE_PER_BULK
 
     def offer(self, key: Hashable, still_wanted: Callable[[Item[P]], bool]) -> Item[P] | None:
         """The item whose turn is first of those with a key; None if nothing is left of them."""
         interactive, bulk = self._interactive, self._bulk
         while True:
             queue = interactive
-            if bulk.requests and key in bulk and (key not in interactive or self._owed >= bulk.head(key).cost):
+            if bulk.requests and key in bulk and (key not in interactive or self._is_due(bulk.head(key))):
                 queue = bulk
             elif key not in interactive:
                 return None
@@ -306,7 +310,7 @@ class Turns(Generic[P]):
     def take(self, key: Hashable, item: Item[P]) -> None:
         """Take what `offer` has given."""
         self._offered.pop(key, taken=True)
-        if self._bulk.requests or self._owed:
+        if self._bulk.requests or self._before_bulk:
             self._settle(self._offered, item.cost)
 
     def candidates(self, key: Hashable, still_wanted: Callable[[Item[P]], bool]) -> list[Item[P]]:
@@ -321,13 +325,13 @@ class Turns(Generic[P]):
         self._settle(queue, sum([item.cost for item in taken]))
 
     def _settle(self, queue: _Queue[P], cost: int) -> None:
-        """Count what bulk work is owed for so many tokens of a priority."""
-        if not self._bulk.requests:
-            self._owed = 0.0
+        """Count what a priority has had, while the other one waits."""
+        if not (self._bulk.requests and self._interactive.requests):
+            self._before_bulk = 0
         elif queue is self._interactive:
-            self._owed += cost * BULK_PER_INTERACTIVE
+            self._before_bulk += cost
         else:
-            self._owed = self._owed - cost if self._interactive.requests else 0.0
+            self._before_bulk -= cost * INTERACTIVE_PER_BULK
 
     def end_batch(self) -> None:
         """Let virtual time pass by what was taken."""
