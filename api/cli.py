@@ -204,6 +204,15 @@ def serve(
             "whoever comes next. Default: on a CPU 512 to 1024, by how much waits; 16384 on a GPU.",
         ),
     ] = _DEFAULT.max_batch_tokens,
+    target_batch: Annotated[
+        float | None,
+        flag(
+            "--target-batch",
+            "Limits",
+            "Seconds that the forward of a batch is to take at most: batches have as many tokens as keep to it, up to "
+            "--max-batch-tokens. Shorter lets whoever comes next wait less, at the price of throughput. Default: none.",
+        ),
+    ] = _DEFAULT.target_batch_s,
     max_batch_items: Annotated[
         int, flag("--max-batch-items", "Limits", "Items of one batch. Bounds a batch of very short texts.")
     ] = _DEFAULT.max_batch_items,
@@ -344,6 +353,7 @@ def serve(
             media_limit=media_limit,
             media_timeout_s=media_timeout,
             max_batch_tokens=max_batch_tokens,
+            target_batch_s=target_batch,
             max_batch_items=max_batch_items,
             max_requests=max_requests,
             max_items=max_items,

@@ -433,6 +433,10 @@ class Admission:
         self._refused[limit] += 1
         return Overloaded(message, retry_after_s=self._lanes[lane].drain_s)
 
+    def requests_of(self, priority: Priority) -> int:
+        """Inside."""
+        return self._priorities[priority].requests
+
     def statistics(self) -> AdmissionStatistics:
         lanes = self._lanes.values()
         return AdmissionStatistics(
@@ -449,6 +453,7 @@ class Admission:
             drain_s=max(lane.drain_s for lane in lanes),
             lag_s=max(max(lane.lag_s.values()) for lane in lanes),
             bytes_per_token=self._estimates.bytes_per_token,
+            tenants=sum(map(len, self._tenants.values())),
             lanes={
                 name: LaneStatistics(tokens=round(lane.tokens), drain_s=lane.drain_s, lag_s=max(lane.lag_s.values()))
                 for name, lane in self._lanes.items()

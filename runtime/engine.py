@@ -368,6 +368,12 @@ class Engine(EngineTasks):
             expired=dict(self._expired),
             overdue_preprocess_calls=self._pipeline.overdue_calls(),
             stages=self._pipeline.stage_statistics(),
+            priorities={
+                priority: self._pipeline.priority_statistics(
+                    priority, requests=self._admission.requests_of(priority), at_gate=self._gate.waiting(priority)
+                )
+                for priority in Priority
+            },
             device=self._pipeline.device_statistics(),
             image_cache=self._model.image_cache,
         )
@@ -477,7 +483,6 @@ async def run_engine(
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
     """
-    batch_tokens = config.batch_tokens(model.card.device)
     tokenize = preprocess or ThreadOffload(config.preprocess_limit)
     offloads: dict[Lane, tuple[Offload, Offload]] = {
         "text": (device, tokenize),
@@ -487,7 +492,9 @@ async def run_engine(
         config,
         model,
         lanes={
-            lane: LaneParts(device=offloads[lane][0], preprocess=offloads[lane][1], pace=lane_pace(lane, batch_tokens))
+            lane: LaneParts(
+                device=offloads[lane][0], preprocess=offloads[lane][1], pace=lane_pace(lane, config, model.card.device)
+            )
             for lane in model.card.lanes
         },
         tokenize=tokenize,

@@ -11,7 +11,7 @@ import anyio
 
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.turns import Turns
-from staged_pool.stages.work import Item
+from staged_pool.stages.work import Item, Priority
 
 
 class Gate:
@@ -37,6 +37,10 @@ class Gate:
         self._let_in()
         if not let_in.is_set():
             await let_in.wait()
+
+    def waiting(self, priority: Priority) -> int:
+        """Requests of a priority that wait to be let in."""
+        return self._waiting.waiting(priority).requests
 
     def leave(self, ticket: Ticket) -> None:
         """Give back what a request has; nothing, if it has none."""

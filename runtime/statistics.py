@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from staged_pool.stages.meter import StageStatistics
+from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 
 
 class Phase(enum.StrEnum):
@@ -53,7 +53,25 @@ class AdmissionStatistics:
     """How much longer than predicted requests have taken lately, in the lane where it is most."""
     bytes_per_token: float
     """Of texts, as learned."""
+    tenants: int
+    """That have something inside; one that has requests of both priorities counts twice."""
     lanes: Mapping[str, LaneStatistics]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityStatistics:
+    """Where the requests of one priority wait."""
+
+    requests: int
+    """Inside the engine."""
+    at_gate: int
+    """Requests that wait until the pipeline has room for them."""
+    waiting_items: int
+    """Prepared, and in front of the device."""
+    waiting_tokens: int
+    """Of these."""
+    wait: HistogramSnapshot
+    """In front of the device, by item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +80,8 @@ class DeviceStatistics:
 
     batches: Mapping[str, int]
     """By the trigger that cut them."""
+    budget_tokens: Mapping[str, int]
+    """Of a batch at most, now, by lane: the target of `target_batch_s` and the device's memory move it."""
     items: int
     tokens: int
     """Of the items themselves, padding not counted."""
@@ -100,6 +120,8 @@ class EngineStatistics:
     stages: tuple[StageStatistics, ...]
     """parse, preprocess, batch, postprocess; with preprocess_images and batch_images beside the ones for texts where
     the model reads both, or in their place where it reads pictures only."""
+    priorities: Mapping[str, PriorityStatistics]
+    """`interactive` and `bulk`."""
     device: DeviceStatistics
     image_cache: ImageCacheStatistics | None = None
     """None: prepared pictures are not kept, or the model reads none."""

@@ -12,17 +12,20 @@ from typing import Generic, Protocol, TypeVar
 import anyio
 import structlog
 
+from staged_pool.stages.budget import Budget
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import cause, is_wanted
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.isolate import run_isolated
+from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import Overlap, Pace
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Batch, Item
+from staged_pool.stages.turns import Waiting
+from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -71,6 +74,7 @@ class BatchStage(Stage, Generic[P, R]):
         device: Runs it, `slots` calls at once, and then the one that waits. `DeviceLost` from it ends the stage.
         builder: The waiting room.
         pace: Told how long the whole device was busy with each batch.
+        budget: Of the builder's batches; told how long each forward took, and what the device had no room for.
         slots: Forwards at once.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
         more_comes: Whether what comes before this stage is at work: a forward then has not the device to itself.
@@ -86,6 +90,7 @@ class BatchStage(Stage, Generic[P, R]):
         device: Offload,
         builder: BatchBuilder[P],
         pace: Pace,
+        budget: Budget,
         options: StageOptions,
         slots: int,
         waiting_tokens: int,
@@ -99,6 +104,7 @@ class BatchStage(Stage, Generic[P, R]):
         self._device = device
         self._builder = builder
         self._pace = pace
+        self._budget = budget
         self._slots = slots
         self._forwards = Overlap()
         self._ahead: _Turn | None = None
@@ -112,6 +118,8 @@ class BatchStage(Stage, Generic[P, R]):
         self._work_waits = anyio.Event()
         self._room_freed = anyio.Event()
         self.triggers: Counter[str] = Counter()
+        self.waits = {priority: Histogram() for priority in Priority}
+        """As the meter's, by priority."""
         self.tokens = 0
         self.padding_tokens = 0
         self.wasted_tokens = 0
@@ -120,6 +128,15 @@ class BatchStage(Stage, Generic[P, R]):
     def waiting(self) -> int:
         """Items in the waiting room."""
         return len(self._builder)
+
+    def waiting_of(self, priority: Priority) -> Waiting:
+        """What of a priority is in the waiting room."""
+        return self._builder.turns.waiting(priority)
+
+    @property
+    def budget_tokens(self) -> int:
+        """Of a batch at most, as things are."""
+        return self._builder.max_cost
 
     @property
     def running(self) -> int:
@@ -246,7 +263,7 @@ class BatchStage(Stage, Generic[P, R]):
                 self._call,
                 [item.payload for item in batch.items],
                 stage=self.meter.name,
-                on_out_of_memory=self._lower_budget,
+                on_out_of_memory=partial(self._lower_budget, batch),
             )
         finally:
             ended, device_s = self._end(turn)
@@ -255,8 +272,11 @@ class BatchStage(Stage, Generic[P, R]):
         started = turn.began_at
         self.meter.service.observe(ended - started)
         self._pace.observe(batch.cost, device_s)
+        self._budget.observe(batch.cost, ended - started, was_limit=batch.trigger is BatchTrigger.COST)
+        self._builder.max_cost = self._budget.tokens
         for item in batch.items:
             self.meter.wait.observe(started - item.sent_at)
+            self.waits[item.ticket.priority].observe(started - item.sent_at)
         tokens = sum(item.cost for item in batch.items)
         self.tokens += tokens
         self.padding_tokens += batch.cost - tokens
@@ -285,7 +305,16 @@ class BatchStage(Stage, Generic[P, R]):
     def _run_forward(self, at_once: int, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
         return self._forward(payloads, at_once)
 
-    def _lower_budget(self, items: int) -> None:
-        """The device had no room for a batch: plan smaller ones from now on."""
-        self._builder.max_items = max(1, min(self._builder.max_items, items // 2))
-        log.warning("device.out_of_memory", items=items, max_batch_items=self._builder.max_items)
+    def _lower_budget(self, batch: Batch[P], items: int) -> None:
+        """The device had no room for so many items of a batch: plan smaller ones from now on."""
+        builder = self._builder
+        builder.max_items = max(1, min(builder.max_items, items // 2))
+        if items == len(batch.items) > 1:  # of its halves, one that is too large by itself would be all that counts
+            self._budget.out_of_memory(batch.cost)
+            builder.max_cost = self._budget.tokens
+        log.warning(
+            "device.out_of_memory",
+            items=items,
+            max_batch_items=builder.max_items,
+            max_batch_tokens=self._budget.tokens,
+        )

@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.turns import Turns
-from staged_pool.stages.work import Batch, BatchTrigger, Item
+from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority
 
 P = TypeVar("P")
 
@@ -82,7 +82,8 @@ class BatchBuilder(Generic[P]):
     def has_depth(self) -> bool:
         """Whether so much waits that a batch may be cut before a slot is free for it: nobody who comes meanwhile would
         have been in it. Before bulk work somebody would, so that it does not count."""
-        queue = self._queue(self.turns.interactive_cost, self.turns.interactive_requests)
+        interactive = self.turns.waiting(Priority.INTERACTIVE)
+        queue = self._queue(interactive.cost, interactive.requests)
         return queue >= _DEPTH_IN_BATCHES * self.budget
 
     def _queue(self, cost: int, requests: int) -> int:

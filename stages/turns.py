@@ -26,15 +26,23 @@ from staged_pool.stages.work import Item, Priority
 P = TypeVar("P")
 
 INTERACTIVE_PER_BULK: Final = 7
-"""Tokens of interactive work that go before each of bulk work while both wait: an eighth of the device is bulk's then."""
+"""Tokens of interactive work that go before each of bulk work while both wait: that leaves bulk work an eighth."""
 
 
-class _Waiting(NamedTuple, Generic[P]):
+class _Entry(NamedTuple, Generic[P]):
     """One item; compares by its turn, and by its arrival where turns are equal."""
 
     turn: float
     arrival: int
     item: Item[P]
+
+
+class Waiting(NamedTuple):
+    """How much waits."""
+
+    items: int
+    requests: int
+    cost: int
 
 
 class _Tenant(Generic[P]):
@@ -51,7 +59,7 @@ class _Tenant(Generic[P]):
         self.cost = 0
         self.requests: dict[Ticket, int] = {}
         """Items that wait, by request."""
-        self.waiting: dict[Hashable, list[_Waiting[P]]] = {}
+        self.waiting: dict[Hashable, list[_Entry[P]]] = {}
         """By batch key; each a heap, and none empty."""
         self.batch_cost = 0
         """What the batch that is being cut has of it."""
@@ -90,7 +98,7 @@ class _Queue(Generic[P]):
         if (waiting := tenant.waiting.get(key)) is None:
             waiting = tenant.waiting[key] = []
             heappush(self._turns.setdefault(key, []), (tenant.turn, next(self._pushes), tenant))
-        heappush(waiting, _Waiting(turn, arrival, item))
+        heappush(waiting, _Entry(turn, arrival, item))
         if (waits := tenant.requests.get(ticket, 0)) == 0:
             self.requests += 1
         tenant.requests[ticket] = waits + 1
@@ -216,8 +224,8 @@ class Turns(Generic[P]):
         self._of = dict(zip((Priority.INTERACTIVE, Priority.BULK), queues, strict=True))
         self._offered = self._interactive
         self._before_bulk = 0
-        """Tokens that interactive work has had before the next item of bulk work; fewer than none where that has had more
-        than its part."""
+        """Tokens that interactive work has had before the next item of bulk work; below 0 where that had more than its
+        part."""
         self._given = 0.0
         """Tokens of all batches so far: no virtual time of a tenant's requests can be later."""
         self._arrivals = count()
@@ -237,15 +245,10 @@ class Turns(Generic[P]):
         """Of which something waits."""
         return self._interactive.requests + self._bulk.requests
 
-    @property
-    def interactive_cost(self) -> int:
-        """As `cost`, without bulk work."""
-        return self._interactive.cost
-
-    @property
-    def interactive_requests(self) -> int:
-        """As `requests`, without bulk work."""
-        return self._interactive.requests
+    def waiting(self, priority: Priority) -> Waiting:
+        """What waits of a priority."""
+        queue = self._of[priority]
+        return Waiting(queue.items, queue.requests, queue.cost)
 
     @property
     def tenants(self) -> int:

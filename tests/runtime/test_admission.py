@@ -12,6 +12,7 @@ from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
 from staged_pool.runtime.model import Lane
+from staged_pool.stages.budget import Budget
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.pace import LanePace, Pace
 
@@ -26,7 +27,7 @@ class Clock:
 
 
 def door(pace: Pace | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
-    paces: dict[Lane, LanePace] = {"text": LanePace(batch_tokens=2048, device=pace or Pace())}
+    paces: dict[Lane, LanePace] = {"text": LanePace(budget=Budget(2048), device=pace or Pace())}
     return Admission(EngineConfig(**limits), paces, clock or Clock())
 
 
@@ -43,8 +44,8 @@ PICTURE_BYTES = 500_000
 
 def door_of_both(text: Pace, image: Pace, decode: Pace | None = None, **limits: Any) -> Admission:
     paces: dict[Lane, LanePace] = {
-        "text": LanePace(batch_tokens=512, device=text),
-        "image": LanePace(batch_tokens=512, device=image, preprocess=decode or Pace()),
+        "text": LanePace(budget=Budget(512), device=text),
+        "image": LanePace(budget=Budget(512), device=image, preprocess=decode or Pace()),
     }
     return Admission(EngineConfig(**limits), paces, Clock())
 
