@@ -21,6 +21,7 @@ from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.errands import Errands
+from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.model import Lane, ModelInput
 from staged_pool.runtime.pipeline import LaneLimits
 from staged_pool.runtime.statistics import Phase
@@ -550,6 +551,11 @@ def tokens_not_given_back_to_the_tenant() -> Plan:
             inside.tokens[lane] += tokens
 
     return [(Admission, "_count", count)]
+
+
+@mutation
+def room_at_the_gate_not_given_back() -> Plan:
+    return [(Gate, "leave", _nothing)]
 
 
 @mutation
