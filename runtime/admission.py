@@ -163,7 +163,8 @@ class Room:
             self._admission.correct(self, cast(Lane, lane), -tokens)
 
 
-_ANYBODY: Final = Asker()
+ANYBODY: Final = Asker()
+"""Interactive work of no tenant: there is nobody that it has to leave room to."""
 
 
 class Admission:
@@ -195,7 +196,7 @@ class Admission:
         """Inside, of all lanes."""
         return sum([lane.tokens for lane in self._lanes.values()])
 
-    def enter(self, *, body_bytes: int, timeout_s: float, asker: Asker = _ANYBODY) -> Room:
+    def enter(self, *, body_bytes: int, timeout_s: float, asker: Asker = ANYBODY) -> Room:
         """Let a request in.
 
         Args:
@@ -243,7 +244,7 @@ class Admission:
             self._put(room, of, _Part(guess.tokens, int(of == lane)))
         return room
 
-    def overload(self, body_bytes: int, asker: Asker = _ANYBODY) -> Overloaded | None:
+    def overload(self, body_bytes: int, asker: Asker = ANYBODY) -> Overloaded | None:
         """Why a request of so many bytes is refused now, and counted as refused; None if it may enter."""
         guesses = self._estimates.guess(body_bytes)
         return self._overload(body_bytes, guesses, self._quickest(guesses, asker), asker)
@@ -259,7 +260,7 @@ class Admission:
         for limit, allowed, has, more in zip(_LIMITS, self._allowed, inside, wanted, strict=True):
             if has + more > allowed:
                 return self._refuse(limit, f"The server is at its limit of {allowed} {limit} in flight.", lane)
-        if asker != _ANYBODY and (whose := self._beyond_part(inside, wanted, asker)) is not None:
+        if asker != ANYBODY and (whose := self._beyond_part(inside, wanted, asker)) is not None:
             return self._refuse("part", f"{whose} takes up its part of what the server has in flight at most.", lane)
         return self._too_late(lane, expected_s, asker.priority)
 
@@ -268,7 +269,7 @@ class Admission:
 
         The part is seven times what it leaves free: a dynamic threshold, by which switches share their buffers
         (Choudhury and Hahne, 1998). One that is alone can have seven eighths of a limit, two seven fifteenths each, and
-        whoever comes next always finds some room. Requests of no tenant have nobody to leave room to.
+        whoever comes next always finds some room.
         """
         parts: dict[str, list[_Inside]] = {}
         if asker.priority is Priority.BULK:

@@ -13,13 +13,13 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from staged_pool.runtime.admission import Admission, Asker, Room
+from staged_pool.runtime.admission import ANYBODY, Admission, Asker, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
-from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
+from staged_pool.runtime.pipeline import PARSE_WORKERS, POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
@@ -82,7 +82,7 @@ class Engine(EngineTasks):
         self._fault: str | None = None
 
         on_device = 2 * model.card.forward_workers * config.batch_tokens(model.card.device)  # and on the way to it
-        self._gate = Gate(config.waiting_tokens + on_device, config.request_waiting_tokens)
+        self._gate = Gate(config.waiting_tokens + on_device, PARSE_WORKERS)
         """For texts. Pictures are fed by their callers in turns, and one that is being fetched must hold up nobody."""
         self._pipeline = Pipeline(
             config,
@@ -172,7 +172,7 @@ class Engine(EngineTasks):
         self._tickets[ticket] = room
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
-                if room.lane == "text":
+                if room.lane == "text" and room.asker != ANYBODY:
                     await self._gate.enter(ticket, room.tokens)
                 try:
                     await self._pipeline.enter(Arrival(ticket, body_bytes, now))
@@ -305,7 +305,7 @@ class Engine(EngineTasks):
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""
-        room, _, _ = self._enter(body_bytes, math.inf, anyio.current_effective_deadline(), Asker())
+        room, _, _ = self._enter(body_bytes, math.inf, anyio.current_effective_deadline(), ANYBODY)
         try:
             return await self._preprocess_offload(function, argument)
         finally:

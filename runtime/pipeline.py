@@ -193,6 +193,7 @@ class Pipeline:
             chunk_items=config.chunk_items,
             workers=PARSE_WORKERS,
             request_waiting_tokens=config.request_waiting_tokens,
+            waiting_tokens=config.waiting_tokens,
         )
         self.errands = Errands(
             {lane: inputs[lane].outlet for lane in lanes if lane not in fed_by_parse},

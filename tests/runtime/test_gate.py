@@ -26,8 +26,8 @@ def a_ticket(tenant: Hashable = None, priority: Priority = Priority.INTERACTIVE)
 class Crowd:
     """Requests that want in, and those that are."""
 
-    def __init__(self, tokens: int, request_tokens: int = 100) -> None:
-        self.gate = Entrance(tokens, request_tokens)
+    def __init__(self, tokens: int, requests: int = 1) -> None:
+        self.gate = Entrance(tokens, requests)
         self.inside: list[Ticket] = []
 
     async def enter(self, ticket: Ticket, tokens: float) -> None:
@@ -35,43 +35,60 @@ class Crowd:
         self.inside.append(ticket)
 
 
-async def test_what_there_is_room_for_goes_in_at_once_and_the_rest_as_others_leave() -> None:
-    crowd, tickets = Crowd(10), [a_ticket() for _ in range(5)]
+async def test_one_tenant_takes_half_and_waits_for_the_rest_until_some_of_it_leaves() -> None:
+    crowd, tickets = Crowd(40), [a_ticket() for _ in range(7)]
     async with anyio.create_task_group() as tasks:
         for ticket in tickets:
             tasks.start_soon(crowd.enter, ticket, 5)
             await anyio.wait_all_tasks_blocked()
-        assert crowd.inside == tickets[:2]
+        assert crowd.inside == tickets[:4]
         assert crowd.gate.waiting(Priority.INTERACTIVE) == 3
         for place in range(3):
             crowd.gate.leave(tickets[place])
             await anyio.wait_all_tasks_blocked()
-            assert crowd.inside == tickets[: place + 3]
+            assert crowd.inside == tickets[: place + 5]
 
 
-async def test_what_is_larger_than_the_pipeline_goes_in_alone() -> None:
-    crowd = Crowd(10, request_tokens=1000)
-    first, large = a_ticket(), a_ticket()
+async def test_however_large_a_request_is_several_are_inside_side_by_side() -> None:
+    crowd = Crowd(640, requests=64)
     async with anyio.create_task_group() as tasks:
-        for ticket, tokens in ((first, 1), (large, 5000)):
-            tasks.start_soon(crowd.enter, ticket, tokens)
-            await anyio.wait_all_tasks_blocked()
-        assert crowd.inside == [first]
-        crowd.gate.leave(first)
+        for _ in range(100):
+            tasks.start_soon(crowd.enter, a_ticket(), 5000)
+        await anyio.wait_all_tasks_blocked()
+        assert len(crowd.inside) == 32
+        tasks.cancel_scope.cancel()
 
 
-async def test_tenants_go_in_in_turns_and_bulk_work_last() -> None:
+@pytest.mark.parametrize(
+    "other", [a_ticket("light"), a_ticket("heavy", Priority.BULK)], ids=["another tenant", "another priority"]
+)
+async def test_whoever_has_nothing_inside_goes_in_at_once(other: Ticket) -> None:
     crowd = Crowd(10)
-    first, light, bulk = a_ticket("heavy"), a_ticket("light"), a_ticket("light", Priority.BULK)
-    heavy = [a_ticket("heavy") for _ in range(4)]
     async with anyio.create_task_group() as tasks:
-        for ticket in (first, bulk, *heavy, light):
+        for ticket in (*[a_ticket("heavy") for _ in range(50)], other):
             tasks.start_soon(crowd.enter, ticket, 10)
             await anyio.wait_all_tasks_blocked()
-        while len(crowd.inside) < 7:
-            crowd.gate.leave(crowd.inside[-1])
+        assert len(crowd.inside) == 2
+        assert crowd.inside[-1] is other
+        tasks.cancel_scope.cancel()
+
+
+async def test_room_that_is_freed_goes_to_who_has_least() -> None:
+    crowd = Crowd(120)
+    tickets = {tenant: [a_ticket(tenant) for _ in range(20)] for tenant in "ab"}
+    async with anyio.create_task_group() as tasks:
+        for tenant in "ab":
+            for ticket in tickets[tenant]:
+                tasks.start_soon(crowd.enter, ticket, 10)
+                await anyio.wait_all_tasks_blocked()
+        inside = [ticket.tenant for ticket in crowd.inside]
+        assert (inside.count("a"), inside.count("b")) == (6, 3)
+        for ticket in tickets["a"][:6]:
+            crowd.gate.leave(ticket)
             await anyio.wait_all_tasks_blocked()
-    assert crowd.inside == [first, heavy[0], light, *heavy[1:], bulk]
+        now = [ticket.tenant for ticket in crowd.inside[6:]]
+        assert (now.count("a"), now.count("b")) == (4, 4)
+        tasks.cancel_scope.cancel()
 
 
 async def test_who_gives_up_waiting_keeps_nobody_out() -> None:
@@ -93,7 +110,7 @@ async def test_who_gives_up_waiting_keeps_nobody_out() -> None:
     await crowd.enter(a_ticket(), 10)
 
 
-async def test_statistics_show_where_each_priority_waits_and_a_deadline_ends_the_wait() -> None:
+async def test_statistics_show_who_waits_at_the_gate_and_a_deadline_ends_that() -> None:
     gate = Gate()
     config = EngineConfig(waiting_tokens=4, max_batch_tokens=1, max_batch_items=1)
     model = LetterModel(on_forward=gate)
@@ -101,14 +118,14 @@ async def test_statistics_show_where_each_priority_waits_and_a_deadline_ends_the
         for _ in range(20):
             tasks.start_soon(lambda: engine.embed("a", tenant="x"))
         await gate.arrived()
-        await until(lambda: engine.statistics().priorities["interactive"].waiting_items >= 3)
+        await until(lambda: engine.statistics().priorities["interactive"].waiting_items >= 2)
         with pytest.raises(DeadlineExceeded):
-            await engine.embed("b", priority="bulk", tenant="y", timeout_s=0.05)
+            await engine.embed("b", tenant="x", timeout_s=0.05)
         statistics = engine.statistics()
         interactive, bulk = statistics.priorities["interactive"], statistics.priorities["bulk"]
         assert interactive.requests == 20
         assert interactive.at_gate >= 10
-        assert bulk.requests == bulk.waiting_items == bulk.wait.count == 0
+        assert bulk.requests == bulk.at_gate == bulk.waiting_items == bulk.wait.count == 0
         assert statistics.admission.tenants == 1
         assert statistics.device.budget_tokens == {"text": 1}
         gate.open()
