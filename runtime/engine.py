@@ -145,7 +145,7 @@ class Engine(EngineTasks):
             timeout_s: The answer is of no use after so many seconds.
             timeline: Filled in with the times of each stage.
             priority: How it stands to other requests that want the device; see `Priority`.
-            tenant: Whose it is. Tenants share the device fairly, however many requests each has; the requests of a
+            tenant: Whose it is. Tenants share the device fairly, however many requests each has, and the requests of a
                 tenant share what it gets. None is a tenant, too.
             stream: For `stream`, below.
 

@@ -72,7 +72,7 @@ KILLS: dict[str, tuple[Backend, int]] = {
     "items_counted_twice": ("trio", 0),
     "idle_tenants_never_forgotten": ("trio", 0),
     "tokens_not_given_back_to_the_tenant": ("trio", 0),
-    "room_at_the_gate_not_given_back": ("trio", 9),
+    "room_at_the_gate_not_given_back": ("trio", 91),
     "room_of_a_request_never_freed": ("trio", 63),
     "lists_of_both_lanes": ("trio", 3),
     "several_pictures_in_one_call": ("trio", 0),
