@@ -133,6 +133,22 @@ async def test_statistics_show_who_waits_at_the_gate_and_a_deadline_ends_that() 
     assert engine.statistics().priorities["interactive"].wait.count == 20
 
 
+async def test_however_many_large_requests_are_fed_a_small_one_reaches_the_waiting_room() -> None:
+    gate = Gate()
+    config = EngineConfig(waiting_tokens=100, request_waiting_tokens=50, chunk_items=1, max_batch_items=1)
+    model = LetterModel(on_forward=gate)
+    async with run_engine(config, model, device=ThreadOffload(1)) as engine, anyio.create_task_group() as tasks:
+        waiting = engine._pipeline.batch["text"]._builder.turns
+        for _ in range(10):
+            tasks.start_soon(engine.embed, ["a"] * 100)
+        await gate.arrived()
+        await until(lambda: waiting.items >= 40)
+        tasks.start_soon(lambda: engine.embed("b", tenant="b"))
+        await until(lambda: waiting.tenants == 2)
+        gate.open()
+    assert model.forwarded.index(["b"]) <= 3
+
+
 @pytest.mark.parametrize("priority", ["soon", "", "BULK", None, 1, []])
 async def test_a_host_that_asks_for_another_priority_is_told_which_there_are(priority: str) -> None:
     async with run_engine(EngineConfig(), LetterModel(), device=ThreadOffload(1)) as engine:
