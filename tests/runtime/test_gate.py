@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import run_engine
+from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.gate import Gate as Entrance
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded, InvalidInput
 from staged_pool.stages.offload import ThreadOffload
@@ -142,11 +142,16 @@ async def test_however_many_large_requests_are_fed_a_small_one_reaches_the_waiti
         for _ in range(10):
             tasks.start_soon(engine.embed, ["a"] * 100)
         await gate.arrived()
-        await until(lambda: waiting.items >= 40)
+        await until(lambda: waiting.items >= 40 and _is_idle(engine), within_s=10)  # nobody is fed any further
         tasks.start_soon(lambda: engine.embed("b", tenant="b"))
         await until(lambda: waiting.tenants == 2)
         gate.open()
     assert model.forwarded.index(["b"]) <= 3
+
+
+def _is_idle(engine: Engine) -> bool:
+    preprocess = engine.statistics().stages[1]
+    return preprocess.busy == preprocess.waiting == 0
 
 
 @pytest.mark.parametrize("priority", ["soon", "", "BULK", None, 1, []])
