@@ -8,12 +8,12 @@ elsewhere (an event loop with too much to do) counts too.
 Which lane a request will use is not known at the door, only what bodies of its size have turned out to be. Where that
 leaves a choice, the door believes in the quicker lane, and the request is judged again when it has been decoded.
 
-The device is shared as `stages/turns.py` says, and the delay predicted accordingly. Of its own tenant's requests each
-gets no more of it than a new one does until that is done: a small request has little before it, whatever large ones are
-inside. Each other tenant gets no more than its own does meanwhile: it has little before it as well, whatever backlog
-another tenant has. Interactive work waits for no more of bulk work than is due, and bulk work for no more of
-interactive work than leaves it its part. What is refused for other limits must not depend on a backlog of others
-either: see `_beyond_part`.
+The device is shared as `stages/turns.py` and `stages/tenants.py` say, and the delay predicted accordingly. Of its own
+tenant's requests each gets no more of it than a new one does until that is done: a small request has little before it,
+whatever large ones are inside. Each other tenant gets no more than its own does meanwhile: it has little before it as
+well, whatever backlog another tenant has. Interactive work waits for no more of bulk work than is due, and bulk work
+for no more of interactive work than leaves it its part. What is refused for other limits must not depend on a backlog
+of others either: see `_beyond_part`.
 """
 
 from __future__ import annotations

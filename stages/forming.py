@@ -4,9 +4,9 @@ The rules:
 
 1. Nothing is frozen early: a batch is cut when a slot of the device asks for one, out of everything that waits then.
 2. Nothing is waited for: whatever waits is a batch, however small.
-3. Whose item goes next is for `turns.py` to say: interactive work before bulk, tenants share the device fairly, and the
-   requests of a tenant what the tenant gets. So one of a thousand documents and one of a single text get on equally
-   quickly.
+3. Whose item goes next is for `turns.py` and `tenants.py` to say: interactive work before bulk, tenants share the
+   device fairly, and the requests of a tenant what the tenant gets. So one of a thousand documents and one of a single
+   text get on equally quickly.
 4. The item whose turn is first is in the next batch of all, so that nothing starves.
 5. The rest of that batch has its batch key and keeps within the item limit and the token budget. An item alone may
    exceed the budget: it would never go otherwise.

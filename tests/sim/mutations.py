@@ -38,8 +38,9 @@ from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import PreprocessStage
 from staged_pool.stages.stage import Stage
 from staged_pool.stages.supervise import Custody, Supervisor
+from staged_pool.stages.tenants import TenantQueue
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.turns import Turns, _Queue
+from staged_pool.stages.turns import Turns
 from staged_pool.stages.work import Item
 from tests.sim.clock import Backend
 from tests.sim.doubles import SimOffload
@@ -540,7 +541,7 @@ def batch_keys_ignored() -> Plan:
 
 @mutation
 def idle_tenants_never_forgotten() -> Plan:
-    return [(_Queue, "end_batch", lambda self: self._touched.clear() or 0)]
+    return [(TenantQueue, "end_batch", lambda self: self._touched.clear() or 0)]
 
 
 @mutation
@@ -576,15 +577,15 @@ def token_budget_ignored() -> Plan:
 
 @mutation
 def waiting_cost_not_given_back_for_unwanted_items() -> Plan:
-    original = _Queue.pop
+    original = TenantQueue.pop
 
-    def pop(self: _Queue[Any], key: Hashable, *, taken: bool) -> None:
+    def pop(self: TenantQueue[Any], key: Hashable, *, taken: bool) -> None:
         cost = self.cost
         original(self, key, taken=taken)
         if not taken:
             self.cost = cost
 
-    return [(_Queue, "pop", pop)]
+    return [(TenantQueue, "pop", pop)]
 
 
 # ---- the ends of streams ----
