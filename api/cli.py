@@ -182,9 +182,14 @@ def serve(
         str | None,
         flag("--allow-media-path", "Images", "A folder; requests may name the files in it by file:// URLs."),
     ] = _DEFAULT.allow_media_path,
-    media_limit: Annotated[int, flag("--media-limit", "Images", "Fetches at once.")] = _DEFAULT.media_limit,
+    media_limit: Annotated[
+        int, flag("--media-limit", "Images", "Fetches at once, and as many reads of files.")
+    ] = _DEFAULT.media_limit,
     media_timeout: Annotated[
-        float, flag("--media-timeout", "Images", "Seconds that one fetch may take, with all redirects; then 504.")
+        float,
+        flag(
+            "--media-timeout", "Images", "Seconds that one fetch, with all redirects, or one file may take; then 504."
+        ),
     ] = _DEFAULT.media_timeout_s,
     preprocess_limit: Annotated[
         int,

@@ -26,7 +26,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.express import Express, Whole
+from staged_pool.api.express import Arriving, Express, Whole
 from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2, Stream
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import AsyncioTransport, Transport, TrioTransport
@@ -41,6 +41,9 @@ log = structlog.get_logger("staged_pool.api")
 
 TURN_S: Final = 0.01
 """How long a connection that sends a large body may keep its turn while nothing comes."""
+
+AT_ONCE_S: Final = 1.0
+"""How long a body may take that goes the short way, which has no other limits for slow ones."""
 
 
 class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is untyped here
@@ -195,9 +198,9 @@ class Connection:
                 await self._until_answered(leaves=not data)
             if not data:
                 break
-            if await self._took_the_short_way(data):
+            if (left := await self._left_by_the_short_way(data)) is None:
                 continue
-            await self._protocol.handle(RawData(data))
+            await self._protocol.handle(RawData(left))
             if self._idle and self._protocol.protocol.in_head and not self._in_head:
                 self._in_head = True
                 self._patient_until = anyio.current_time() + self._limits.head_timeout_s
@@ -207,6 +210,7 @@ class Connection:
         """Receive a part of a body where it is to lie, when it has its turn. False: there is no more."""
         protocol = self._protocol.protocol
         count: int | None = 0
+        self._transport.rest()
         try:
             async with self._traffic.turns:
                 with protocol.room() as room:
@@ -226,7 +230,7 @@ class Connection:
             or not self._at_a_beginning()
             or self._sending.locked()
             or not self._transport.has_sent_all
-            or (request := express.read(data, self._client)) is None
+            or not isinstance(request := express.read(data, self._client), Whole)
             or (refusal := express.refuse(request)) is None
         ):
             return False
@@ -234,20 +238,42 @@ class Connection:
         self._patient_until = anyio.current_time() + self._limits.keep_alive_s  # which is looked at when it is over
         return True
 
-    async def _took_the_short_way(self, data: bytes) -> bool:
-        """Whether what has arrived is refused, or being answered, without a protocol."""
+    async def _left_by_the_short_way(self, data: bytes) -> bytes | None:
+        """What is left to the protocol of what has arrived, and of the rest of it that has been waited for. None: the
+        request is refused, or being answered, without a protocol."""
         express = self._express
         if express is None or not self._at_a_beginning() or (request := express.read(data, self._client)) is None:
-            return False
+            return data
+        if has_come := isinstance(request, Arriving):
+            if not express.has_room(request.length) or not await self._has_arrived(express, request):
+                return request.so_far()
+            request = request.whole()
         if (refusal := express.refuse(request)) is not None:
             await self._handle(RawData(refusal))
             self._update(idle=True)
-            return True
-        if not express.has_room(request):
-            return False
+            return None
+        if not has_come and not express.has_room(len(request.body)):
+            return data
         self._update(idle=False)
         self._answering = anyio.CancelScope()
         self._spawner.spawn(self._answer, express, request, self._answering)  # while this task looks out for the client
+        return None
+
+    async def _has_arrived(self, express: Express, request: Arriving) -> bool:
+        """Receive the rest of a body; whether all of it has come, and soon enough."""
+        self._update(idle=False)
+        self._transport.rest()
+        latest = anyio.current_time() + AT_ONCE_S
+        with express.holding(request):
+            while request.count < request.length:
+                if self._traffic.leaving or anyio.current_time() > latest:
+                    return False
+                async with self._traffic.turns:
+                    with request.room() as room:
+                        count = await self._transport.receive_into(room, TURN_S)
+                if count is None:
+                    return False
+                request.count += count
         return True
 
     async def _answer(self, express: Express, request: Whole, scope: anyio.CancelScope) -> None:

@@ -14,16 +14,14 @@ Hence the rules here:
 
 from __future__ import annotations
 
-import ctypes
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 
 import anyio
-import anyio.to_thread
 
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
+from staged_pool.api.bodies import Body
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.traffic import Traffic
@@ -39,13 +37,6 @@ FREE_PIECES = 2**12
 PIECE_BYTES = 8
 """A body may come in 4096 pieces and one more for each eight bytes. Each costs the event loop as much as a kilobyte
 does, so a body in crumbs is a way to keep it busy."""
-
-
-GATHERED_BYTES = 2**18
-"""Small pieces of a body are joined as they come, until they are so large."""
-
-JOINED_AT_ONCE_BYTES = 2**20
-"""A body of so many bytes, and no larger one, is joined on the event loop: that takes tenths of a millisecond."""
 
 
 class Guard:
@@ -130,7 +121,7 @@ class Guard:
         return self._traffic.requests > self._config.max_http_requests
 
     async def _read(self, intake: _Intake, room: _Room) -> bytes | bytearray:
-        body = _Body()
+        body = Body()
         pieces = 0
         with self._traffic.patience(self._config.body_timeout_s):
             while not intake.ended:
@@ -150,51 +141,6 @@ class Guard:
             tasks.start_soon(farewell.drain)
             await self._refuse(problem)(scope, _Exchange(b"", intake, send).receive, farewell.send)
             tasks.cancel_scope.cancel()
-
-
-class _Body:
-    """A body while it arrives. One that grew in place would be copied whole, over and over, on the event loop."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._pieces: list[bytes | bytearray] = []
-
-    def add(self, chunk: bytes | bytearray) -> None:
-        self.size += len(chunk)
-        if not self._pieces or len(self._pieces[-1]) + len(chunk) > GATHERED_BYTES:
-            self._pieces.append(chunk)
-            return
-        last = self._pieces[-1]
-        if not isinstance(last, bytearray):
-            last = self._pieces[-1] = bytearray(last)
-        last += chunk
-
-    async def whole(self, traffic: Traffic) -> bytes | bytearray:
-        """All of it, in one piece. A large one is joined in a thread, one at a time: it is there twice meanwhile."""
-        if len(self._pieces) == 1:
-            return self._pieces[0]
-        if self.size <= JOINED_AT_ONCE_BYTES:
-            return b"".join(self._pieces)
-        return await anyio.to_thread.run_sync(_joined, self._pieces, self.size, limiter=traffic.joining)
-
-
-def _joined(pieces: Sequence[bytes | bytearray], size: int) -> bytearray:
-    """What `join` makes, without keeping the interpreter's lock: memory that is new comes page by page, in tens of
-    milliseconds for tens of megabytes, and the event loop would have to wait for all of it."""
-    body = _new_bytearray(None, size)
-    start = 0
-    with memoryview(body) as room:
-        for piece in pieces:
-            room[start : start + len(piece)] = piece
-            start += len(piece)
-            time.sleep(0)  # whoever waits for the lock gets it
-    return body
-
-
-_new_bytearray: Callable[[None, int], bytearray] = ctypes.pythonapi.PyByteArray_FromStringAndSize
-"""Makes one whose bytes have not been written yet, and take no memory until they are."""
-ctypes.pythonapi.PyByteArray_FromStringAndSize.restype = ctypes.py_object
-ctypes.pythonapi.PyByteArray_FromStringAndSize.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
 class _Room:

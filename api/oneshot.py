@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
@@ -41,6 +42,7 @@ from staged_pool.api.flags import (
 from staged_pool.api.program import errors_in_flag_words, prepare_environment, run
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import MODEL_MAX, Image
+from staged_pool.stages.errors import InvalidInput
 
 if TYPE_CHECKING:
     from staged_pool.runtime.engine import Engine
@@ -96,7 +98,8 @@ def embed(
 
     async def use(engine: Engine, config: EngineConfig) -> None:
         for first, some in _portions(_given(texts, image), config):
-            result = await engine.embed(await _read(some), dimensions=dimensions)
+            with _errors_by_name(some, first):
+                result = await engine.embed(await _read(some), dimensions=dimensions)
             for index, (each, vector) in enumerate(zip(some, result.embeddings.tolist(), strict=True), start=first):
                 _print(index=index, **_named(each), embedding=vector)
 
@@ -204,7 +207,8 @@ def classify(
 
     async def use(engine: Engine, config: EngineConfig) -> None:
         for first, some in _portions(_given(texts, image), config):
-            result = await engine.classify(await _read(some), activate=activate)
+            with _errors_by_name(some, first):
+                result = await engine.classify(await _read(some), activate=activate)
             best = result.scores.argmax(axis=1).tolist()
             rows = zip(some, best, result.scores.tolist(), strict=True)
             for index, (each, place, probs) in enumerate(rows, start=first):
@@ -301,6 +305,19 @@ def _given(texts: list[str] | None, images: list[Path] | None) -> list[str | Pat
 async def _read(given: Sequence[str | Path]) -> list[str | Image]:
     """The same with the pictures that lie in the files."""
     return [each if isinstance(each, str) else Image(await anyio.Path(each).read_bytes()) for each in given]
+
+
+@contextmanager
+def _errors_by_name(given: Sequence[str | Path], first: int) -> Iterator[None]:
+    """Say which of the inputs is wrong: a picture by its file, a text by its place, of which the first is `first`."""
+    try:
+        yield
+    except InvalidInput as error:
+        if error.index is None:
+            raise
+        wrong = given[error.index]
+        name = f"input {first + error.index}" if isinstance(wrong, str) else str(wrong)
+        raise type(error)(f"{name}: {error}", param=error.param, index=error.index) from error
 
 
 def _named(given: str | Path) -> dict[str, str]:

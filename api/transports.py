@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES: Final = 2**18
 
-ARRIVAL_BYTES: Final = 2**16
-"""What is taken at once from a connection that nothing is known of yet."""
+ARRIVAL_BYTES: Final = 2**14
+"""What is taken at once from a connection that nothing is known of yet: a head and a small body. From one that sends
+more it is twice as much each time."""
+
+MUCH_BYTES: Final = 2**15
+"""Of a body, at least: for less the event loop is woken by whatever comes."""
 
 WAITING_BYTES: Final = 2**16
 """What may wait in a transport of asyncio without anyone who waits for it."""
@@ -69,6 +73,9 @@ class Transport(Protocol):
     def show_first(self, look: Callable[[bytes], bool]) -> None:
         """Show `look` what arrives before anybody receives it, where that costs no turn of the event loop; nobody
         receives what it takes. What waits to be received, or is received into a room, is not shown."""
+
+    def rest(self) -> None:
+        """Receive nothing until somebody asks for it, as far as that can be chosen."""
 
     async def receive_into(self, room: memoryview, within_s: float) -> int | None:
         """Receive bytes to where they are to lie: as many as there is room for and come within so many seconds. Nothing
@@ -133,24 +140,43 @@ class AsyncioTransport:
         transport: Any = self._writer.transport
         waiting = self._reader._buffer  # type: ignore[attr-defined]  # no other way to see it
         if not waiting and not self._reader.at_eof() and not transport.is_closing():
-            filling = _Filling(transport, room)
-            self._resume()
-            with anyio.move_on_after(within_s):
-                await filling.ended()
-            if not transport.is_closing() and not self._reader.at_eof():
-                transport.pause_reading()
-                self._resting = True
-                return filling.count
-            return filling.count or None
+            count = 0 if self._descriptor is None else _read_into(self._descriptor, room)
+            if count < len(room):
+                with room[count:] as rest:  # it must be gone when the room is given back
+                    count += await self._fill(rest, within_s)
+            self.rest()
+            if self._resting and not self._reader.at_eof():
+                return count
+            return count or None
         with contextlib.suppress(OSError):
             data = await self._reader.read(len(room))
             room[: len(data)] = data
             return len(data) or None
         return None
 
+    async def _fill(self, room: memoryview, within_s: float) -> int:
+        transport: Any = self._writer.transport
+        filling = _Filling(transport, room)
+        self._resume()
+        if wants_much := self._descriptor is not None and len(room) >= MUCH_BYTES:
+            _wake_at(self.socket, len(room))
+        try:
+            with anyio.move_on_after(within_s):
+                await filling.ended()
+        finally:
+            if wants_much:
+                _wake_at(self.socket, 1)
+        return filling.count
+
     def show_first(self, look: Callable[[bytes], bool]) -> None:
         if self._descriptor is not None:
             _Looking(self._writer.transport, self._reader, look)
+
+    def rest(self) -> None:
+        transport: Any = self._writer.transport
+        if not self._resting and not transport.is_closing():
+            self._resting = True
+            transport.pause_reading()
 
     def _resume(self) -> None:
         if self._resting:
@@ -200,9 +226,11 @@ class AsyncioTransport:
 class _Looking(asyncio.BufferedProtocol):
     """Stands before a connection's protocol, and shows what arrives to somebody who may take it.
 
-    It takes no more at once than a head and a small body have: of a large one, which hundreds of clients may begin to
+    It takes no more at first than a head and a small body have: of a large one, which hundreds of clients may begin to
     send at the same time, the rest has its turn in `receive_into`.
     """
+
+    _most = ARRIVAL_BYTES
 
     def __init__(self, transport: Any, reader: asyncio.StreamReader, look: Callable[[bytes], bool]) -> None:
         self._usual = transport.get_protocol()
@@ -211,9 +239,10 @@ class _Looking(asyncio.BufferedProtocol):
         transport.set_protocol(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return _arrivals()
+        return _arrivals()[: self._most]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._most = min(2 * self._most, RECEIVE_BYTES) if nbytes == self._most else ARRIVAL_BYTES
         data = bytes(_arrivals()[:nbytes])
         if self._reader._buffer or not self._look(data):  # type: ignore[attr-defined]  # no other way to see it
             self._usual.data_received(data)
@@ -287,7 +316,7 @@ def _arrivals() -> memoryview:
     try:
         room: memoryview = _OF_THREAD.arrivals
     except AttributeError:
-        room = _OF_THREAD.arrivals = memoryview(bytearray(ARRIVAL_BYTES))
+        room = _OF_THREAD.arrivals = memoryview(bytearray(RECEIVE_BYTES))
     return room
 
 
@@ -325,6 +354,9 @@ class TrioTransport:
 
     def show_first(self, look: Callable[[bytes], bool]) -> None:
         """Nobody can be shown anything: trio receives where it is waited for."""
+
+    def rest(self) -> None:
+        """It always does."""
 
     async def receive(self) -> bytes:
         return await self._receive_some(RECEIVE_BYTES)
@@ -390,6 +422,22 @@ class TrioTransport:
     def cut(self) -> None:
         _drop_unsent(self._socket)
         self._socket.close()
+
+
+def _read_into(descriptor: int, room: memoryview) -> int:
+    """Receive what waits in the kernel, without holding the interpreter's lock meanwhile. 0: nothing does, or there is
+    an end that the transport has to see."""
+    try:
+        return os.readv(descriptor, [room])
+    except OSError:
+        return 0
+
+
+def _wake_at(connection: Any, count: int) -> None:
+    """Have the event loop woken when so many bytes are there, or the end is: a body comes in dozens of pieces, and
+    every one of them would interrupt a forward."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
 
 def _write_through(descriptor: int, data: bytes) -> bytes:

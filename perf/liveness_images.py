@@ -67,6 +67,7 @@ class Scenario:
 def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
     """Measure, print and record.
 
+    The model is made here, whichever `options` name: one of the loads needs a copy of it with a processor of its own.
     Rounds alternate between the two servers, each fresh, so that neither has to share the cores with the other.
     """
     settings = {"options": options, "rounds": rounds, "seconds": seconds, "clients": clients}

@@ -116,10 +116,11 @@ class EngineConfig:
     """A folder; pictures in it may be named by file:// URLs. None: such URLs are refused."""
 
     media_limit: int = 16
-    """Fetches at once."""
+    """Fetches at once, and as many reads of files."""
 
     media_timeout_s: float = 5.0
-    """Of one fetch, from looking the host up to the last byte, with all redirects."""
+    """Of one fetch, from looking the host up to the last byte, with all redirects; or of one file. A read that takes
+    longer is logged, and keeps its place until it ends: nothing can end it."""
 
     max_batch_tokens: int | None = None
     """Token budget of one batch at most. A longer single input still goes, alone. Larger batches keep the device

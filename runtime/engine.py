@@ -20,7 +20,7 @@ from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import PARSE_WORKERS, POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
-from staged_pool.runtime.requests import Chat
+from staged_pool.runtime.requests import Chat, content_bytes
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
 from staged_pool.stages.errors import (
@@ -67,7 +67,10 @@ class Engine(EngineTasks):
     ) -> None:
         self._config = config
         self._model = model
-        self._preprocess_offload = tokenize
+        self._preprocess_offloads: Mapping[Lane, Offload] = {
+            "text": tokenize,
+            "image": lanes["image"].preprocess if "image" in lanes else tokenize,
+        }
         self._offload = offload
         self._clock = options.clock
         self._admission = Admission(config, {lane: parts.pace for lane, parts in lanes.items()}, options.clock)
@@ -277,15 +280,21 @@ class Engine(EngineTasks):
             raise UnknownModel(f"The model `{shortened(name)}` does not exist.", param="model")
 
     async def tokenize(self, source: str | Chat, *, add_special_tokens: bool = True) -> Tokens:
-        """The token ids of a text or a conversation, and what each stands for. Runs under the preprocess limit.
+        """The token ids of a text or a conversation, and what each stands for; an image token is there as often as its
+        picture has vectors. Runs under the preprocess limit of its lane.
 
         Raises:
-            InvalidInput: It cannot be tokenized.
+            InvalidInput: It cannot be tokenized, or holds the URL of a picture: nothing is fetched for this.
+            Unsupported: The model makes no tokens of texts, or of pictures.
             Overloaded, EngineStopped: As for `submit`.
         """
         tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
-        characters = len(source) if isinstance(source, str) else source.characters
-        return await self._preprocess(tokenize, source, characters)
+        images = source.images if isinstance(source, Chat) else ()
+        if any(isinstance(image.source, str) for image in images):
+            message = "Pictures are not fetched to count their tokens. Send the file itself, as a data URL."
+            raise InvalidInput(message, param="messages")
+        _check_pictures(len(images), self._config.max_request_items)
+        return await self._preprocess(tokenize, source, content_bytes(source), "image" if images else "text")
 
     async def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids, special tokens included unless they are skipped. Runs under the preprocess limit.
@@ -295,7 +304,7 @@ class Engine(EngineTasks):
             Overloaded, EngineStopped: As for `submit`.
         """
         detokenize = partial(self._detokenize, skip_special_tokens=skip_special_tokens)
-        return await self._preprocess(detokenize, ids, len(ids))
+        return await self._preprocess(detokenize, ids, len(ids), "text")
 
     def _detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         for token in (min(ids, default=0), max(ids, default=0)):
@@ -303,11 +312,11 @@ class Engine(EngineTasks):
                 raise InvalidInput(f"Token id {token} is out of vocabulary", param="tokens")
         return self._model.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
-    async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int) -> R:
+    async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""
         room, _, _ = self._enter(body_bytes, math.inf, anyio.current_effective_deadline(), ANYBODY)
         try:
-            return await self._preprocess_offload(function, argument)
+            return await self._preprocess_offloads[lane](function, argument)
         finally:
             self._admission.leave(room)
 
@@ -405,7 +414,7 @@ class Engine(EngineTasks):
 
     def _break(self, error: Exception) -> None:
         """Serve no more. Called as soon as a stage gives up, however long the calls that still run may take."""
-        if self._broken.is_set():
+        if self._phase is Phase.STOPPED:  # broken already; or stopped, which breaks channels under those who send
             return
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]

@@ -97,13 +97,16 @@ class Errands:
 
     async def run(self, ticket: Ticket, items: Sequence[Item[ModelInput]]) -> None:
         """Fetch and feed these items of a request, until its ticket is settled: by them, or by whatever happens to it.
+        What is at hand does not wait behind what is fetched.
 
         Cancelled, or when the ticket is settled, the fetches are cancelled and nothing more is fed.
         """
-        at_once = min(len(items), self._limit) if any(_urls(item.payload) for item in items) else 1
-        left = iter(items)
+        at_hand = [item for item in items if not _urls(item.payload)]
+        to_fetch = [item for item in items if _urls(item.payload)]
         async with anyio.create_task_group() as workers:
-            for _ in range(at_once):
+            workers.start_soon(self._work, ticket, iter(at_hand))
+            left = iter(to_fetch)
+            for _ in range(min(len(to_fetch), self._limit)):
                 workers.start_soon(self._work, ticket, left)
             await ticket.wait_settled()
             workers.cancel_scope.cancel()

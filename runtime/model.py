@@ -65,6 +65,11 @@ class Pixels:
     grid: tuple[int, int] | None = None
     """Patches high and wide, for models that take pictures of any shape."""
 
+    @property
+    def patches(self) -> int | None:
+        """Of the grid; None where there is none."""
+        return None if self.grid is None else self.grid[0] * self.grid[1]
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
@@ -250,7 +255,18 @@ class Model(Protocol):
         """
         ...
 
-    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens: ...
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        """Tokenize a text or a conversation without prompt and without cutting it.
+
+        Args:
+            source: Its pictures are at hand.
+            add_special_tokens: Whether those are added that the model was trained with.
+
+        Raises:
+            InvalidInput: It cannot be tokenized.
+            Unsupported: The model makes no tokens of what is in it.
+        """
+        ...
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text that tokens spell.

@@ -29,7 +29,7 @@ class _Job(Generic[A, T]):
     def __init__(self, function: Callable[[A], T], argument: A) -> None:
         self._function = function
         self._argument = argument
-        self.post = _poster()
+        self.post = poster()
         self.done = anyio.Event()
         self.worker: _Worker | None = None
         """That has begun with it."""
@@ -47,7 +47,7 @@ class _Job(Generic[A, T]):
             self.error = error
 
 
-def _poster() -> Callable[..., object]:
+def poster() -> Callable[..., object]:
     """How another thread has this event loop call a function with arguments, without waiting for it.
 
     `anyio.from_thread` only offers to wait, which would hang a thread for ever on a loop that has just ended.

@@ -25,6 +25,7 @@ _DATA: Final = re.compile(rb"data:(?P<type>[^;,]{0,127})(?P<parameters>(?:;[^;,]
 """The head of a data URL (RFC 2397)."""
 _HEAD_BYTES: Final = 2048
 _SPACES: Final = b" \t\r\n\f\v"
+_BACKGROUND: Final = "rgba_background_color"
 _URLS: Final = frozenset({b"http", b"https", b"file"})
 
 
@@ -37,10 +38,22 @@ class ImageFields(msgspec.Struct, kw_only=True):
     """By kind of media; of those for `image`, `rgba_background_color` is what lies behind transparent pixels."""
 
     def image_options(self) -> Mapping[str, object]:
-        """See `Image.options`."""
+        """See `Image.options`.
+
+        Raises:
+            InvalidInput: `rgba_background_color` is no colour. All else is for the model to judge.
+        """
+        options = dict(self.mm_processor_kwargs or {})
         reading = (self.media_io_kwargs or {}).get("image", {})
-        known = {name: value for name, value in reading.items() if name == "rgba_background_color"}
-        return {**(self.mm_processor_kwargs or {}), **known}
+        if _BACKGROUND in reading:
+            options[_BACKGROUND] = colour = reading[_BACKGROUND]
+            if not _is_colour(colour):
+                raise wrong(f"media_io_kwargs.image.{_BACKGROUND}", "expected three whole numbers from 0 to 255")
+        return options
+
+
+def _is_colour(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(type(part) is int and 0 <= part <= 255 for part in value)
 
 
 class Part(msgspec.Struct):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin
@@ -25,6 +26,7 @@ from staged_pool.runtime.media.asking import asked, whole
 from staged_pool.runtime.media.dialing import Resolve, resolve
 from staged_pool.runtime.media.files import read_file, too_large
 from staged_pool.runtime.media.hosts import AllowedHosts
+from staged_pool.runtime.media.patience import Reads
 from staged_pool.runtime.media.urls import PARAM, FileUrl, Scheme, WebUrl, read_url, refused
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, UnsupportedMedia, UnusableMedia
@@ -53,6 +55,7 @@ class MediaFetcher:
         config: Says what may be fetched, how large it may be and how long it may take.
         find: Looks hosts up.
         trust: Makes the settings of TLS, once and in a thread: it reads the certificates of those that are trusted.
+        read: Reads a file, see `read_file`.
     """
 
     def __init__(
@@ -61,12 +64,15 @@ class MediaFetcher:
         *,
         find: Resolve = resolve,
         trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        read: Callable[[Path, str, int], bytes] = read_file,
     ) -> None:
         self._hosts = AllowedHosts.of(config.allow_media_domains)
         self._folder = None if config.allow_media_path is None else Path(config.allow_media_path)
         self._max_bytes = config.max_image_bytes
         self._timeout_s = config.media_timeout_s
         self._limiter = anyio.CapacityLimiter(config.media_limit)
+        self._reads = Reads(config.media_limit, config.media_timeout_s)
+        self._read_file = read
         self._find = find
         self._trust = trust
         self._tls: ssl.SSLContext | None = None
@@ -75,14 +81,14 @@ class MediaFetcher:
     async def fetch(self, image: Image) -> Image:
         """The same picture with its bytes. One that has them is returned as it is.
 
-        Cancellation closes the connection.
+        Cancellation closes the connection, and leaves a file to the thread that reads it.
 
         Raises:
             InvalidInput: Its URL is wrong, or leads where the settings do not allow it.
             TooLarge: It has more than `config.max_image_bytes`.
             UnusableMedia: The host says that there is no such picture, or sends the way round in circles.
             UnsupportedMedia: The host says that it is something else than a picture.
-            MediaUnavailable: The host cannot be found or reached, or fails.
+            MediaUnavailable: The host cannot be found or reached, or fails; or the disk of a file does not answer.
             MediaTimedOut: It is not here after `config.media_timeout_s`.
         """
         if not isinstance(image.source, str):
@@ -100,7 +106,7 @@ class MediaFetcher:
         folder = self._folder
         if folder is None:
             raise refused("names a file, and this server opens none")
-        return await anyio.to_thread.run_sync(read_file, folder, url.path, self._max_bytes, limiter=self._limiter)
+        return await self._reads.run(partial(self._read_file, folder, url.path, self._max_bytes))
 
     def _check_host(self, url: WebUrl) -> None:
         if not self._hosts:

@@ -8,25 +8,17 @@ texts beside it only by rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from staged_pool.runtime.models.stack import Group
+
 PACKED: Final = "staged_packed"
 """The name of this attention in transformers."""
-
-
-class Group(NamedTuple):
-    """Neighbours of equal length in a batch, which share a call of the kernel."""
-
-    sequences: int
-    tokens: int
-    """Of each."""
-    seen: int
-    """Leading tokens of each that its tokens attend to: all, unless it ends in a query's expansion."""
 
 
 _UNSUPPORTED: Final = ("position_bias", "softcap", "s_aux")
@@ -80,37 +72,7 @@ def packed_attention(
         q, k, v = (x.view(x.shape[1], group.sequences, group.tokens, -1).transpose(0, 1) for x in part)
         one = _attend(q, k, v, group.seen, scaling=scaling, window=sliding_window, causal=causal)
         attended.append(one.reshape(1, -1, *one.shape[2:]))
-    return _joined(attended, dim=1), None
-
-
-def fused_attention(
-    qkv: Tensor, groups: Sequence[Group], heads: int, *, scaling: float | None = None, causal: bool = False
-) -> Tensor:
-    """As `packed_attention`, on what one linear layer has made of a packed batch.
-
-    Args:
-        qkv: [tokens, 3 * heads * head width]: queries, keys and values of a token side by side.
-        groups: Their tokens sum to those of `qkv`.
-        heads: Of queries, keys and values alike.
-        scaling: Of the scores. None: 1 / sqrt(head width).
-        causal: Whether a token sees only what stands before it.
-
-    Returns:
-        [tokens, heads * head width].
-    """
-    parts: Sequence[Tensor] = [qkv]
-    if len(groups) > 1:
-        parts = qkv.split_with_sizes([group.sequences * group.tokens for group in groups])
-    width = qkv.shape[1] // 3
-    attended = []
-    for group, part in zip(groups, parts, strict=True):
-        if group.tokens == group.seen == 1:
-            attended.append(part[:, 2 * width :])  # the softmax of one score is 1
-            continue
-        q, k, v = part.view(group.sequences, group.tokens, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        one = _attend(q, k, v, group.seen, scaling=scaling, window=None, causal=causal)
-        attended.append(one.reshape(-1, width))
-    return _joined(attended, dim=0)
+    return (attended[0] if len(attended) == 1 else torch.cat(attended, dim=1)), None
 
 
 def _attend(
@@ -129,10 +91,6 @@ def _attend(
         q, k, v, attn_mask=mask, scale=scaling, is_causal=causal and mask is None, enable_gqa=heads != k.shape[1]
     )
     return attended.transpose(1, 2)
-
-
-def _joined(parts: Sequence[Tensor], *, dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
 
 def _window_mask(length: int, window: int | None, *, causal: bool, device: torch.device) -> Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final, Literal
 
@@ -21,11 +22,13 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference, keep_if_right
-from staged_pool.runtime.models.attention import PACKED, Group
+from staged_pool.runtime.models.attention import PACKED
 from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.linear import prepack_linears
+from staged_pool.runtime.models.long_rows import take_long_rows
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.shown import Shown
+from staged_pool.runtime.models.stack import Group
 from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 
@@ -56,6 +59,8 @@ class Body:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.layout = "padded"
+        self._restores = ExitStack()
+        """Of what is changed for `packed`."""
         self._by_length = False
         self._padded_attention: str = model.config._attn_implementation
         self._first_position, self.position_limit = _position_table(model)
@@ -202,6 +207,9 @@ class Body:
         return None
 
     def _use(self, layout: Layout) -> None:
+        self._restores.close()
+        if layout == "packed":
+            self._restores.callback(take_long_rows(self.model))
         self.model.set_attn_implementation(PACKED if layout == "packed" else self._padded_attention)
         self.layout = layout
 

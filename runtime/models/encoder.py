@@ -13,6 +13,7 @@ import torch
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Row, SparseVector, Tokens, Values
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.threads import ThreadPlan
+from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tower import Outcome, Tower
 from staged_pool.runtime.requests import Chat
@@ -38,6 +39,8 @@ class Encoder:
     plan: ThreadPlan
     images: ImageReader | None = None
     """None: the model reads no pictures."""
+    pictures: PictureReader | None = None
+    """None: pictures are no tokens to it."""
 
     def pads(self, lane: Lane) -> bool:
         return lane in self.towers and self.towers[lane].pads
@@ -46,6 +49,10 @@ class Encoder:
         return self.towers[inputs[0].lane].preprocess(inputs) if inputs else []
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        if isinstance(source, Chat) and source.images:
+            if self.pictures is None:
+                raise Unsupported(f"The model `{self.card.name}` makes no tokens of images.")
+            return self.pictures.tokenize(source, add_special_tokens=add_special_tokens)
         return self._texts().tokenize(source, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:

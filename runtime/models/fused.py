@@ -1,15 +1,14 @@
-"""Layers of encoders that run in a few calls of kernels, instead of in the hundred that their modules make of them.
+"""Layers of encoders that run as a few kernels each, instead of the hundred calls that their modules make.
 
 oneDNN applies the activation to a product, or adds what the half of a layer was given, before it writes the product. An
 activation by itself reads and writes the widest values of a layer once more: a quarter of a forward of MiniLM. Queries,
-keys and values are one product. And every call that is saved is one less that gives up the interpreter's lock and waits
-for it again, beside other threads.
+keys and values are one product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,18 @@ from transformers import activations
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from staged_pool.runtime.models.attention import PACKED, Group, fused_attention
-from staged_pool.runtime.models.linear import NONE, Activation, PrepackedLinear
+from staged_pool.runtime.models.attention import PACKED
+from staged_pool.runtime.models.linear import prepacked
+from staged_pool.runtime.models.stack import Group, Layer, begin_layer, finish_layer, layers_as_one_call
 from staged_pool.runtime.models.structures import LayerParts, take_apart
+
+
+class Activation(NamedTuple):
+    """What a kernel applies to a product before it is written, by oneDNN's names."""
+
+    kernel: str
+    algorithm: str = ""
+
 
 _GELU: Final = Activation("gelu", "none")
 _GELU_TANH: Final = Activation("gelu", "tanh")
@@ -51,26 +59,20 @@ _UNSUPPORTED: Final = (
 """Arguments that change what a layer computes."""
 
 
-class FusedLayer(nn.Module):
-    """What the layer that it takes the place of computes.
+class FusedLayers(nn.Module):
+    """What the layers compute that it takes the place of, one behind the other.
 
     Args:
-        parts: Of that layer, on the CPU, float32 or bfloat16. Its weights are not kept, except for those of its norms.
+        parts: Of those layers, on the CPU, float32 or bfloat16. Their matrices are not kept.
     """
 
-    def __init__(self, parts: LayerParts) -> None:
+    def __init__(self, parts: Sequence[LayerParts]) -> None:
         super().__init__()
-        self.config = parts.config
-        self.is_causal = parts.causal  # where functions of transformers look for it
-        self._heads, self._scaling, self._normed_first = parts.heads, parts.scaling, parts.normed_first
-        activation, factor = _ACTIVATIONS[type(parts.activation)]
-        first, second = (scale.unsqueeze(1) for scale in parts.scales) if parts.scales else (1.0, 1.0)
-        with torch.no_grad():
-            self.qkv = PrepackedLinear(torch.cat([one.weight for one in parts.projections]), _biases(parts.projections))
-            self.out = _prepacked(parts.out, first)
-            self.up = _prepacked(parts.up, factor, activation=activation)
-            self.down = _prepacked(parts.down, second, given=factor)
-        self.first_norm, self.second_norm = parts.norms
+        self.config = parts[0].config
+        self.is_causal = parts[0].causal  # where functions of transformers look for it
+        self.layers = [_fused(one) for one in parts]
+        """In their order."""
+        self._run = layers_as_one_call()
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, *others: None, **settings: Any
@@ -78,7 +80,7 @@ class FusedLayer(nn.Module):
         """[batch, tokens, width] -> the same.
 
         Args:
-            hidden_states: What the layer is given.
+            hidden_states: What the first layer is given.
             attention_mask: In the form that the model's attention takes. None: there is nothing to mask.
             others: What layers of decoders are given, and nothing here.
             settings: Of the model's attention.
@@ -87,45 +89,42 @@ class FusedLayer(nn.Module):
             NotImplementedError: The model wants something of its layers that is not done here.
         """
         if any(one is not None for one in others) or any(settings.get(name) is not None for name in _UNSUPPORTED):
-            raise NotImplementedError("a fused layer is given token vectors, a mask, and settings of attention")
+            raise NotImplementedError("fused layers are given token vectors, a mask, and settings of attention")
+        shape = hidden_states.shape
         x = hidden_states.flatten(0, 1)
-        qkv = self.qkv(self.first_norm(x) if self._normed_first else x)
-        x = self.out.added(self._attend(qkv, hidden_states.shape, attention_mask, settings), x)
-        if self._normed_first:
-            x = self.down.added(self.up(self.second_norm(x)), x)
-        else:
-            x = self.first_norm(x)
-            x = self.second_norm(self.down.added(self.up(x), x))
-        return x.view(hidden_states.shape)
-
-    def _attend(
-        self, qkv: Tensor, shape: Sequence[int], attention_mask: Tensor | None, settings: Mapping[str, Any]
-    ) -> Tensor:
-        """[batch * tokens, 3 * width] -> [batch * tokens, width], by the attention that the model has at the moment."""
-        batch, tokens = shape[:2]
-        kind = self.config._attn_implementation
         causal = settings.get("is_causal")
         causal = self.is_causal if causal is None else causal
-        groups: Sequence[Group] | None = None
+        kind = self.config._attn_implementation
         if kind == PACKED:
-            groups = settings["packed_groups"]
-        elif kind == "sdpa" and attention_mask is None and not causal:
-            groups = [Group(batch, tokens, tokens)]
-        if groups is not None:
-            return fused_attention(qkv, groups, self._heads, scaling=self._scaling, causal=causal)
+            return self._run(x, list(settings["packed_groups"]), self.layers, causal).view(shape)
+        if kind == "sdpa" and attention_mask is None and not causal:
+            return self._run(x, [Group(shape[0], shape[1], shape[1])], self.layers, causal).view(shape)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, sdpa_attention_forward)  # for "eager", which it computes
-        q, k, v = qkv.view(batch, tokens, 3, self._heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        attended: Tensor = attend(self, q, k, v, attention_mask, scaling=self._scaling, dropout=0.0, **settings)[0]
-        return attended.reshape(batch * tokens, -1)
+        for layer in self.layers:
+            qkv = begin_layer(x, layer).view(*shape[:2], 3, layer.heads, -1)
+            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+            attended = attend(self, q, k, v, attention_mask, scaling=layer.scaling, dropout=0.0, **settings)[0]
+            x = finish_layer(x, attended.reshape(x.shape), layer)
+        return x.view(shape)
 
 
 def fusible_layers(model: nn.Module) -> Sequence[tuple[nn.Module, str]]:
-    """The layers of a model that a `FusedLayer` can take the place of: each by its parent and its name there."""
-    return [(parent, name) for parent in model.modules() for name, child in parent.named_children() if _fusible(child)]
+    """What `FusedLayers` can take the place of in a model: each by its parent and its name there.
+
+    Lists of nothing but layers that can be fused, which then are one call, and layers among others.
+    """
+    places, listed = [], set[nn.Module]()
+    for parent in model.modules():  # parents come before their children
+        for name, child in parent.named_children():
+            layers = _layers(child)
+            if child not in listed and layers and all(map(_fusible, layers)):
+                places.append((parent, name))
+                listed.update(layers)
+    return places
 
 
 def fuse_layers(places: Sequence[tuple[nn.Module, str]]) -> Callable[[], None]:
-    """Put a `FusedLayer` in each of these places, in a model in eval mode that runs on the CPU.
+    """Put `FusedLayers` in each of these places, in a model in eval mode that runs on the CPU.
 
     Args:
         places: As `fusible_layers` has found them.
@@ -136,16 +135,25 @@ def fuse_layers(places: Sequence[tuple[nn.Module, str]]) -> Callable[[], None]:
     Raises:
         RuntimeError: This build of torch, or this processor, does not have the kernels.
     """
-    layers = [parent.get_submodule(name) for parent, name in places]
-    fused = [FusedLayer(parts) for layer in layers if (parts := _fusible(layer)) is not None]
-    for (parent, name), layer in zip(places, fused, strict=True):
-        setattr(parent, name, layer)
+    found = [parent.get_submodule(name) for parent, name in places]
+    for (parent, name), one in zip(places, [_fuse(one) for one in found], strict=True):
+        setattr(parent, name, one)
 
     def restore() -> None:
-        for (parent, name), layer in zip(places, layers, strict=True):
-            setattr(parent, name, layer)
+        for (parent, name), one in zip(places, found, strict=True):
+            setattr(parent, name, one)
 
     return restore
+
+
+def _fuse(found: nn.Module) -> nn.Module:
+    """What takes the place of a layer, or of a list of layers: a list of one that does everything."""
+    fused = FusedLayers([parts for layer in _layers(found) if (parts := _fusible(layer))])
+    return nn.ModuleList([fused]) if isinstance(found, nn.ModuleList) else fused
+
+
+def _layers(found: nn.Module) -> Sequence[nn.Module]:
+    return [*found] if isinstance(found, nn.ModuleList) else [found]
 
 
 def _fusible(layer: nn.Module) -> LayerParts | None:
@@ -166,18 +174,52 @@ def _biases(linears: Sequence[nn.Linear]) -> Tensor | None:
     )
 
 
-def _prepacked(
-    linear: nn.Linear, scale: Tensor | float, *, given: float = 1.0, activation: Activation = NONE
-) -> PrepackedLinear:
-    """f((x / given W^T + b) * scale), without a multiplication beside that of the matrices.
+def _fused(parts: LayerParts) -> Layer:
+    """A layer's weights, as the kernels take them."""
+    activation, factor = _ACTIVATIONS[type(parts.activation)]
+    first, second = (scale.unsqueeze(1) for scale in parts.scales) if parts.scales else (1.0, 1.0)
+    first_norm, second_norm = parts.norms
+    with torch.no_grad():
+        qkv = prepacked(torch.cat([one.weight for one in parts.projections]))
+        out, out_bias = _scaled(parts.out, first)
+        up, up_bias = _scaled(parts.up, factor)
+        down, down_bias = _scaled(parts.down, second, given=factor)
+    return Layer(
+        normed_first=parts.normed_first,
+        heads=parts.heads,
+        scaling=parts.scaling,
+        qkv=qkv,
+        qkv_bias=_biases(parts.projections),
+        out=out,
+        out_bias=out_bias,
+        up=up,
+        up_bias=up_bias,
+        activation=activation.kernel,
+        algorithm=activation.algorithm,
+        down=down,
+        down_bias=down_bias,
+        first_norm=first_norm.weight.detach(),
+        first_norm_bias=_detached(first_norm.bias),
+        first_epsilon=first_norm.eps,
+        second_norm=second_norm.weight.detach(),
+        second_norm_bias=_detached(second_norm.bias),
+        second_epsilon=second_norm.eps,
+    )
+
+
+def _scaled(linear: nn.Linear, scale: Tensor | float, *, given: float = 1.0) -> tuple[Tensor, Tensor | None]:
+    """The weights of (x / given W^T + b) * scale, without a multiplication beside that of the matrices.
 
     Args:
         linear: W and b.
         scale: [out, 1], or the same for all.
         given: What all of x has been multiplied with.
-        activation: f.
     """
     bias: Tensor | None = linear.bias
     if bias is not None:
-        bias = (bias.unsqueeze(1) * scale).squeeze(1)
-    return PrepackedLinear(linear.weight * (scale / given), bias, activation)
+        bias = (bias.unsqueeze(1) * scale).squeeze(1).detach()
+    return prepacked(linear.weight * (scale / given)), bias
+
+
+def _detached(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.detach()

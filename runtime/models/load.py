@@ -116,6 +116,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         tokenizer=tokenizer,
         plan=ThreadPlan(threads, alone_tokens=0),
         images=reader,
+        pictures=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
     )
     for tower in dict.fromkeys(towers.values()):
         _warm_up(encoder, tower, config.batch_tokens(device.type))

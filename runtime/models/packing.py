@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.attention import Group
+from staged_pool.runtime.models.stack import Group
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,9 @@ class PictureLayout:
     grid_positions: bool
     """Whether its tokens are counted by rows and columns, instead of one after the other."""
 
-    def of(self, pixels: Pixels) -> int:
-        """How many tokens a picture takes."""
-        if self.merge is None or pixels.grid is None:
-            return self.tokens
-        return pixels.grid[0] * pixels.grid[1] // self.merge**2
+    def of(self, patches: int | None) -> int:
+        """How many tokens a picture of so many patches takes, see `Pixels.patches`."""
+        return self.tokens if self.merge is None or patches is None else patches // self.merge**2
 
 
 def read_picture_layout(model: PreTrainedModel) -> PictureLayout:
@@ -164,7 +162,7 @@ class Sight:
 
     def made_up(self, tokens: int, words: Sequence[int], outputs: Outputs) -> TokenSequence:
         """A picture with as many of these words behind it as make so many tokens of it, if it has not more itself."""
-        shown = [self.layout.image_token] * self.layout.of(self._sample)
+        shown = [self.layout.image_token] * self.layout.of(self._sample.patches)
         more = max(0, tokens - len(shown))
         return TokenSequence([*shown, *words[:more]], outputs, images=(self._sample,))
 

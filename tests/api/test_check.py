@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.tiny import build, write_json
+from tests.models.tiny import build, edit_json, write_json
 
 COMMAND = [sys.executable, "-c", "from staged_pool.api.cli import main; main(prog_name='staged-pool')"]
 
@@ -35,6 +35,31 @@ def test_the_card_is_printed_as_one_object(folder: Path) -> None:
     assert card["dimensions"] == [8, 16, 24, 32]
     assert card["prompts"]["query"] == "search_query: "
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "lanes", "outputs"),
+    [
+        ("clip", ["text", "image"], ["dense"]),
+        ("vit-labels", ["image"], ["labels"]),
+        ("colpali", ["text", "image"], ["multi_vector"]),
+    ],
+)
+def test_models_of_pictures_are_understood(kind: str, lanes: list[str], outputs: list[str], tmp_path: Path) -> None:
+    done = check(str(build(kind, tmp_path / kind)))
+    assert done.returncode == 0, done.stderr
+    card = json.loads(done.stdout)
+    assert (card["lanes"], card["outputs"]) == (lanes, outputs)
+    assert done.stderr == ""
+
+
+def test_a_folder_of_pictures_that_do_not_fit_its_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    wrong = build("vit-labels", tmp_path / "wrong")
+    edit_json(wrong / "preprocessor_config.json", size={"height": 64, "width": 80})
+    done = check(str(wrong))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the image processor makes pictures of 80 x 64 pixels")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_folder_that_cannot_be_served_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:

@@ -13,13 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from staged_pool.api import connections
 from staged_pool.api.app import Application
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.express import Express, Whole
+from staged_pool.api.express import LARGEST_BODY_BYTES, ROOM_BYTES, Arriving, Express, Whole
 from staged_pool.api.lobby import Lobby
+from staged_pool.api.protocols import Http1
 from staged_pool.api.traffic import Traffic
+from staged_pool.api.transports import ARRIVAL_BYTES
 from staged_pool.runtime.config import EngineConfig
-from tests.api.serving import EMBED, Served, engine_on, read_answer, serving
+from tests.api.serving import EMBED, Served, engine_on, post, read_answer, serving
 from tests.doubles import Gate, LetterModel, until
 
 BODY = b'{"input":"a"}'
@@ -47,7 +50,7 @@ def express(**config: Any) -> tuple[Express, Refusing]:
     return Express(application, ServerConfig(**config), Traffic(), lambda: [(b"date", b"today")]), application
 
 
-def read(data: bytes) -> Whole | None:
+def read(data: bytes) -> Whole | Arriving | None:
     door, _ = express()
     return door.read(data)
 
@@ -55,7 +58,7 @@ def read(data: bytes) -> Whole | None:
 def test_a_complete_request_is_refused() -> None:
     door, application = express()
     whole = door.read(request(b"accept: */*"))
-    assert whole is not None
+    assert isinstance(whole, Whole)
     assert door.refuse(whole) == b"HTTP/1.1 429 \r\nx: y\r\ndate: today\r\n\r\n{}"
     assert application.asked == [("/v1/embeddings", len(BODY))]
 
@@ -64,7 +67,9 @@ def test_a_complete_request_is_refused() -> None:
     "data",
     [
         b"",
-        request()[:-1],
+        request()[:-20],
+        request(b"content-type: again")[:-1],
+        request().replace(b"content-length: 13", b"content-length: %d" % (LARGEST_BODY_BYTES + 1)),
         request() + b"P",
         request() + request(),
         request(first=b"GET /v1/embeddings HTTP/1.1"),
@@ -101,6 +106,25 @@ def test_anything_unusual_is_left_to_the_usual_way(data: bytes) -> None:
     assert read(data) is None
 
 
+@given(st.integers(0, len(BODY) - 1), st.integers(0, len(BODY)))
+def test_what_has_arrived_and_the_rest_of_it_are_one_request(begun: int, more: int) -> None:
+    data = request()
+    start = len(data) - len(BODY)
+    arriving = read(data[: start + begun])
+    assert isinstance(arriving, Arriving)
+    assert arriving.so_far() == data[: start + begun]
+    for most in (more, len(BODY)):
+        with arriving.room() as room:
+            place = len(data) - len(room)
+            count = min(most, len(room))
+            room[:count] = data[place : place + count]
+        arriving.count += count
+        assert arriving.so_far() == data[: place + count]
+    assert arriving.count == arriving.length
+    assert arriving.whole().body == BODY
+    assert arriving.whole().scope["path"] == "/v1/embeddings"
+
+
 _pieces = st.sampled_from(
     [b"POST", b" ", b"/v1/embeddings", b"/", b"HTTP/1.1", b"\r\n", b"\n", b"\r", b"host: a", b"Host:b",
      b"content-length", b": 2", b":2", b"2", b"{}", b"transfer-encoding: chunked",
@@ -118,7 +142,7 @@ def _mutated(data: bytes, cuts: list[tuple[int, int, bytes]]) -> bytes:
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 8), _pieces), max_size=4) | st.just([]))
 def test_what_goes_the_short_way_is_one_request_to_a_strict_parser_too(cuts: list[tuple[int, int, bytes]]) -> None:
     data = _mutated(request(b"accept: */*"), cuts)
-    if (whole := read(data)) is None:
+    if not isinstance(whole := read(data), Whole):
         return
     parser = h11.Connection(h11.SERVER)
     parser.receive_data(data)
@@ -181,7 +205,7 @@ async def test_it_answers_as_the_usual_way_does() -> None:
     async with serving(engine_on(LetterModel())) as served:
         async with await served.connect() as stream:
             answers = []
-            for pieces in ([EMBED], [EMBED[:-1], EMBED[-1:]]):
+            for pieces in ([EMBED], [EMBED[:-1], EMBED[-1:]], [EMBED[:20], EMBED[20:]]):
                 for piece in pieces:
                     await stream.send(piece)
                     await anyio.wait_all_tasks_blocked()
@@ -194,8 +218,82 @@ async def test_it_answers_as_the_usual_way_does() -> None:
         assert status == b"HTTP/1.1 200 "
         heads.append([header.split(b": ")[0] for header in headers])
         bodies.append(json.loads(body)["data"])
-    assert heads[0] == heads[1]
-    assert bodies[0] == bodies[1]
+    assert heads[0] == heads[1] == heads[2]
+    assert bodies[0] == bodies[1] == bodies[2]
+
+
+def padded(size: int) -> bytes:
+    """A request for one letter with so many blanks around it."""
+    return post(b'{"input":' + b" " * size + b'"a"}')
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("size", [100, ARRIVAL_BYTES, ROOM_BYTES, 3 * ROOM_BYTES + 12_345])
+async def test_a_large_body_goes_it_too(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Http1, "_create_stream")
+    large = padded(size)
+    cut = len(large) * 2 // 3
+    async with serving(engine_on(LetterModel())) as served:
+        async with await served.connect() as stream:
+            for pieces in ([large], [large[:cut], large[cut:-1], large[-1:]]):
+                for piece in pieces:
+                    await stream.send(piece)
+                    await anyio.wait_all_tasks_blocked()
+                assert b'"embedding"' in await read_answer(stream)
+        await until(lambda: served.server.traffic.requests == served.server.traffic.body_bytes == 0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("begun", [200, 5000, ROOM_BYTES])
+async def test_nothing_of_the_next_request_is_taken_for_a_body(begun: int) -> None:
+    both = padded(2 * ROOM_BYTES) + EMBED
+    async with serving(engine_on(LetterModel())) as served:
+        async with await served.connect() as stream:
+            await stream.send(both[:begun])
+            await anyio.wait_all_tasks_blocked()
+            await stream.send(both[begun:])
+            received = b""
+            with anyio.fail_after(30):
+                while received.count(b"HTTP/1.1 200") < 2:
+                    received += await stream.receive()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("patience_s", [-1.0, 0.0])
+async def test_a_body_that_takes_its_time_is_left_to_the_usual_way(
+    patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "AT_ONCE_S", patience_s)
+    large = padded(ROOM_BYTES)
+    async with serving(engine_on(LetterModel())) as served:
+        async with await served.connect() as stream:
+            for _ in range(2):
+                await stream.send(large[: ROOM_BYTES // 2])
+                await until(lambda: served.server.traffic.requests > 0)
+                await stream.send(large[ROOM_BYTES // 2 :])
+                assert b'"embedding"' in await read_answer(stream)
+        await until(lambda: served.server.traffic.requests == served.server.traffic.body_bytes == 0)
+
+
+@pytest.mark.anyio
+async def test_of_a_client_that_leaves_within_its_body_nothing_remains() -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        for sent in (5000, ROOM_BYTES):
+            async with await served.connect() as stream:
+                await stream.send(padded(2 * ROOM_BYTES)[:sent])
+                await until(lambda: served.server.traffic.body_bytes > 0)
+            await until(lambda: served.server.traffic.connections == 0)
+            assert served.server.traffic.requests == served.server.traffic.body_bytes == 0
+        await served.assert_alive()
+
+
+@pytest.mark.anyio
+async def test_a_body_that_there_is_no_room_for_is_refused_as_ever() -> None:
+    async with serving(engine_on(LetterModel()), body_limit_bytes=100_000) as served:
+        async with await served.connect() as stream:
+            await stream.send(padded(ROOM_BYTES))
+            assert (await read_answer(stream)).startswith(b"HTTP/1.1 413")
+        await served.assert_alive()
 
 
 @pytest.mark.anyio

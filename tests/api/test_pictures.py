@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import mimetypes
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from staged_pool.api.lobby import Lobby
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media.dialing import Resolve, resolve
 from staged_pool.runtime.media.fetcher import MediaFetcher
-from tests.doubles import expected
+from staged_pool.runtime.media.files import read_file
+from tests.doubles import Gate, expected
 from tests.runtime.media.origin import LOCAL, Names, answer, origin, redirect
 from tests.runtime.seeing import SeeingModel, engine_on
 
@@ -37,12 +38,16 @@ SENT = base64.b64encode(b"cat").decode()
 
 @asynccontextmanager
 async def served(
-    model: SeeingModel | None = None, find: Resolve | None = None, **settings: Any
+    model: SeeingModel | None = None,
+    find: Resolve | None = None,
+    read: Callable[[Path, str, int], bytes] = read_file,
+    **settings: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     lobby = Lobby()
     defaults: dict[str, Any] = {"allow_media_domains": ("*", LOCAL), "media_timeout_s": 10.0}
     config = EngineConfig(**defaults | settings)
-    async with engine_on(model or SeeingModel(), fetch=MediaFetcher(config, find=find or Names()).fetch) as engine:
+    fetcher = MediaFetcher(config, find=find or Names(), read=read)
+    async with engine_on(model or SeeingModel(), fetch=fetcher.fetch) as engine:
         lobby.open(engine)
         transport = httpx.ASGITransport(Application(lobby))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -136,3 +141,23 @@ async def test_a_file_is_read_from_the_folder_that_is_open_and_from_nowhere_else
     assert inside.status_code == 200, inside.text
     assert outside.status_code == 400
     assert str(tmp_path) not in outside.text
+
+
+async def test_a_disk_that_does_not_answer_fails_the_request_that_names_it_and_no_other() -> None:
+    gate = Gate()
+
+    def read(folder: Path, path: str, max_bytes: int) -> bytes:
+        if path == "/hung.png":
+            gate()
+        return b"cat"
+
+    try:
+        async with served(read=read, allow_media_path="/", media_limit=2, media_timeout_s=0.5) as client:
+            inputs = [{"image": "file:///a.png"}, {"image": "file:///hung.png"}]
+            hung = await client.post("/v1/embeddings", json={"input": inputs})
+            error = hung.json()["error"]
+            assert (hung.status_code, error["type"], error["index"]) == (504, "TimeoutError", 1), error
+            assert "hung" not in error["message"]
+            assert vectors(await client.post("/v1/embeddings", json={"input": inputs[:1]})) == [CAT]
+    finally:  # the engine has drained without it
+        gate.open()

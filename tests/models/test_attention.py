@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from staged_pool.runtime.models.attention import Group, packed_attention
+from staged_pool.runtime.models.attention import packed_attention
+from staged_pool.runtime.models.stack import Group
 
 HEADS, WIDTH = 4, 8
 GROUPS = [(2, 5), (1, 1), (3, 2), (1, 11)]

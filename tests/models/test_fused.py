@@ -18,14 +18,15 @@ from transformers.activations import ACT2FN
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.agreement import difference
-from staged_pool.runtime.models.attention import PACKED, Group, packed_attention
+from staged_pool.runtime.models.attention import PACKED
 from staged_pool.runtime.models.body import Body
-from staged_pool.runtime.models.fused import FusedLayer, fuse_layers, fusible_layers
+from staged_pool.runtime.models.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
+from staged_pool.runtime.models.stack import Group, layers_as_one_call, run_layers
 from staged_pool.runtime.models.structures import take_apart
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.models.asking import text_tower
@@ -87,8 +88,8 @@ def made(name: str, settings: Settings, dtype: torch.dtype = torch.float32, **ot
 
 
 def fuse(model: nn.Module) -> tuple[int, Callable[[], None]]:
-    places = fusible_layers(model)
-    return len(places), fuse_layers(places)
+    restore = fuse_layers(fusible_layers(model))
+    return sum(len(module.layers) for module in model.modules() if isinstance(module, FusedLayers)), restore
 
 
 def tokens() -> list[TokenSequence]:
@@ -100,6 +101,12 @@ def tokens() -> list[TokenSequence]:
 def run(body: Body, sequences: Sequence[TokenSequence]) -> Tensor:
     with torch.inference_mode():
         return body.hidden(PackedBatch.of(sequences, body.model.device))
+
+
+def look_up(model: Any) -> Tensor:
+    with torch.inference_mode():
+        hidden: Tensor = model(input_ids=torch.tensor([[5, 6, 7], [8, 9, 4]])).last_hidden_state
+        return hidden.flatten(0, 1)
 
 
 def look(model: Any, pixels: Tensor) -> Tensor:
@@ -167,7 +174,7 @@ def test_a_vision_model_computes_what_it_did(name: str, dtype: torch.dtype) -> N
     assert difference(look(model, pixels), before) < SAME[dtype]
     restore()
     back()
-    assert not any(isinstance(module, FusedLayer | PatchLinear) for module in model.modules())
+    assert not any(isinstance(module, FusedLayers | PatchLinear) for module in model.modules())
 
 
 def test_pictures_of_any_shape_are_masked_as_they_were() -> None:
@@ -275,6 +282,18 @@ def test_a_layer_with_something_else_in_it_is_left_as_it_is(change: Callable[[An
     assert [name for _, name in fusible_layers(model)] == ["1"]
 
 
+def test_a_layer_beside_one_that_is_not_is_fused_by_itself() -> None:
+    model = made("Bert", _TEXT)
+    with_a_module(model.encoder.layer[0])
+    before = look_up(model)
+    found, restore = fuse(model)
+    assert found == 1
+    assert isinstance(model.encoder.layer[1], FusedLayers)
+    assert difference(look_up(model), before) < SAME[torch.float32]
+    restore()
+    assert torch.equal(look_up(model), before)
+
+
 @pytest.mark.parametrize("others", [{"is_decoder": True}, {"is_decoder": True, "add_cross_attention": True}])
 def test_a_layer_of_a_decoder_is_left_as_it_is(others: Settings) -> None:
     assert not fusible_layers(made("Bert", _TEXT, **others))
@@ -283,38 +302,60 @@ def test_a_layer_of_a_decoder_is_left_as_it_is(others: Settings) -> None:
 def test_what_a_fused_layer_does_not_do_is_refused() -> None:
     parts = take_apart(made("Bert", _TEXT).encoder.layer[0])
     assert parts is not None
-    layer, x = FusedLayer(parts), torch.randn(1, 4, 32)
+    layers, x = FusedLayers([parts]), torch.randn(1, 4, 32)
     with torch.inference_mode():
-        assert layer(x, None, None, past_key_values=None, encoder_hidden_states=None).shape == x.shape
-        with pytest.raises(NotImplementedError, match="a fused layer is given"):
-            layer(x, None, x)
-        with pytest.raises(NotImplementedError, match="a fused layer is given"):
-            layer(x, None, past_key_values=object())
+        assert layers(x, None, None, past_key_values=None, encoder_hidden_states=None).shape == x.shape
+        with pytest.raises(NotImplementedError, match="fused layers are given"):
+            layers(x, None, x)
+        with pytest.raises(NotImplementedError, match="fused layers are given"):
+            layers(x, None, past_key_values=object())
 
 
-def test_no_weight_is_kept_twice() -> None:
+def test_no_matrix_is_kept_twice() -> None:
     model = made("Bert", _TEXT)
     fuse(model)
     prepack_linears(model)
-    kept = sum(parameter.numel() for parameter in model.encoder.parameters())
-    assert kept == LAYERS * 2 * 2 * 32  # the norms
-    assert sum(isinstance(module, PrepackedLinear) for module in model.encoder.modules()) == LAYERS * 4
+    assert not list(model.encoder.parameters())
+    assert not any(isinstance(module, nn.Linear | PrepackedLinear) for module in model.encoder.modules())
 
 
-def test_packed_attention_gives_the_same_from_one_product() -> None:
+@pytest.mark.parametrize("run", [run_layers, layers_as_one_call()], ids=["python", "one call"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_attention_gives_the_same_from_one_product(run: Any, causal: bool) -> None:
     torch.manual_seed(2)
-    x, parts = torch.randn(1, 25, 32), take_apart(made("Bert", _TEXT).encoder.layer[0])
+    original = made("Bert", _TEXT).encoder.layer[0]
+    parts = take_apart(original)
     assert parts is not None
     parts.config._attn_implementation = PACKED
-    groups = [Group(2, 5, 5), Group(3, 1, 1), Group(1, 7, 4), Group(1, 5, 5)]
-    layer = FusedLayer(parts)
-    for causal in (False, True):
-        q, k, v = (one(x).view(1, 25, 4, 8).transpose(1, 2) for one in parts.projections)
-        wanted = packed_attention(layer, q, k, v, None, packed_groups=groups, scaling=parts.scaling, is_causal=causal)[
-            0
-        ]
-        found = layer._attend(layer.qkv(x[0]), x.shape, None, {"packed_groups": groups, "is_causal": causal})
-        assert torch.allclose(found, wanted.flatten(2)[0], atol=1e-5)
+    x, groups = torch.randn(1, 25, 32), [Group(2, 5, 5), Group(3, 1, 1), Group(1, 7, 4), Group(1, 5, 5)]
+    with torch.inference_mode():
+        wanted = original(x, packed_groups=groups, is_causal=causal)
+        found = run(x[0], groups, FusedLayers([parts]).layers, causal)
+    torch.testing.assert_close(found, wanted[0], atol=1e-5, rtol=1e-5)
+
+
+def test_layers_are_one_call_of_this_build_of_torch() -> None:
+    assert layers_as_one_call() is not run_layers
+
+
+def test_without_torchscript_the_same_functions_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(function: object) -> None:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(torch.jit, "script", gone)
+    layers_as_one_call.cache_clear()
+    try:
+        assert layers_as_one_call() is run_layers
+    finally:
+        layers_as_one_call.cache_clear()
+
+
+def test_a_forward_that_has_no_room_says_so_as_ever() -> None:
+    model = made("Bert", _TEXT)
+    fuse(model)
+    (fused,) = model.encoder.layer
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="can't allocate memory"):
+        fused._run(torch.zeros(1, 32).expand(1 << 44, 32), [Group(1, 1 << 44, 1 << 44)], fused.layers, False)
 
 
 def test_forwards_at_once_give_what_they_give_alone() -> None:
@@ -351,9 +392,9 @@ def test_a_layer_that_computes_something_else_from_the_same_parts_is_put_back() 
 
 @pytest.mark.parametrize("kind", ["bert-mean", "xlmr-prompt", "electra-mean", "clip", "siglip", "siglip2-naflex"])
 def test_a_folder_of_a_known_kind_is_run_fused(kind: str, load_tiny: LoadTiny) -> None:
-    layers = [type(module) for module in text_tower(load_tiny(kind)).body.model.modules()]
-    assert layers.count(FusedLayer) == 3
-    assert nn.Linear not in layers
+    modules = [*text_tower(load_tiny(kind)).body.model.modules()]
+    assert [len(module.layers) for module in modules if isinstance(module, FusedLayers)] == [3]
+    assert not any(type(module) is nn.Linear for module in modules)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2-naflex", "vit", "dinov2"])
@@ -361,18 +402,18 @@ def test_pictures_are_run_fused_and_cut_without_convolving(kind: str, load_tiny:
     tower = load_tiny(kind).towers["image"]
     assert isinstance(tower, ImageTower)
     layers = [type(module) for module in tower.eye.image.modules()]
-    assert FusedLayer in layers
+    assert FusedLayers in layers
     assert nn.Conv2d not in layers
 
 
 def test_a_model_that_changes_when_it_is_fused_is_prepacked_only(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FusedLayer, "forward", lambda self, x, *others, **settings: torch.ones_like(x))
+    monkeypatch.setattr(FusedLayers, "forward", lambda self, x, *others, **settings: torch.ones_like(x))
     with structlog.testing.capture_logs() as logged:
         model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
     layers = [type(module) for module in text_tower(model).body.model.modules()]
-    assert FusedLayer not in layers
+    assert FusedLayers not in layers
     assert PrepackedLinear in layers
     (reason,) = [line["reason"] for line in logged if line["event"] == "model.not_fused"]
     assert "BertModel gives other vectors" in reason

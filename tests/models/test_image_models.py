@@ -11,17 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 import transformers
 from PIL import Image as Pillow
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, Picture, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.fused import FusedLayers
 from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.long_rows import RowEmbeddings
 from staged_pool.runtime.requests import MODEL_MAX, Chat, ClassifyRequest, EmbedRequest, Image, Output, TextInput
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, Unsupported, UnusableMedia
@@ -142,6 +146,36 @@ def test_vectors_of_texts_are_those_of_transformers(kind: str, tiny_folder: Tiny
     model = load_tiny(kind)
     assert np.abs(dense(model, TEXTS) - wanted).max() < EXACT
     assert np.abs(dense(model, TEXTS, alone=True) - wanted).max() < EXACT
+
+
+@pytest.mark.parametrize("attention", ["packed", "padded"])
+@pytest.mark.parametrize("kind", [kind for kind in TWO_TOWERS if kind.startswith("clip")])
+def test_texts_of_clip_may_be_packed_to_a_row_that_is_longer_than_its_table_of_positions(
+    kind: str, attention: str, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    assert load_tiny(kind).card.attention == "packed"
+    texts = [*TEXTS, "a text of a middle length"] * 3
+    wanted = oracle.text_features(tiny_folder(kind) / body(kind), texts, fill_to=None)
+    model = load_tiny(kind, attention=attention)
+    request = EmbedRequest(inputs=tuple(TextInput(text, MODEL_MAX) for text in texts))
+    assert sum(one.payload.tokens for one in prepare(model, request)) > 2 * model.card.max_tokens
+    assert np.abs(dense(model, texts) - wanted).max() < EXACT
+
+
+def test_a_row_that_is_found_to_give_something_else_is_not_used(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch, logged: list[structlog.typing.EventDict]
+) -> None:
+    def wrong(self: RowEmbeddings, *, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        vectors: Tensor = self.token_embedding(input_ids) + self.position_embedding(position_ids * 0)
+        return vectors
+
+    monkeypatch.setattr(RowEmbeddings, "forward", wrong)
+    model = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32"))
+    assert model.card.attention == "padded"
+    (reason,) = [event["reason"] for event in logged if event["event"] == "model.padded"]
+    assert "gives other vectors on a packed batch" in reason
+    assert not any(isinstance(module, RowEmbeddings) for module in text_tower(model).body.model.modules())
+    assert np.abs(dense(model, TEXTS) - oracle.text_features(tiny_folder("clip"), TEXTS, fill_to=None)).max() < EXACT
 
 
 @pytest.mark.parametrize("kind", ["clip-st", "clip-st-old"])
@@ -350,7 +384,8 @@ def test_both_towers_run_on_prepacked_layers(kind: str, load_tiny: LoadTiny) -> 
     model = load_tiny(kind)
     parts = [image_tower(model).eye.image, *([text_tower(model).body.model] if kind in TWO_TOWERS else [])]
     for part in parts:
-        assert any(isinstance(layer, PrepackedLinear) for layer in part.modules())
+        assert any(isinstance(layer, PrepackedLinear | FusedLayers) for layer in part.modules())
+        assert not any(type(layer) is nn.Linear for layer in part.modules())
 
 
 @pytest.mark.parametrize("kind", TWO_TOWERS)

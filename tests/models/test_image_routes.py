@@ -75,7 +75,8 @@ async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot
     labels = await ask("/classify", "dinov2-labels", input=pictures)
     assert [len(row["probs"]) for row in labels["data"]] == [3, 3]
     pooled = await ask("/pooling", "dinov2-labels", task="classify", input=pictures)
-    assert [row["data"] for row in pooled["data"]] == [row["probs"] for row in labels["data"]]
+    for row, wanted in zip(pooled["data"], labels["data"], strict=True):
+        assert row["data"] == pytest.approx(wanted["probs"], abs=1e-5)
     for model in ("colpali", "qwen2-vl"):
         found = await ask("/pooling", model, task="token_embed", input=pictures)
         assert all(len(row["data"]) > 1 for row in found["data"])
@@ -97,10 +98,81 @@ async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot
         ("/classify", "clip", {"input": pictures}, 501),
         ("/v1/embeddings", "colpali", {"input": pictures}, 501),
         ("/v1/embeddings", "clip", {"input": [{"image": ELSEWHERE}]}, 400),
-        ("/v1/embeddings", "clip", {"input": pictures, "mm_processor_kwargs": {"do_rescale": False}}, 400),
     ):
         error = (await ask(path, model, **fields))["error"]
         assert error["code"] == status, (path, model, error)
+
+
+async def test_what_is_wrong_with_the_options_of_pictures_is_said_of_their_field(client: httpx.AsyncClient) -> None:
+    pictures, talk = [{"image": CAT}, {"image": DOG}], [{"role": "user", "content": [part(CAT), part(DOG)]}]
+    for path, fields in (
+        ("/v1/embeddings", {"model": "clip", "input": pictures}),
+        ("/v1/embeddings", {"model": "qwen2-vl", "input": pictures}),
+        ("/v1/embeddings", {"model": "qwen2-vl", "messages": talk}),
+        ("/v2/embed", {"model": "clip", "images": [CAT]}),
+        ("/score", {"model": "clip", "queries": "a", "documents": [{"content": [part(CAT)]}]}),
+        ("/rerank", {"model": "colpali", "query": "a", "documents": [{"content": [part(CAT)]}]}),
+        ("/classify", {"model": "dinov2-labels", "input": pictures}),
+    ):
+        response = await client.post(path, json=fields | {"mm_processor_kwargs": {"do_rescale": False}})
+        assert response.status_code == 400, (path, response.text)
+        error = response.json()["error"]
+        assert "do_rescale" in error["message"], error
+        assert error["param"] == "mm_processor_kwargs", error
+
+
+async def test_a_call_may_hold_conversations_of_several_pictures(client: httpx.AsyncClient) -> None:
+    async def ask(*conversations: list[dict[str, Any]]) -> dict[str, Any]:
+        response = await client.post("/v1/embeddings", json={"model": "qwen2-vl", "messages": conversations})
+        found: dict[str, Any] = response.json()
+        return found
+
+    def said(*content: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "user", "content": [*content, {"type": "text", "text": "and so on"}]}
+
+    conversations = [[said(part(CAT), part(DOG))], [said(part(DOG), part(CAT))], [said(part(CAT)), said(part(DOG))]]
+    together = await ask(*conversations)
+    alone = [(await ask(one))["data"][0]["embedding"] for one in conversations]
+    for row, wanted in zip(together["data"], alone, strict=True):
+        assert row["embedding"] == pytest.approx(wanted, abs=1e-4)
+    assert alone[0] != pytest.approx(alone[1], abs=1e-2)
+    assert alone[0] != pytest.approx(alone[2], abs=1e-2)
+    for wrong, code, what in (
+        ([said(part(CAT), part(DAMAGED))], 422, "Image 2 of 2: "),
+        ([said(*[part(CAT)] * 50)], 400, "maximum context length is 320 tokens"),
+    ):
+        error = (await ask(conversations[0], wrong))["error"]
+        assert (error["code"], error["param"], error["index"]) == (code, "messages", 1), error
+        assert what in error["message"]
+
+
+async def test_tokens_of_conversations_with_pictures_are_those_that_the_device_reads(client: httpx.AsyncClient) -> None:
+    async def ask(path: str, model: str, *content: object, **fields: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": [{"type": "text", "text": "it is"}, *content]}]
+        response = await client.post(path, json={"model": model, "messages": messages, **fields})
+        found: dict[str, Any] = response.json()
+        return found
+
+    for options in ({}, {"mm_processor_kwargs": {"max_pixels": 8 * 784}}):
+        embedded = await ask("/v1/embeddings", "qwen2-vl", part(CAT), part(DOG), **options)
+        wanted = embedded["usage"]["prompt_tokens"]
+        found = await ask("/tokenize", "qwen2-vl", part(CAT), part(DOG), add_generation_prompt=False, **options)
+        assert (found["count"], len(found["tokens"]), found["token_strs"]) == (wanted, wanted, None)
+    named = await ask("/tokenize", "qwen2-vl", part(CAT), return_token_strs=True)
+    assert len(named["token_strs"]) == len(named["tokens"])
+    assert named["token_strs"].count("<|image_pad|>") > 4
+    for model, given, code, what in (
+        ("qwen2-vl", ELSEWHERE, 400, "Send the file itself"),
+        ("qwen2-vl", "data:image/png;base64,AAAA", 415, ""),
+        ("colpali", CAT, 400, "one image or one text at a time"),
+        ("clip", CAT, 501, "makes no tokens of images"),
+        ("dinov2-labels", CAT, 501, "makes no tokens of images"),
+        ("bert-mean", CAT, 501, "makes no tokens of images"),
+    ):
+        error = (await ask("/tokenize", model, part(given)))["error"]
+        assert error["code"] == code, error
+        assert what in error["message"], error
+        assert error["param"] == ("messages" if code < 500 else None)
 
 
 async def test_what_a_model_reads_is_shown(client: httpx.AsyncClient) -> None:

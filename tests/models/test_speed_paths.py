@@ -48,7 +48,7 @@ def test_prepacking_reaches_every_layer_and_can_be_undone() -> None:
 
 
 def test_a_real_model_runs_on_prepacked_layers(load_tiny: LoadTiny) -> None:
-    layers = [type(layer) for layer in text_tower(load_tiny("bert-mean")).body.model.modules()]
+    layers = [type(layer) for layer in text_tower(load_tiny("modernbert-cls")).body.model.modules()]
     assert PrepackedLinear in layers
     assert nn.Linear not in layers
 
@@ -58,7 +58,7 @@ def test_a_model_that_changes_under_prepacking_keeps_its_layers(
 ) -> None:
     monkeypatch.setattr(PrepackedLinear, "forward", lambda self, x: x.new_ones((*x.shape[:-1], self.out_features)))
     with structlog.testing.capture_logs() as logged:
-        model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
+        model = load_model(EngineConfig(model=str(tiny_folder("modernbert-cls")), dtype="float32"))
     assert not any(isinstance(layer, PrepackedLinear) for layer in text_tower(model).body.model.modules())
     (reason,) = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]
     assert "other vectors" in reason

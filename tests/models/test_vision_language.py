@@ -19,6 +19,9 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Row, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
+from staged_pool.runtime.models.images import decode
+from staged_pool.runtime.models.images.decode import Encoded
+from staged_pool.runtime.models.images.formats import find_format
 from staged_pool.runtime.models.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
@@ -227,6 +230,61 @@ def test_tokens_and_their_positions_are_the_oracles(kind: str, tiny_folder: Tiny
         layout = tower.sight.layout
         where = grid_positions(sequence, where_pictures_are(sequence, layout), layout)
         assert np.array_equal(where, oracle.positions(folder, ids, given))
+
+
+@pytest.mark.parametrize("path", ["fast", "exact"])
+@pytest.mark.parametrize("kind", SEEING)
+def test_a_conversation_that_is_only_tokenized_has_the_oracles_tokens(
+    kind: str, path: str, tiny_folder: TinyFolder, load: Load
+) -> None:
+    model, folder = load(kind, image_path=path), tiny_folder(kind)
+    for messages in CONVERSATIONS:
+        for options in ({}, {"max_pixels": 6 * 28 * 28}):
+            found = model.tokenize(chat(messages, **options), add_special_tokens=False)
+            ids, _ = oracle.tokens(folder, messages, options=options)
+            assert found.ids == ids[0].tolist()
+            assert len(found.strings) == len(found.spans) == len(found.ids)
+            assert len({*zip(found.ids, found.strings, strict=True)}) == len({*found.ids})
+            assert found.strings.count("<|image_pad|>") > len(messages)
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_that_is_only_tokenized_has_the_processors_tokens(
+    kind: str, tiny_folder: TinyFolder, load: Load
+) -> None:
+    for picture in PICTURES:
+        found = load(kind).tokenize(chat([("user", [picture])]), add_special_tokens=False)
+        assert found.ids == oracle.page_tokens(tiny_folder(kind), picture)
+        assert len(found.strings) == len(found.ids)
+        assert found.spans == [None] * len(found.ids)
+    with pytest.raises(InvalidInput, match="one image or one text at a time"):
+        load(kind).tokenize(chat([("user", [WIDE, "a word"])]), add_special_tokens=False)
+
+
+def test_pictures_are_not_decoded_to_count_their_tokens_and_no_more_are_looked_at_than_the_model_takes(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load("qwen2-vl", image_path="fast")
+    monkeypatch.setattr(Encoded, "decode", None)
+    assert len(model.tokenize(chat([("user", [SQUARE])]), add_special_tokens=False).ids) > 36
+    opened = []
+
+    def spy(data: bytes) -> Any:
+        opened.append(data)
+        return find_format(data)
+
+    monkeypatch.setattr(decode, "find_format", spy)
+    with pytest.raises(InvalidInput, match="the first 9 of the 100 images in your input take 324 tokens") as caught:
+        model.tokenize(chat([("user", [SQUARE] * 100)]), add_special_tokens=False)
+    assert caught.value.param == "messages"
+    assert len(opened) == 9
+    wrong: list[tuple[list[Part], str]] = [
+        ([WIDE, b"no picture"], "Image 2 of 2: "),
+        ([WIDE, "<|image_pad|>"], "must not spell"),
+    ]
+    for parts, why in wrong:
+        with pytest.raises(InvalidInput, match=why):
+            model.tokenize(chat([("user", parts)]), add_special_tokens=False)
 
 
 @pytest.mark.parametrize("kind", SEEING)
@@ -446,7 +504,7 @@ def test_no_more_pictures_are_prepared_than_the_model_could_take(load: Load, mon
     monkeypatch.setattr(tower.reader._images, "read", spy)
     error = refusal(model, said([("user", [SQUARE] * 100)]))
     assert "the first 9 of the 100 images in your input take 324 tokens" in str(error)
-    assert error.param == "input"
+    assert error.param == "messages"
     assert len(prepared) == 9
 
 

@@ -12,9 +12,12 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
+import structlog
 import trio
+from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
@@ -362,6 +365,34 @@ async def test_what_does_not_finish_within_the_drain_timeout_fails() -> None:
         await gate.arrived()
         await engine.drain(0.01)
         await until(lambda: bool(outcome))
+
+
+async def test_an_engine_that_its_host_stops_is_not_called_broken(logged: list[structlog.typing.EventDict]) -> None:
+    gate, engines = Gate(), []
+
+    async def abandoned(engine: Engine) -> None:
+        with pytest.raises(EngineStopped):
+            await engine.embed(["in a thread when everything stops"])
+
+    async def stop(tasks: TaskGroup) -> None:
+        async with engine_on(LetterModel(on_preprocess=gate)) as engine:
+            engines.append(engine)
+            tasks.start_soon(abandoned, engine)
+            await gate.arrived()
+            raise ZeroDivisionError
+
+    async def open_late() -> None:
+        await until(lambda: bool(engines) and engines[0].phase is Phase.STOPPED)
+        for _ in range(100):  # those who wait for what comes out of the thread have left
+            await anyio.lowlevel.checkpoint()
+        gate.open()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(open_late)
+        with pytest.raises(ZeroDivisionError):
+            await stop(tasks)
+    assert [event for event in logged if event["log_level"] == "error"] == []
+    assert engines[0].fault is None
 
 
 async def test_the_host_sees_its_own_error_as_itself() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import pytest
 from anyio.abc import TaskGroup
@@ -43,6 +45,33 @@ async def test_a_picture_goes_on_as_soon_as_it_is_here() -> None:
         host.answer("quick", lambda: picture("QUICK"))
         await until(lambda: ["QUICK"] in model.forwarded and ["text"] in model.forwarded)
         host.answer("slow", lambda: picture("SLOW"))
+
+
+async def test_a_picture_that_is_at_hand_does_not_wait_behind_others_that_are_fetched() -> None:
+    host = Host()
+    model = SeeingModel()
+    async with engine_on(model, fetch=host, media_limit=2) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine, at("slow 1"), at("slow 2"), at("slow 3"), picture("HERE"))
+        await until(lambda: model.forwarded == [["HERE"]])
+        for number in range(1, 4):
+            host.answer(f"slow {number}", lambda: picture("SLOW"))
+
+
+async def test_results_are_handed_over_while_pictures_of_the_same_request_are_fetched() -> None:
+    host = Host()
+    taken: list[int] = []
+    request = EmbedRequest(inputs=(at("slow"), TextInput("text"), picture("HERE"), at("quick")))
+
+    async def give(places: Sequence[int]) -> None:
+        taken.extend(places)
+
+    async with engine_on(SeeingModel(), fetch=host) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: engine.stream(lambda: request, lambda places, result: places, give))
+        await until(lambda: sorted(taken) == [1, 2])
+        host.answer("quick", lambda: picture("QUICK"))
+        await until(lambda: sorted(taken) == [1, 2, 3])
+        host.answer("slow", lambda: picture("SLOW"))
+    assert taken[3:] == [0]
 
 
 async def test_the_pictures_of_a_conversation_keep_their_places() -> None:

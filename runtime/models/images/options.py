@@ -12,6 +12,9 @@ from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Size, check_aspect
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
+PARAM: Final = "mm_processor_kwargs"
+"""What requests call the options of their pictures."""
+
 _BACKGROUND: Final = "rgba_background_color"
 
 _FIXED: Final = ("do_center_crop", "do_resize", "size", "crop_size")
@@ -82,7 +85,7 @@ class Options:
             return self._plain
         for name in options:
             if name not in self.known:
-                raise InvalidInput(
+                raise _wrong(
                     f"The image option {shortened(name)!r} is not known: this model knows {', '.join(self.known)}."
                 )
         background = _colour(options[_BACKGROUND]) if _BACKGROUND in options else WHITE
@@ -112,22 +115,23 @@ class Options:
             return target
         if target[0] * target[1] > self._max_pixels:
             raise TooLarge(
-                f"The image options ask for {target[1]} x {target[0]} pixels: at most {self._max_pixels} are made."
+                f"The image options ask for {target[1]} x {target[0]} pixels: at most {self._max_pixels} are made.",
+                param=PARAM,
             )
         settings = choice.settings
         if settings.patch_size is None:
             made, wanted = settings.crop or target, self._settings.shape
             if wanted is not None and made != wanted:
-                raise InvalidInput(
+                raise _wrong(
                     f"The image options give {made[1]} x {made[0]} pixels: the model takes {wanted[1]} x {wanted[0]}."
                 )
         elif settings.resize is None:
             block = settings.patch_size * settings.merge_size
             most = self._settings.max_patches or 0
             if target[0] % block or target[1] % block:
-                raise InvalidInput(f"Without do_resize the edges of a picture must be multiples of {block} pixels.")
+                raise _wrong(f"Without do_resize the edges of a picture must be multiples of {block} pixels.")
             if (target[0] // settings.patch_size) * (target[1] // settings.patch_size) > most:
-                raise InvalidInput(f"Without do_resize a picture may have at most {most} patches.")
+                raise _wrong(f"Without do_resize a picture may have at most {most} patches.")
         return target
 
     def _range(self, folder: PixelRange, options: Mapping[str, object]) -> tuple[ImageSettings, dict[str, object]]:
@@ -165,7 +169,7 @@ class Options:
                         _whole(tall, "size: height", self._max_pixels), _whole(wide, "size: width", self._max_pixels)
                     )
                 case _:
-                    raise InvalidInput("The image option size must have shortest_edge, or height and width.")
+                    raise _wrong("The image option size must have shortest_edge, or height and width.")
         if not _flag(options, "do_resize", resize is not None):
             resize = None
         match resize:
@@ -175,7 +179,7 @@ class Options:
                 arguments |= {"do_resize": True, "size": {"height": height, "width": width}}
             case None:
                 if _flag(options, "do_resize", False):
-                    raise InvalidInput("The image option do_resize needs size: the model has none of its own.")
+                    raise _wrong("The image option do_resize needs size: the model has none of its own.")
                 arguments["do_resize"] = False
         crop = self._crop(options)
         arguments["do_center_crop"] = crop is not None
@@ -192,29 +196,31 @@ class Options:
         if not _flag(options, "do_center_crop", self._settings.crop is not None):
             return None
         if crop is None:
-            raise InvalidInput("The image option do_center_crop needs crop_size: the model has none of its own.")
+            raise _wrong("The image option do_center_crop needs crop_size: the model has none of its own.")
         return crop
+
+
+def _wrong(message: str) -> InvalidInput:
+    return InvalidInput(message, param=PARAM)
 
 
 def _mapping(options: Mapping[str, object], name: str, keys: tuple[str, ...]) -> Mapping[str, object]:
     given = options.get(name, {})
     if not isinstance(given, Mapping) or not given.keys() <= set(keys):
-        raise InvalidInput(
-            f"The image option {name} must be an object that has no other fields than {', '.join(keys)}."
-        )
+        raise _wrong(f"The image option {name} must be an object that has no other fields than {', '.join(keys)}.")
     return given
 
 
 def _flag(options: Mapping[str, object], name: str, default: bool) -> bool:
     value = options.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidInput(f"The image option {name} must be true or false.")
+        raise _wrong(f"The image option {name} must be true or false.")
     return value
 
 
 def _whole(value: object, name: str, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidInput(f"The image option {name} must be a whole number from 1 to {most}.")
+        raise _wrong(f"The image option {name} must be a whole number from 1 to {most}.")
     return value
 
 
@@ -224,4 +230,4 @@ def _colour(value: object) -> Colour:
             not isinstance(part, bool) and 0 <= part <= 255 for part in (red, green, blue)
         ):
             return red, green, blue
-    raise InvalidInput(f"The image option {_BACKGROUND} must be three whole numbers from 0 to 255.")
+    raise _wrong(f"The image option {_BACKGROUND} must be three whole numbers from 0 to 255.")

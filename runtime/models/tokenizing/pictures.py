@@ -6,10 +6,11 @@ vectors there, so the token is repeated here as often as that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
+from typing import TypeAlias, TypeVar
 
-from staged_pool.runtime.model import ModelInput, Pixels, TokenIds, TokenSequence
+from staged_pool.runtime.model import ModelInput, Pixels, TokenIds, Tokens, TokenSequence
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.sight import PictureLayout
 from staged_pool.runtime.models.specs import PictureSpec
@@ -21,10 +22,11 @@ from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 
 Outcome: TypeAlias = Prepared[TokenSequence] | InvalidInput
+T = TypeVar("T")
 
 
 class PictureReader:
-    """What a language model is given for inputs with pictures. `read` may run in several threads at once.
+    """What a language model is given for inputs with pictures. Every method may run in several threads at once.
 
     Args:
         tokenizer: Of the texts beside them.
@@ -49,6 +51,24 @@ class PictureReader:
         """What the device is to read for each input, or what is wrong with it."""
         return [self._read(given) for given in inputs]
 
+    def tokenize(self, chat: Chat, *, add_special_tokens: bool) -> Tokens:
+        """As `TextTokenizer.tokenize`, of a conversation with pictures. They are not decoded where their headers say
+        how many tokens they take.
+
+        Raises:
+            InvalidInput: The model does not take the conversation or one of its pictures, or not so many.
+        """
+        if not self._converses:
+            (count,) = self._looked_at([_only_image(chat)], "messages", self._count, int)
+            ids = self._framed(count)
+            strings = [self._tokenizer.shared.tokenizer.id_to_token(token) or "" for token in ids]
+            return Tokens(ids, strings, [None] * len(ids))
+        found = self._tokenizer.tokenize(chat, add_special_tokens=add_special_tokens)
+        self._check_shown(found.ids, len(chat.images))
+        counts = iter(self._looked_at(chat.images, "messages", self._count, int))
+        times = [next(counts) if word == self._layout.image_token else 1 for word in found.ids]
+        return Tokens(_repeated(found.ids, times), _repeated(found.strings, times), _repeated(found.spans, times))
+
     def _read(self, given: ModelInput) -> Outcome:
         try:
             if not self._converses:
@@ -66,11 +86,15 @@ class PictureReader:
 
     def _page(self, given: ModelInput) -> TokenSequence:
         """A picture by itself, in the words that the model was trained to see around one."""
-        assert self._alone is not None
-        (pixels,) = self._prepared([_only_image(given)], "input")
-        ids = [*self._alone.prefix, *self._repeated(pixels), *self._alone.suffix]
+        pictures = self._prepared([_only_image(given.source)], "input")
+        ids = self._framed(self._tokens(pictures[0]))
         self._check_length(ids)
-        return TokenSequence(ids, given.outputs, images=(pixels,))
+        return TokenSequence(ids, given.outputs, images=pictures)
+
+    def _framed(self, count: int) -> TokenIds:
+        """So many image tokens, and what stands around them."""
+        assert self._alone is not None
+        return [*self._alone.prefix, *repeat(self._layout.image_token, count), *self._alone.suffix]
 
     def _conversation(self, given: ModelInput, text: TextInput) -> TokenSequence:
         """What the chat template makes of it. A prompt becomes a system message, but not for a picture by itself."""
@@ -82,16 +106,10 @@ class PictureReader:
         check_text(written)
         words = tokenizer.shared.ids(written)
         limits.check_ids(words)
-        images = chat.images
-        if words.count(self._layout.image_token) != len(images):
-            raise InvalidInput(
-                f"The conversation has {len(images)} images, but the model's chat template makes "
-                f"{words.count(self._layout.image_token)} of it: a text must not spell the token that stands for an "
-                "image, and a message with images must be one that the template shows.",
-                param="messages",
-            )
-        pictures = self._prepared(images, "input" if isinstance(given.source, Image) else "messages")
-        ids = self._expanded(words, pictures)
+        self._check_shown(words, len(chat.images))
+        pictures = self._prepared(chat.images, "input" if isinstance(given.source, Image) else "messages")
+        counts = map(self._tokens, pictures)
+        ids = _repeated(words, [next(counts) if word == self._layout.image_token else 1 for word in words])
         if text.max_own_tokens is not None:
             ids = self._cut(ids, own_limit(text.max_own_tokens) or 0, "right")
         special = tokenizer.special if text.add_special_tokens else SpecialTokens([], [])
@@ -103,13 +121,35 @@ class PictureReader:
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=pictures)
 
+    def _check_shown(self, words: TokenIds, images: int) -> None:
+        """Raises `InvalidInput` unless a conversation with so many images has a token for each."""
+        if (shown := words.count(self._layout.image_token)) != images:
+            raise InvalidInput(
+                f"The conversation has {images} images, but the model's chat template makes {shown} of it: a text must "
+                "not spell the token that stands for an image, and a message with images must be one that the template "
+                "shows.",
+                param="messages",
+            )
+
+    def _tokens(self, pixels: Pixels) -> int:
+        return self._layout.of(pixels.patches)
+
+    def _count(self, image: Image) -> int:
+        return self._layout.of(self._images.patches(image))
+
     def _prepared(self, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
-        """Raises what is wrong with an image, and with which one of several, as an error in `param`.
+        return self._looked_at(images, param, self._images.read, self._tokens)
+
+    def _looked_at(
+        self, images: Sequence[Image], param: str, look: Callable[[Image], T], tokens_of: Callable[[T], int]
+    ) -> tuple[T, ...]:
+        """What `look` makes of each. Raises what is wrong with an image, and with which one of several, as an error in
+        `param`.
 
         Prepared pictures may be a thousand times as large as the files they come in: no more of them are made than
         the model could take at once.
         """
-        found: list[Pixels] = []
+        found: list[T] = []
         tokens, most = 0, self._tokenizer.limits.max_tokens
         for number, image in enumerate(images, start=1):
             if tokens > most:
@@ -117,14 +157,14 @@ class PictureReader:
                     f"This model's maximum context length is {most} tokens. However, the first {number - 1} of the "
                     f"{len(images)} images in your input take {tokens} tokens alone. Please send fewer or smaller "
                     "images.",
-                    param="input",
+                    param=param,
                 )
             try:
-                found.append(self._images.read(image))
+                found.append(look(image))
             except InvalidInput as error:
                 which = f"Image {number} of {len(images)}: " if len(images) > 1 else ""
                 raise type(error)(f"{which}{error}", param=error.param or param) from error
-            tokens += self._layout.of(found[-1])
+            tokens += tokens_of(found[-1])
         return tuple(found)
 
     def _check_length(self, ids: TokenIds) -> None:
@@ -137,20 +177,6 @@ class PictureReader:
                 "images, or less text.",
                 param="input",
             )
-
-    def _expanded(self, words: TokenIds, pictures: Sequence[Pixels]) -> TokenIds:
-        """With each image token as often as its picture has vectors."""
-        ids: TokenIds = []
-        left = iter(pictures)
-        for word in words:
-            if word == self._layout.image_token:
-                ids += self._repeated(next(left))
-            else:
-                ids.append(word)
-        return ids
-
-    def _repeated(self, pixels: Pixels) -> TokenIds:
-        return [self._layout.image_token] * self._layout.of(pixels)
 
     def _cut(self, ids: TokenIds, room: int, side: Side) -> TokenIds:
         """The tokens that are left of a conversation, which must have all those of its pictures."""
@@ -168,17 +194,24 @@ class PictureReader:
         return ids[start:end]
 
 
-def _only_image(given: ModelInput) -> Image:
+def _repeated(values: Sequence[T], times: Sequence[int]) -> list[T]:
+    """Each of them so many times."""
+    return list(chain.from_iterable(map(repeat, values, times)))
+
+
+def _only_image(source: object) -> Image:
     """The one picture that an input is, by itself or as the only content of the only message.
 
     Raises:
         InvalidInput: There is more in it.
     """
-    if isinstance(given.source, Image):
-        return given.source
-    if isinstance(given.source, TextInput) and isinstance(given.source.source, Chat):
-        chat = given.source.source
-        contents = [message.get("content") for message in chat.messages]
-        if len(chat.images) == 1 and contents == [chat.images]:
-            return chat.images[0]
-    raise InvalidInput("The model reads one image or one text at a time, and no conversations of both.", param="input")
+    match source:
+        case Image():
+            return source
+        case TextInput(source=Chat() as chat) | (Chat() as chat):
+            contents = [message.get("content") for message in chat.messages]
+            if len(chat.images) == 1 and contents == [chat.images]:
+                return chat.images[0]
+    raise InvalidInput(
+        "The model reads one image or one text at a time, and no conversations of both.", param="messages"
+    )

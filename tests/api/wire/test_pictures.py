@@ -209,6 +209,14 @@ def test_settings_of_the_image_processor_are_objects(field: str) -> None:
     assert refusal(openai.read_embeddings, **{"input": "a", field: 1})[1] == field
 
 
+@pytest.mark.parametrize("colour", ["red", None, 5, [0, 0], [0, 0, 256], [0, 0, -1], [0, 0, True], [0, 0, 1.5]])
+def test_a_background_is_a_colour(colour: object) -> None:
+    fields = {"input": "a", "media_io_kwargs": {"image": {"rgba_background_color": colour}}}
+    message, param, _ = refusal(openai.read_embeddings, **fields)
+    assert message == "media_io_kwargs.image.rgba_background_color: expected three whole numbers from 0 to 255"
+    assert param == "media_io_kwargs"
+
+
 @pytest.mark.parametrize(
     ("url", "what"),
     [

@@ -93,13 +93,15 @@ def test_an_option_that_is_not_possible_is_refused_by_its_name(
     with pytest.raises(InvalidInput) as caught:
         reader(family_folder(family)).read(image(100, 90, **options))
     assert said in str(caught.value)
+    assert caught.value.param == "mm_processor_kwargs"
     assert len(str(caught.value)) < 300
 
 
 def test_an_option_cannot_make_a_picture_larger_than_the_server_takes(family_folder: Folder) -> None:
     small = reader(family_folder("clip"), max_image_pixels=1_000_000)
-    with pytest.raises(TooLarge, match="ask for 2400 x 1200 pixels: at most 1000000 are made"):
+    with pytest.raises(TooLarge, match="ask for 2400 x 1200 pixels: at most 1000000 are made") as caught:
         small.read(image(200, 100, size={"shortest_edge": 1200}))
+    assert caught.value.param == "mm_processor_kwargs"
 
 
 def test_a_picture_that_fits_may_go_as_it_is(family_folder: Folder) -> None:

@@ -20,6 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.models.images.decode import Encoded
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.scale import to_device
 from staged_pool.runtime.models.images.settings import read_image_settings
@@ -28,6 +29,11 @@ from tests.models.images.pictures import FAMILIES, Folder, encode, image, pictur
 
 SIZES = [(640, 480), (333, 517), (47, 61), (61, 47), (90, 700), (700, 90), (224, 224), (1280, 720), (1, 1), (3, 200)]
 """Widths and heights: larger and smaller than the models', upright and lying, and hardly any picture at all."""
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "qwen2-vl": [{"max_pixels": 20 * 784}, {"min_pixels": 290 * 784}],
+    "siglip2-naflex": [{"max_num_patches": 9}],
+}
 
 
 def scaled(prepared: Pixels, reader: ImageReader) -> Tensor:
@@ -103,6 +109,24 @@ def test_both_paths_say_the_same_of_a_picture_s_shape(family: str, family_folder
         if ours.grid is not None:
             assert len(ours.values) == ours.grid[0] * ours.grid[1]
             assert len(ours.values) <= (fast.settings.max_patches or 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("path", ["fast", "exact"])
+def test_how_many_patches_a_picture_has_is_known_before_it_is_decoded(
+    family: str, path: str, family_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = reader(family_folder(family), image_path=path)
+    lying = Pillow.Exif()
+    lying[0x0112] = 6
+    given = [image(*size) for size in SIZES]
+    given += [Image(encode(picture(300, 200), kind, exif=lying)) for kind in ("JPEG", "PNG", "WEBP")]
+    given += [Image(encode(picture(300, 200)), options) for options in OPTIONS.get(family, ())]
+    wanted = [ours.read(one).patches for one in given]
+    assert (None in wanted) == (ours.settings.patch_size is None)
+    if path == "fast":
+        monkeypatch.setattr(Encoded, "decode", None)
+    assert [ours.patches(one) for one in given] == wanted
 
 
 def test_a_picture_travels_as_a_byte_a_value_without_the_copies_of_a_film(family_folder: Folder) -> None:

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
+import structlog
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
 from staged_pool.runtime.requests import Image
-from staged_pool.stages.errors import ConfigError, InvalidInput, TooLarge, UnusableMedia
+from staged_pool.stages.errors import (
+    ConfigError,
+    InvalidInput,
+    MediaTimedOut,
+    MediaUnavailable,
+    TooLarge,
+    UnusableMedia,
+)
+from tests.doubles import Gate
+
+PATIENCE_S = 0.3
 
 pytestmark = pytest.mark.anyio
 
@@ -101,3 +119,124 @@ def test_the_setting_must_be_a_folder(tmp_path: Path) -> None:
     check_folder(str(tmp_path))
     with pytest.raises(ConfigError, match=r"allow_media_path=.*: must be a folder"):
         check_folder(str(tmp_path / "none"))
+
+
+class Disk:
+    """Reads what is there; and does not answer about files called `hung`, until the test is over."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.asked = 0
+
+    def read(self, folder: Path, path: str, max_bytes: int) -> bytes:
+        if path.endswith("hung"):
+            self.asked += 1
+            self.gate()
+        return b"read"
+
+
+@contextmanager
+def on_a_disk(**settings: Any) -> Iterator[tuple[Disk, MediaFetcher]]:
+    disk = Disk()
+    config = EngineConfig(allow_media_path="/", media_timeout_s=PATIENCE_S, **settings)
+    try:
+        yield disk, MediaFetcher(config, read=disk.read)
+    finally:
+        disk.gate.open()
+
+
+async def test_a_read_that_never_ends_takes_one_place_and_the_time_of_nobody(
+    logged: list[structlog.typing.EventDict],
+) -> None:
+    with on_a_disk(media_limit=2) as (_, fetcher):
+        with pytest.raises(MediaTimedOut, match=r"could not be read within 0\.3 s"):
+            await fetcher.fetch(Image("file:///hung"))
+        for _ in range(3):
+            assert (await fetcher.fetch(Image("file:///a"))).source == b"read"
+        assert [event for event in logged if event["log_level"] == "error"] == [
+            {"event": "media.files_overdue", "log_level": "error", "reads": 1, "limit": 2}
+        ]
+
+
+async def test_where_no_read_ends_no_other_one_is_begun_until_one_does() -> None:
+    with on_a_disk(media_limit=2) as (disk, fetcher):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(timed_out, fetcher)
+        with pytest.raises(MediaUnavailable, match="disk of the image does not answer") as caught:
+            await fetcher.fetch(Image("file:///a"))
+        assert type(caught.value) is MediaUnavailable
+        disk.gate.open()
+        await can_read(fetcher)
+    assert disk.asked == 2
+
+
+async def can_read(fetcher: MediaFetcher) -> None:
+    """Wait until the thread has said that its read has ended."""
+    with anyio.fail_after(30):
+        while True:
+            try:
+                assert (await fetcher.fetch(Image("file:///a"))).source == b"read"
+                return
+            except MediaUnavailable:
+                await anyio.sleep(0.001)
+
+
+async def timed_out(fetcher: MediaFetcher) -> None:
+    with pytest.raises(MediaTimedOut):
+        await fetcher.fetch(Image("file:///hung"))
+
+
+async def test_who_waits_for_a_place_waits_no_longer_than_for_a_read() -> None:
+    with on_a_disk(media_limit=1) as (disk, fetcher):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(timed_out, fetcher)
+    assert disk.asked == 1
+
+
+async def test_a_caller_who_leaves_does_not_wait_for_the_disk_and_the_place_is_kept(
+    logged: list[structlog.typing.EventDict],
+) -> None:
+    with on_a_disk(media_limit=1) as (disk, fetcher):
+        with anyio.move_on_after(0.001) as leaving:
+            await fetcher.fetch(Image("file:///hung"))
+        assert leaving.cancelled_caught
+        await timed_out(fetcher)
+        assert [event["event"] for event in logged] == ["media.files_overdue"]
+        disk.gate.open()
+        await can_read(fetcher)
+
+
+async def test_a_thread_that_cannot_be_had_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with on_a_disk(media_limit=1) as (_, fetcher):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError):
+                await fetcher.fetch(Image("file:///a"))
+        assert (await fetcher.fetch(Image("file:///a"))).source == b"read"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_read_that_never_ends_does_not_hold_up_the_end_of_the_process(backend: str) -> None:
+    program = """
+        import threading, anyio
+        from staged_pool.runtime.config import EngineConfig
+        from staged_pool.runtime.media.fetcher import MediaFetcher
+        from staged_pool.runtime.requests import Image
+        from staged_pool.stages.errors import MediaTimedOut
+
+        async def main():
+            config = EngineConfig(allow_media_path="/", media_timeout_s=0.01)
+            fetcher = MediaFetcher(config, read=lambda *_: threading.Event().wait())
+            try:
+                await fetcher.fetch(Image("file:///a"))
+            except MediaTimedOut:
+                print("timed out")
+    """
+    text = textwrap.dedent(program) + f"\nanyio.run(main, backend={backend!r})\n"
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, ["timed out"]), ended.stderr
