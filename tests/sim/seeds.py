@@ -19,10 +19,10 @@ FOUND: dict[int, str] = {
 }
 
 KILLS: dict[str, tuple[Backend, int]] = {
-    "results_swapped_in_a_batch": ("trio", 2),
+    "results_swapped_in_a_batch": ("trio", 17),
     "rows_put_at_the_index_of_another_item": ("trio", 2),
     "index_lost_between_stages": ("trio", 2),
-    "rows_given_to_the_ticket_of_another_item": ("trio", 2),
+    "rows_given_to_the_ticket_of_another_item": ("trio", 17),
     "answer_made_before_the_last_row": ("trio", 2),
     "tokens_of_the_usage_not_counted": ("trio", 2),
     "custody_settles_nothing": ("trio", 18),
@@ -55,7 +55,7 @@ KILLS: dict[str, tuple[Backend, int]] = {
     "freed_room_not_announced": ("trio", 8),
     "waiting_work_not_announced": ("trio", 0),
     "waiting_room_without_a_limit": ("trio", 25),
-    "batches_cut_ahead_without_end": ("trio", 2),
+    "batches_cut_ahead_without_end": ("trio", 3),
     "small_forward_counts_as_running_for_ever": ("trio", 0),
     "place_ahead_not_given_back_after_a_crash": ("trio", 0),
     "failed_forwards_count_as_running_for_ever": ("trio", 42),
