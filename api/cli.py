@@ -18,6 +18,7 @@ from staged_pool.api.flags import (
     AllowPickle,
     AttentionFlag,
     BackendFlag,
+    CudaGraphs,
     DeviceFlag,
     DTypeFlag,
     ForwardWorkers,
@@ -140,6 +141,7 @@ def serve(
     trust_remote_code: TrustRemoteCode = False,
     device: DeviceFlag = _DEFAULT.device,
     dtype: DTypeFlag = _DEFAULT.dtype,
+    cuda_graphs: CudaGraphs = _DEFAULT.cuda_graphs,
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
     split_long_inputs: SplitLongInputs = False,
@@ -206,7 +208,8 @@ def serve(
             "--max-batch-tokens",
             "Limits",
             "Tokens of one batch at most. More keep the device busier; each takes longer, and so does the wait of "
-            "whoever comes next. Default: on a CPU 512 to 1024, by how much waits; 16384 on a GPU.",
+            "whoever comes next. Default, by how much waits: on a CPU 512 to 1024; on a GPU 4096 to 16384, or what "
+            "fits into its memory.",
         ),
     ] = _DEFAULT.max_batch_tokens,
     target_batch: Annotated[
@@ -221,6 +224,23 @@ def serve(
     max_batch_items: Annotated[
         int, flag("--max-batch-items", "Limits", "Items of one batch. Bounds a batch of very short texts.")
     ] = _DEFAULT.max_batch_items,
+    coalesce: Annotated[
+        bool,
+        flag(
+            "--coalesce/--no-coalesce",
+            "Results",
+            "Send inputs that are the same, and inside at the same time, through the device once, for all who asked.",
+        ),
+    ] = _DEFAULT.coalesce,
+    result_cache_mb: Annotated[
+        int,
+        flag(
+            "--result-cache-mb",
+            "Results",
+            "Memory for results, in 10^6 bytes: an input that comes again does not go through the device again. "
+            "0: none is kept.",
+        ),
+    ] = _DEFAULT.result_cache_mb,
     max_requests: Annotated[
         int,
         flag(
@@ -343,6 +363,7 @@ def serve(
             split_long_inputs=split_long_inputs,
             device=device,
             dtype=dtype,
+            cuda_graphs=cuda_graphs,
             attention=attention,
             torch_threads=torch_threads,
             forward_workers=forward_workers,
@@ -360,6 +381,8 @@ def serve(
             max_batch_tokens=max_batch_tokens,
             target_batch_s=target_batch,
             max_batch_items=max_batch_items,
+            coalesce=coalesce,
+            result_cache_mb=result_cache_mb,
             max_requests=max_requests,
             max_items=max_items,
             target_delay_s=target_delay,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from staged_pool.runtime.config import Attention, Device, DType, ImagePath, Task
+from staged_pool.runtime.config import Attention, DType, ImagePath, Task
 
 Backend: TypeAlias = Literal["asyncio", "trio"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -64,15 +64,29 @@ TrustRemoteCode = Annotated[
     flag("--trust-remote-code", "Model", "Run Python code of the model folder. Only code that you have read."),
 ]
 DeviceFlag = Annotated[
-    Device, flag("--device", "Device", "Where the forward runs. auto: the first CUDA device, else the CPU.")
+    str,
+    flag(
+        "--device",
+        "Device",
+        "Where forwards run: cpu, cuda, cuda:1, or several as cuda:0,cuda:1, each with the weights for itself. auto: "
+        "the first CUDA device, else the CPU.",
+    ),
+]
+CudaGraphs = Annotated[
+    bool,
+    flag(
+        "--cuda-graphs/--no-cuda-graphs",
+        "Device",
+        "Record small batches of small models on a GPU, and replay them. Takes seconds at load, and some memory.",
+    ),
 ]
 DTypeFlag = Annotated[
     DType,
     flag(
         "--dtype",
         "Device",
-        "Of the weights. auto: bfloat16 where the device computes in it natively. bfloat16 is up to three times as "
-        "fast, with cosines to float32 above 0.9998.",
+        "Of the weights. auto: bfloat16 where the device computes in it natively, else float16 on a GPU and float32 on "
+        "a CPU. bfloat16 is up to three times as fast on a CPU, with cosines to float32 above 0.9998.",
     ),
 ]
 AttentionFlag = Annotated[

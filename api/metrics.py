@@ -18,6 +18,7 @@ from staged_pool.runtime.statistics import (
     EngineStatistics,
     ImageCacheStatistics,
     PriorityStatistics,
+    ResultCacheStatistics,
 )
 from staged_pool.stages.meter import BUCKETS_S, HistogramSnapshot, StageStatistics
 
@@ -122,6 +123,8 @@ def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:
     yield _gauge("preprocess_overdue_calls", "Preprocess calls that take longer than the alarm allows", overdue)
     if statistics.image_cache is not None:
         yield from _image_cache_families(statistics.image_cache)
+    if statistics.result_cache is not None:
+        yield from _result_cache_families(statistics.result_cache)
 
 
 def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:
@@ -205,6 +208,7 @@ def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
         budget.add_metric((lane,), budget_tokens)
     yield budget
     yield _counter("device_items", "Items that went through the device", device.items)
+    yield _counter("coalesced_items", "Items that were given the row of another like them", device.coalesced_items)
     yield _counter("device_tokens", "Tokens that went through the device, padding not counted", device.tokens)
     yield _counter("device_padding_tokens", "Padding that went through the device", device.padding_tokens)
     yield _counter("device_tokens_wasted", "Tokens whose caller had left when they were done", device.wasted_tokens)
@@ -217,6 +221,15 @@ def _image_cache_families(cache: ImageCacheStatistics) -> Iterator[Metric]:
     yield _gauge("image_cache_entries", "Prepared pictures that are kept", cache.entries)
     yield _gauge("image_cache_bytes", "Bytes of them", cache.bytes)
     yield _gauge("image_cache_limit_bytes", "Bytes that may be kept", cache.max_bytes)
+
+
+def _result_cache_families(cache: ResultCacheStatistics) -> Iterator[Metric]:
+    """The rate of hits is that of `hits` over that of both counters."""
+    yield _counter("result_cache_hits", "Items that had been through the device before", cache.hits)
+    yield _counter("result_cache_misses", "Items that had not, or whose results are kept no more", cache.misses)
+    yield _gauge("result_cache_entries", "Results that are kept", cache.entries)
+    yield _gauge("result_cache_bytes", "Bytes of them", cache.bytes)
+    yield _gauge("result_cache_limit_bytes", "Bytes that may be kept", cache.max_bytes)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:

@@ -23,6 +23,8 @@ from perf import (
     soak,
     throughput,
 )
+from perf.peers import run as peers
+from perf.peers.catalogue import chosen
 from perf.pictures import Size
 from perf.servers import Backend, Options
 from perf.texts import Shape
@@ -203,6 +205,25 @@ def soak_command(
     soak.run(options, shape=load, minutes=minutes, share=share)
 
 
+@main.command("peers")
+def peers_command(
+    *,
+    model: Model = None,
+    only: Annotated[
+        str | None, typer.Option(help="Names with commas between them; staged-pool is always among them.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Each starts every server anew, in turns.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Of one cell; answers are then waited for.")] = 10.0,
+    quick: Annotated[bool, typer.Option(help="One round, few cells of 2 s: to see that it works.")] = False,
+) -> None:
+    """Other servers beside this one. Builds an environment for each in .peers/, and takes hours for all of them."""
+    try:
+        contenders = chosen(only)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    peers.run(model, peers=contenders, rounds=rounds, seconds=seconds, quick=quick)
+
+
 @main.command("answers")
 def answers_command(
     *,
@@ -221,7 +242,7 @@ def all_commands(
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
 ) -> None:
-    """Everything but the soak, in short: about twenty minutes."""
+    """Everything but the soak and the peers, in short: about twenty minutes."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     coldstart.run(options, starts=3)
     overhead.run(options, rounds=20, calls=30, embedded=True)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 _HEAD_END: Final = b"\r\n\r\n"
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding: *chunked\r\n", re.IGNORECASE)
 _RETRY_AFTER: Final = re.compile(rb"\r\nretry-after: *(\d+)", re.IGNORECASE)
 _STAGE_TIME: Final = re.compile(rb"(\w+);dur=([\d.e+-]+)")
 _READ_BYTES: Final = 2**16
@@ -71,7 +72,7 @@ class Connection:
         """Read once; the answer if it is complete now. Blocks only where there is nothing to read.
 
         Raises:
-            ConnectionError: The server closed the connection, or does not say how long its answer is.
+            ConnectionError: The server closed the connection, or does not say where its answer ends.
         """
         chunk = self.socket.recv(_READ_BYTES)
         if not chunk:
@@ -81,13 +82,16 @@ class Connection:
         if head_bytes < len(_HEAD_END):
             return None
         length = _LENGTH.search(self._buffer, 0, head_bytes)
-        if length is None:
-            raise ConnectionError("the answer has no Content-Length")
-        if len(self._buffer) < head_bytes + int(length[1]):
+        if length is None and _CHUNKED.search(self._buffer, 0, head_bytes) is None:
+            raise ConnectionError("the answer has no Content-Length, and does not come in chunks")
+        if length is not None and len(self._buffer) < head_bytes + int(length[1]):
             return None
         answer = bytes(self._buffer)
+        body = answer[head_bytes:] if length is not None else _of_chunks(answer, head_bytes)
+        if body is None:
+            return None
         self._buffer.clear()
-        return Reply(int(answer[9:12]), answer[:head_bytes], answer[head_bytes:])
+        return Reply(int(answer[9:12]), answer[:head_bytes], body)
 
     def exchange(self, request: bytes) -> Reply:
         """Send one request and wait for its answer."""
@@ -95,6 +99,20 @@ class Connection:
         while (reply := self.receive()) is None:
             pass
         return reply
+
+
+def _of_chunks(answer: bytes, start: int) -> bytes | None:
+    """The body of an answer in chunks, without trailers; None: there is more to come."""
+    body = bytearray()
+    while (end := answer.find(b"\r\n", start)) >= 0:
+        size = int(answer[start:end].partition(b";")[0], 16)
+        start = end + 2 + size + 2
+        if len(answer) < start:
+            return None
+        if not size:
+            return bytes(body)
+        body += answer[end + 2 : end + 2 + size]
+    return None
 
 
 def successful(reply: Reply) -> Reply:

@@ -19,7 +19,7 @@ def run(options: Options, *, starts: int) -> None:
     with report.recording("coldstart", {"options": options, "starts": starts}) as record:
         with report.progress("coldstart", starts) as bar:
             for _ in range(starts):
-                with serving(options.serve_command()) as server:
+                with serving(options.serve_command(coalesce=True)) as server:
                     for name, reach in _MILESTONES.items():
                         reach(server)
                         times_s[name].append(server.age_s())

@@ -18,6 +18,9 @@ PROBE_TIMEOUT_S: Final = 10.0
 
 PROBE_EVERY_S: Final = 0.02
 
+FAILED_PAUSE_S: Final = 1.0
+"""After an answer that is neither 200 nor 429, of those who put up with it: as after a 429 without a hint."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -30,6 +33,8 @@ class Load:
     """After so many no client sends again. None: only `seconds` ends it."""
     patience_s: float = 0.0
     """How long after `seconds` answers are waited for that are still missing."""
+    strict: bool = True
+    """Whether an answer that is neither 200 nor 429 ends the measurement, or is counted as one that failed."""
 
 
 @dataclass(slots=True)
@@ -40,6 +45,8 @@ class LoadOutcome:
     """Of the requests that were answered with 200."""
     refused: int = 0
     """Answers with 429."""
+    failed: int = 0
+    """Answers that are neither 200 nor 429, if the load is not strict."""
     unanswered: int = 0
     """Requests that had no answer at the end; their connections were closed."""
     elapsed_s: float = 0.0
@@ -66,7 +73,7 @@ class LoadGenerator:
         """Run one load to its end.
 
         Raises:
-            RuntimeError: An answer's status is neither 200 nor 429.
+            RuntimeError: An answer's status is neither 200 nor 429, and the load is strict.
         """
         while len(self._kept) < load.clients:
             self._kept.append(Connection(self._port, timeout_s=PROBE_TIMEOUT_S))
@@ -89,6 +96,7 @@ class _ClosedLoop:
     ) -> None:
         self._requests = requests
         self._selector = selector
+        self._strict = load.strict
         self._sends_left = math.inf if load.max_requests is None else load.max_requests
         self._started = time.perf_counter()
         self._last_send = self._started + load.seconds
@@ -116,11 +124,14 @@ class _ClosedLoop:
                 ended = time.perf_counter()
                 latency_s = ended - self.sent_at.pop(connection)
                 pause_s = retry_after_s(reply)
-                if pause_s is None:
+                if pause_s is not None:
+                    outcome.refused += 1
+                elif reply.status == 200 or self._strict:
                     successful(reply)
                     outcome.latencies_ms.append(latency_s * 1e3)
                 else:
-                    outcome.refused += 1
+                    outcome.failed += 1
+                    pause_s = FAILED_PAUSE_S
                 heapq.heappush(self._resting, (ended + (pause_s or 0.0), self._places[connection], connection))
         outcome.unanswered = len(self.sent_at)
         outcome.elapsed_s = (self._end if self.sent_at else ended) - self._started
@@ -156,21 +167,23 @@ class ProbeOutcome:
 
 
 class HealthProbe:
-    """Asks `/health` about 50 times a second over a keep-alive connection, one check at a time.
+    """Asks for its health about 50 times a second over a keep-alive connection, one check at a time.
 
     A server that hangs is therefore asked less often: its share of slow answers is understated, never overstated.
 
     Args:
         port: Of the server.
+        path: Where it says that it is alive.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, path: str = "/health") -> None:
         self._port = port
+        self._path = path
 
     def __call__(self, seconds: float) -> ProbeOutcome:
         """Probe for so long."""
         outcome = ProbeOutcome()
-        request = get("/health")
+        request = get(self._path)
         connection = Connection(self._port, timeout_s=PROBE_TIMEOUT_S)
         end = time.perf_counter() + seconds
         while (sent_at := time.perf_counter()) < end:

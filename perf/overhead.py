@@ -163,7 +163,7 @@ def run(options: Options, *, rounds: int, calls: int, embedded: bool) -> None:
     request = post("/v1/embeddings", embeddings_body([text]))
     settings = {"options": options, "rounds": rounds, "calls_per_block": calls, "tokens": source.tokens_of(text)}
     with report.recording("overhead", settings) as record, contextlib.ExitStack() as running:
-        server = running.enter_context(serving(options.serve_command()))
+        server = running.enter_context(serving(options.serve_command(coalesce=True)))
         record.results["model"] = server.card()
         contenders: dict[str, Worker[int, Block]] = {
             "bare": running.enter_context(worker(partial(BareForward, options, text, 0.0))),

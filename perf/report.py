@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import psutil
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from perf.servers import ROOT
@@ -72,14 +72,19 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     console.print(table)
 
 
-def write_markdown(command: str, *tables: tuple[Sequence[str], Sequence[Sequence[str]]], note: str) -> None:
-    """Write tables, each its columns and its rows, to `results/<command>.md`."""
-    paragraphs = []
-    for columns, rows in tables:
-        marks = ["-" if place == 0 else "-:" for place in range(len(columns))]
-        paragraphs.append("".join(f"| {' | '.join(cells)} |\n" for cells in (columns, marks, *rows)))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{command}.md").write_text("\n".join([*paragraphs, f"{note}\n"]))
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The lines of a table; the first column holds names, the others numbers."""
+    marks = ["-" if place == 0 else "-:" for place in range(len(columns))]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (columns, marks, *rows))
+
+
+def write_markdown(
+    command: str, *tables: tuple[Sequence[str], Sequence[Sequence[str]]], note: str, folder: Path = RESULTS
+) -> None:
+    """Write tables, each its columns and its rows, to `<command>.md` in a folder."""
+    paragraphs = [markdown_table(columns, rows) for columns, rows in tables]
+    folder.mkdir(exist_ok=True)
+    (folder / f"{command}.md").write_text("\n".join([*paragraphs, f"{note}\n"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +126,8 @@ class Record:
 
 
 @contextmanager
-def recording(command: str, settings: Mapping[str, object]) -> Iterator[Record]:
-    """Write `results/<command>.json` at the end of the block, unless it raised.
+def recording(command: str, settings: Mapping[str, object], *, folder: Path = RESULTS) -> Iterator[Record]:
+    """Write `<command>.json` in a folder at the end of the block, unless it raised.
 
     Also says how many cores other processes took meanwhile: on a busy machine, figures are worth less.
     """
@@ -139,10 +144,10 @@ def recording(command: str, settings: Mapping[str, object]) -> Iterator[Record]:
         "results": record.results,
         "targets": [asdict(target) | {"met": target.met} for target in record.targets],
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{command}.json"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{command}.json"
     path.write_text(json.dumps(document, indent=2, default=asdict) + "\n")
-    console.print(f"other processes took {others_cores:.2f} cores meanwhile; written: {path.relative_to(ROOT)}\n")
+    console.print(f"other processes took {others_cores:.2f} cores meanwhile; written: {os.path.relpath(path, ROOT)}\n")
 
 
 def machine_facts() -> dict[str, object]:
@@ -153,7 +158,7 @@ def machine_facts() -> dict[str, object]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "changed_files": _git("status", "--porcelain", "--untracked-files=no").splitlines(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -163,10 +168,20 @@ def machine_facts() -> dict[str, object]:
 @contextmanager
 def progress(what: str, steps: int) -> Iterator[Progress]:
     """A bar of so many steps; call `advance(bar.task_ids[0])` after each. Gone at the end of the block."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn()
+    )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
         bar.add_task(what, total=steps)
         yield bar
+
+
+def _version(package: str) -> str:
+    """Empty: it is not installed, and was not needed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _cpu_model() -> str:
@@ -198,6 +213,7 @@ def _own_s() -> float:
     times = own.cpu_times()
     total_s = times.user + times.system + times.children_user + times.children_system
     for child in own.children(recursive=True):
-        times = child.cpu_times()
-        total_s += times.user + times.system + times.children_user + times.children_system
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile: its parent has its time
+            times = child.cpu_times()
+            total_s += times.user + times.system + times.children_user + times.children_system
     return float(total_s)

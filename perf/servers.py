@@ -1,20 +1,22 @@
-"""Start a server as a process of its own, wait until it is there, and end it again by its process id."""
+"""Start a server as a process of its own, wait until it is there, and end it again with all that it has started."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+import psutil
 
 from perf.client import Connection, Reply, get
 from staged_pool.runtime.config import DType, EngineConfig
@@ -33,16 +35,24 @@ class Options:
     """What is measured. The same values go to the server, to the library and to the bare model."""
 
     model: str | None = None
+    device: str = "auto"
     dtype: DType = "auto"
     torch_threads: int | None = None
     backend: Backend = "asyncio"
 
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(model=self.model, dtype=self.dtype, torch_threads=self.torch_threads)
+        return EngineConfig(model=self.model, device=self.device, dtype=self.dtype, torch_threads=self.torch_threads)
 
-    def serve_command(self) -> list[str]:
-        """`staged-pool serve`, with all other settings at their defaults; the port is not in it."""
+    def serve_command(self, *, coalesce: bool = False) -> list[str]:
+        """`staged-pool serve`, with all other settings at their defaults; the port is not in it.
+
+        Args:
+            coalesce: As is the default of a server. Without it every input goes through the device: those who send the
+                same ones again and again, several at once, measure that, and not how many of them were alike.
+        """
         command = [str(Path(sys.executable).parent / "staged-pool"), "serve"]
+        if not coalesce:
+            command.append("--no-coalesce")
         for field in fields(self):
             if (value := getattr(self, field.name)) is not None:
                 command += [f"--{field.name.replace('_', '-')}", str(value)]
@@ -71,11 +81,14 @@ class ServerFailed(RuntimeError):
 class Server:
     """One server process. Made by `serving`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, started: float) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], port: int, log: Path, started: float, start_timeout_s: float
+    ) -> None:
         self.process = process
         self.port = port
         self._log = log
         self._started = started
+        self._start_timeout_s = start_timeout_s
 
     def age_s(self) -> float:
         """Seconds since just before the process was made."""
@@ -101,6 +114,26 @@ class Server:
             connection.close()
         raise AssertionError("polls end only by raising")
 
+    def wait_answer(self, request: bytes) -> Reply:
+        """Send a request until it is answered 200, and return that answer; a server may hang up meanwhile.
+
+        Raises:
+            ServerFailed: It will not be answered: the server says that the request is wrong.
+        """
+        for _ in self._polls():
+            with suppress(OSError):
+                connection = Connection(self.port, timeout_s=self._start_timeout_s)
+                try:
+                    reply = connection.exchange(request)
+                finally:
+                    connection.close()
+                if reply.status == 200:
+                    return reply
+                if reply.status in {400, 422}:
+                    words = reply.body[:300].decode(errors="replace")
+                    raise ServerFailed(f"the server refuses the request with {reply.status}: {words}")
+        raise AssertionError("polls end only by raising")
+
     def card(self) -> Card:
         """What the model is that is served; waits until it is ready."""
         return msgspec.json.decode(self.wait_ok("/ready").body, type=_Ready).models[0]
@@ -121,8 +154,8 @@ class Server:
             yield
             if self.process.poll() is not None:
                 raise ServerFailed(f"the server ended with code {self.process.returncode}:\n{self._last_words()}")
-            if self.age_s() > START_TIMEOUT_S:
-                raise ServerFailed(f"the server is not there after {START_TIMEOUT_S:g} s:\n{self._last_words()}")
+            if self.age_s() > self._start_timeout_s:
+                raise ServerFailed(f"the server is not there after {self._start_timeout_s:g} s:\n{self._last_words()}")
             time.sleep(POLL_S)
 
     def _last_words(self) -> str:
@@ -130,38 +163,63 @@ class Server:
 
 
 @contextmanager
-def serving(command: Sequence[str]) -> Iterator[Server]:
+def serving(
+    command: Sequence[str],
+    *,
+    folder: Path = ROOT,
+    variables: Mapping[str, str] | None = None,
+    start_timeout_s: float = START_TIMEOUT_S,
+) -> Iterator[Server]:
     """Start a server on a free port of 127.0.0.1; at the end of the block it is told to stop, then made to.
 
     Args:
-        command: Takes `--port` at its end. Run in the root of the repository; what it says goes to a file.
+        command: Takes `--port` at its end. What it says goes to a file.
+        folder: Where it runs.
+        variables: Of its environment, beside those of this process.
+        start_timeout_s: How long it is waited for.
     """
     port = _free_port()
-    with tempfile.TemporaryDirectory(prefix="perf-") as folder:
-        log = Path(folder) / "server.log"
+    with tempfile.TemporaryDirectory(prefix="perf-") as scratch:
+        log = Path(scratch) / "server.log"
         with log.open("wb") as output:
             started = time.perf_counter()
             process = subprocess.Popen(
                 [*command, "--port", str(port)],
-                cwd=ROOT,
+                cwd=folder,
+                env=os.environ | dict(variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we end the server by its id
             )
         try:
-            yield Server(process, port, log, started)
+            yield Server(process, port, log, started, start_timeout_s)
         finally:
             _stop(process)
 
 
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that it has started, as far as they still run."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    descendants = family(process.pid)[1:]  # before it ends: afterwards nobody knows whose they were
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _, left = psutil.wait_procs(descendants, timeout=STOP_TIMEOUT_S)
+    for descendant in left:
+        with suppress(psutil.NoSuchProcess):
+            descendant.kill()
+    psutil.wait_procs(left, timeout=STOP_TIMEOUT_S)
 
 
 def _free_port() -> int:

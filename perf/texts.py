@@ -71,10 +71,14 @@ class TextSource:
         """A text of so many tokens, special tokens included."""
         return " ".join(rng.choices(self._words, k=tokens - self._special_tokens))
 
+    def lists(self, shape: Shape) -> list[list[str]]:
+        """The texts of each request of one shape."""
+        rng = random.Random(_SEED)
+        return [[self.text(tokens, rng) for tokens in lengths] for lengths in _lengths(shape, rng)]
+
     def workload(self, shape: Shape) -> Workload:
         """The requests of one shape."""
-        rng = random.Random(_SEED)
-        requests = [[self.text(tokens, rng) for tokens in lengths] for lengths in _lengths(shape, rng)]
+        requests = self.lists(shape)
         texts = [text for request in requests for text in request]
         return Workload(
             shape=shape,

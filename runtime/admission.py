@@ -119,6 +119,7 @@ class Room:
         "items",
         "lane",
         "parts",
+        "recalled_tokens",
     )
 
     def __init__(
@@ -145,6 +146,7 @@ class Room:
         """The one that decides how long it takes."""
         self.expected_s = expected_s
         """How long it was predicted to take when it entered."""
+        self.recalled_tokens = 0
         self.inside = True
         """Until it is given back: items of a caller who left move on for a while, and count no more."""
 
@@ -161,6 +163,16 @@ class Room:
         """One of its items has left the device."""
         if self.inside:
             self._admission.correct(self, cast(Lane, lane), -tokens)
+
+    def spared(self, lane: Hashable, tokens: int) -> None:
+        """So many of its tokens are not for the device; negative: they are, after all."""
+        if self.inside:
+            self._admission.correct(self, cast(Lane, lane), -tokens)
+
+    def recalled(self, lane: Hashable, tokens: int) -> None:
+        """So many of its tokens are not for the device: what it would give for them is known."""
+        self.recalled_tokens += tokens
+        self.spared(lane, tokens)
 
 
 ANYBODY: Final = Asker()
@@ -374,8 +386,10 @@ class Admission:
         if answered:
             lag_s = self._lanes[room.lane].lag_s
             took_s = self._clock() - room.entered_at - elsewhere_s
+            # What was known waited for no device: quick as it is, it says nothing of how late the others are.
+            on_device = 1.0 - room.recalled_tokens / max(1, sum(read.values()))
             priority = room.asker.priority
-            late_s = took_s - room.expected_s - lag_s[priority]
+            late_s = took_s - on_device * room.expected_s - lag_s[priority]
             lag_s[priority] = max(0.0, lag_s[priority] + _LEARN * late_s)
             self._estimates.learn(room.body_bytes, read)
 

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from staged_pool.runtime.device_names import device_names
 from staged_pool.runtime.media.hosts import AllowedHosts
 from staged_pool.stages.errors import ConfigError
 
-DType = Literal["auto", "float32", "bfloat16"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "packed", "padded"]
-Device = Literal["auto", "cpu", "cuda"]
 Task = Literal["auto", "embed", "sparse", "score"]
 ImagePath = Literal["fast", "exact"]
 
@@ -53,12 +53,18 @@ class EngineConfig:
     trust_remote_code: bool = False
     """Whether Python code of the model folder may run. Only for a folder that has been read and is trusted."""
 
-    device: Device = "auto"
-    """Where the forward runs. `auto`: the first CUDA device where torch sees one, else the CPU."""
+    device: str = "auto"
+    """Where forwards run: `cpu`, `cuda` or `cuda:1`, or several with commas between them. Each has the weights for
+    itself, and takes its batches from what waits for all. `auto`: the first CUDA device where torch sees one, else the
+    CPU."""
 
     dtype: DType = "auto"
-    """Of the weights. `auto`: bfloat16 where the device computes in it natively, else float32.
-    bfloat16 is up to three times as fast, with cosines to float32 above 0.9998."""
+    """Of the weights. `auto`: bfloat16 where the device computes in it natively; else float16 on a GPU, and float32 on
+    a CPU. bfloat16 is up to three times as fast on a CPU, with cosines to float32 above 0.9998. float16 is for GPUs."""
+
+    cuda_graphs: bool = True
+    """Whether small batches of small models are recorded on a GPU, and replayed. That takes seconds at load and some
+    memory, and spares the host asking for each kernel."""
 
     attention: Attention = "auto"
     """`packed`: no padding is computed; refused for a model whose attention cannot be replaced.
@@ -78,7 +84,7 @@ class EngineConfig:
     forward_workers: int | None = None
     """Forwards at once on the CPU; they share the torch threads, and one that is alone uses all of them. None: several
     where they get as much done as one, found out at load: they lose less where something else needs a core now and
-    then. Each batch takes longer by them. A GPU has one."""
+    then. Each batch takes longer by them. A GPU has one. Several devices have one each at least."""
 
     preprocess_limit: int = 4
     """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the
@@ -124,7 +130,8 @@ class EngineConfig:
 
     max_batch_tokens: int | None = None
     """Token budget of one batch at most. A longer single input still goes, alone. Larger batches keep the device
-    busier; each takes longer, and so does the wait of whoever comes next. None: 16384 on a GPU. On a CPU 512 where few
+    busier; each takes longer, and so does the wait of whoever comes next. None: on a GPU 4096 where few requests wait,
+    growing to 16384 where dozens do, as far as its memory has room for that. On a CPU 512 where few
     requests wait, growing to 1024 where dozens do: alone small ones are as quick a token, but every call of a kernel
     may have to wait for the interpreter, and they make twice as many."""
 
@@ -170,6 +177,14 @@ class EngineConfig:
     max_bytes: int = 256 * 2**20
     """Bytes of request bodies inside the engine."""
 
+    coalesce: bool = True
+    """Whether inputs that become the same tokens (or the same pixels) and are inside at the same time go through the
+    device once, for all who asked. Without it each does, and everybody pays for the duplicates of the others."""
+
+    result_cache_mb: int = 0
+    """Memory for what the device gave, in 10^6 bytes: an input that comes again does not go through it again. More
+    keeps more of the past, of which the least recently used goes first. 0: nothing is kept."""
+
     drain_timeout_s: float = 30.0
     """How long a closing engine finishes what is inside; what is left then fails."""
 
@@ -202,27 +217,34 @@ class EngineConfig:
         self._check("preprocess_alarm_s", 0.001, 86_400)
         self._check("watchdog_s", 0.001, 86_400)
         self._check("image_cache_mb", 0, math.inf)
+        self._check("result_cache_mb", 0, math.inf)
         self._check("media_timeout_s", 0.001, 86_400)
         for name, allowed in (
-            ("device", ("auto", "cpu", "cuda")),
-            ("dtype", ("auto", "float32", "bfloat16")),
+            ("dtype", ("auto", "float32", "bfloat16", "float16")),
             ("attention", ("auto", "packed", "padded")),
             ("task", ("auto", "embed", "sparse", "score")),
             ("image_path", ("fast", "exact")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+        device_names(self.device)
         AllowedHosts.of(self.allow_media_domains)
         if self.model == "":
             raise ConfigError("model='': must be a folder or a hub id")
 
-    def batch_tokens(self, device: str) -> int:
-        """`max_batch_tokens`, or what stands for None on a device such as `cpu`."""
-        return self.max_batch_tokens or (1024 if device == "cpu" else 16_384)
+    def batch_tokens(self, device: str, memory_tokens: int | None = None) -> int:
+        """The token budget of a batch where much waits: `max_batch_tokens`, or what stands for None.
 
-    def least_batch_tokens(self, device: str) -> int:
-        """The token budget of a batch where little waits."""
-        return min(512 if device == "cpu" else 16_384, self.batch_tokens(device))
+        Args:
+            device: What a model's card says, such as `cpu`.
+            memory_tokens: What its memory has room for. None: not known.
+        """
+        wanted = self.max_batch_tokens or (1024 if device.startswith("cpu") else 16_384)
+        return wanted if memory_tokens is None else min(wanted, memory_tokens)
+
+    def least_batch_tokens(self, device: str, memory_tokens: int | None = None) -> int:
+        """The token budget of a batch where little waits. See `batch_tokens`."""
+        return min(512 if device.startswith("cpu") else 4096, self.batch_tokens(device, memory_tokens))
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -84,7 +84,8 @@ class Engine(EngineTasks):
         self._phase = Phase.READY
         self._fault: str | None = None
 
-        on_device = 2 * model.card.forward_workers * config.batch_tokens(model.card.device)  # and on the way to it
+        batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
+        on_device = 2 * model.card.forward_workers * batch_tokens  # and on the way to it
         self._gate = Gate(config.waiting_tokens + on_device, PARSE_WORKERS)
         """For texts. Pictures are fed by their callers in turns, and one that is being fetched must hold up nobody."""
         self._pipeline = Pipeline(
@@ -385,11 +386,17 @@ class Engine(EngineTasks):
             },
             device=self._pipeline.device_statistics(),
             image_cache=self._model.image_cache,
+            result_cache=None if (results := self._pipeline.results) is None else results.statistics,
         )
 
     def clear_image_cache(self) -> None:
         """Forget the prepared pictures that are kept. Those in work go to their requests, and are not kept either."""
         self._model.clear_image_cache()
+
+    def clear_result_cache(self) -> None:
+        """Forget the rows that are kept. Those in work go to their requests, and are kept again."""
+        if self._pipeline.results is not None:
+            self._pipeline.results.clear()
 
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[Engine]:
@@ -502,7 +509,7 @@ async def run_engine(
         model,
         lanes={
             lane: LaneParts(
-                device=offloads[lane][0], preprocess=offloads[lane][1], pace=lane_pace(lane, config, model.card.device)
+                device=offloads[lane][0], preprocess=offloads[lane][1], pace=lane_pace(lane, config, model.card)
             )
             for lane in model.card.lanes
         },

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.requests import Chat, Image, Output, Outputs, PairInput, TextInput
-from staged_pool.runtime.statistics import ImageCacheStatistics
+from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
 
@@ -200,12 +200,17 @@ class ModelCard:
     """Whether an embedding of a longer input is the mean of its parts'."""
     dtype: str
     device: str
+    """Such as `cpu` or `cuda:0`; several have commas between them."""
     attention: str
     """`packed` or `padded`."""
     torch_threads: int
     """Of all forwards together."""
     forward_workers: int
-    """Forwards at once. One that has the device to itself uses all threads, else each has its share of them."""
+    """Forwards at once, over all devices. On a CPU, one that is alone uses all threads, else each has its share."""
+    launched_ahead: int = 0
+    """Forwards that may have begun behind each that runs, so that a GPU goes on at once."""
+    memory_tokens: int | None = None
+    """Tokens of a batch that the device has memory for. None: not known."""
     load_s: float
     """Seconds from the first byte read to the end of the warm-up."""
 
@@ -274,6 +279,11 @@ class Model(Protocol):
         Raises:
             InvalidInput: An id is out of vocabulary.
         """
+        ...
+
+    @property
+    def devices(self) -> Sequence[ReplicaStatistics]:
+        """What each device does, in the order in which they were named."""
         ...
 
     @property

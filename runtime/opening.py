@@ -82,9 +82,10 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
             for config in configs:
                 models.append(model := await device.run(_load, config))
                 _check_names([one.card.name for one in models])
-                device.grow(model.card.forward_workers)
+                threads = model.card.forward_workers * (1 + model.card.launched_ahead)
+                device.grow(threads)
                 if "image" in model.card.lanes:
-                    image_device.grow(model.card.forward_workers)
+                    image_device.grow(threads)
                     image_preprocess.grow(first.image_preprocess_limit)
             engines: dict[str, Engine] = {}
             for config, model in zip(configs, models, strict=True):

@@ -13,7 +13,9 @@ import structlog
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Errands, Fetch
-from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
+from staged_pool.runtime.identity import Identities
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Payload, Row
+from staged_pool.runtime.result_cache import ResultCache, freeze
 from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.budget import Budget
@@ -24,7 +26,8 @@ from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import LanePace, Pace
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
-from staged_pool.stages.preprocess import PreprocessStage
+from staged_pool.stages.preprocess import Preprocess, PreprocessStage
+from staged_pool.stages.sharing import Sharing
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item, Plan, Priority, Request
@@ -93,10 +96,12 @@ class LaneLimits:
         )
 
 
-def lane_pace(lane: Lane, config: EngineConfig, device: str) -> LanePace:
+def lane_pace(lane: Lane, config: EngineConfig, card: ModelCard) -> LanePace:
     """How fast a lane is, before anything has been measured."""
     budget = Budget(
-        config.batch_tokens(device), start=config.least_batch_tokens(device), target_s=config.target_batch_s
+        config.batch_tokens(card.device, card.memory_tokens),
+        start=config.least_batch_tokens(card.device, card.memory_tokens),
+        target_s=config.target_batch_s,
     )
     return LanePace(budget=budget, preprocess=Pace() if lane == "image" else None)
 
@@ -131,7 +136,8 @@ class Pipeline:
         gave_up: Callable[[Exception], object],
     ) -> None:
         self._alarm_s = config.preprocess_alarm_s
-        batch_tokens = config.batch_tokens(model.card.device)
+        self._model = model
+        batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
         limits = {lane: LaneLimits.of(lane, config, batch_tokens) for lane in lanes}
         size = config.channel_capacity
         requests = Channel[Arrival]("parse", size)
@@ -139,6 +145,13 @@ class Pipeline:
         prepared = {lane: Channel[Sequence[Item[Payload]]](f"batch{SUFFIX[lane]}", size) for lane in lanes}
         rows = Channel[Sequence[Item[Row]]]("postprocess", size)
         self._door = requests.outlet
+        self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb else None
+        """Rows that are kept; those of both lanes have identities of their own. None: no rows are."""
+        sharing: Sharing[Payload, Row] | None = None
+        preprocess: Preprocess[ModelInput, Payload] = model.preprocess
+        if config.coalesce or self.results is not None:
+            sharing = Sharing(freeze=freeze, coalesce=config.coalesce, kept=self.results)
+            preprocess = Identities().given_to(model.preprocess)
         self.batch = {
             lane: BatchStage[Payload, Row](
                 prepared[lane].inlet,
@@ -148,7 +161,7 @@ class Pipeline:
                 builder=BatchBuilder(
                     max_items=config.max_batch_items,
                     max_cost=parts.pace.budget.tokens,
-                    least_cost=config.least_batch_tokens(model.card.device),
+                    least_cost=config.least_batch_tokens(model.card.device, model.card.memory_tokens),
                     pads=model.pads(lane),
                     min_share=MIN_SHARE_TOKENS if lane == "text" else IMAGE_MIN_SHARE_TOKENS,
                     lane=lane,
@@ -157,8 +170,10 @@ class Pipeline:
                 pace=parts.pace.device,
                 budget=parts.pace.budget,
                 slots=model.card.forward_workers,
+                ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
                 waiting_tokens=limits[lane].waiting_tokens,
                 more_comes=partial(self._prepares, lane),
+                sharing=sharing,
                 name=f"batch{SUFFIX[lane]}",
             )
             for lane, parts in lanes.items()
@@ -168,7 +183,7 @@ class Pipeline:
             lane: PreprocessStage[ModelInput, Payload](
                 inputs[lane].inlet,
                 prepared[lane].outlet,
-                preprocess=model.preprocess,
+                preprocess=preprocess,
                 offload=parts.preprocess,
                 ahead_s=self.batch[lane].ahead_s,
                 pace=parts.pace.preprocess,
@@ -302,9 +317,11 @@ class Pipeline:
         for stage in self.batch.values():
             batches += stage.triggers
         return DeviceStatistics(
+            devices=tuple(self._model.devices),
             batches=dict(batches),
             budget_tokens={lane: stage.budget_tokens for lane, stage in self.batch.items()},
-            items=sum(stage.meter.done for stage in self.batch.values()),
+            items=sum(stage.meter.done - stage.coalesced - stage.recalled for stage in self.batch.values()),
+            coalesced_items=sum(stage.coalesced for stage in self.batch.values()),
             tokens=sum(stage.tokens for stage in self.batch.values()),
             padding_tokens=sum(stage.padding_tokens for stage in self.batch.values()),
             wasted_tokens=sum(stage.wasted_tokens for stage in self.batch.values()),

@@ -75,14 +75,33 @@ class PriorityStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatistics:
+    """What one of the devices does, and has done since the start."""
+
+    device: str
+    """Such as `cuda:1`."""
+    running: int
+    """Batches on it."""
+    batches: int
+    """That have ended."""
+    tokens: int
+    """Of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatistics:
-    """What the device has done since the start."""
+    """What the devices have done since the start."""
+
+    devices: tuple[ReplicaStatistics, ...]
+    """Each by itself."""
 
     batches: Mapping[str, int]
     """By the trigger that cut them."""
     budget_tokens: Mapping[str, int]
     """Of a batch at most, now, by lane: the target of `target_batch_s` and the device's memory move it."""
     items: int
+    coalesced_items: int
+    """Beside those: items that were given the row of another one that was the same work."""
     tokens: int
     """Of the items themselves, padding not counted."""
     padding_tokens: int
@@ -98,6 +117,19 @@ class ImageCacheStatistics:
     """Pictures that were at hand, or that another thread was preparing already."""
     misses: int
     """Pictures that were prepared, or could not be."""
+    entries: int
+    bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultCacheStatistics:
+    """What the cache of rows has done since the start, and what it holds."""
+
+    hits: int
+    """Items whose row was at hand."""
+    misses: int
+    """Items that were looked up in vain."""
     entries: int
     bytes: int
     max_bytes: int
@@ -125,3 +157,5 @@ class EngineStatistics:
     device: DeviceStatistics
     image_cache: ImageCacheStatistics | None = None
     """None: prepared pictures are not kept, or the model reads none."""
+    result_cache: ResultCacheStatistics | None = None
+    """None: rows are not kept."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +21,9 @@ from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import Overlap, Pace
+from staged_pool.stages.sharing import Flights, Sharing, said_again
 from staged_pool.stages.stage import Stage, StageOptions
-from staged_pool.stages.supervise import custody
+from staged_pool.stages.supervise import Custody, custody
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.turns import Waiting
 from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority
@@ -63,21 +64,23 @@ class BatchStage(Stage, Generic[P, R]):
     One task moves items from the channel into the waiting room while there is room, so that backpressure reaches
     preprocess. The others serve the device's slots: whenever one is free, a batch is cut out of everything that waits
     at that moment, and leaves to each other free slot as much as it takes itself. So no slot is free while more waits
-    than is worth a forward of its own. Where much waits, one batch more is cut ahead and handed to the device, so that
-    a slot goes on at once and not when the event loop gets to it. A forward that has begun runs to its end; rows that
-    nobody waits for any more are counted.
+    than is worth a forward of its own. Where much waits, one batch more, or as many as `ahead` says, is cut ahead and
+    handed to the device, so that a slot goes on at once and not when the event loop gets to it. A forward that has
+    begun runs to its end; rows that nobody waits for any more are counted.
 
     Args:
         inlet: Lists of prepared items. Closing its outlet ends the stage, once the waiting room is empty.
         outlet: Lists of items with their rows; closed when the stage ends.
         forward: See `Forward`.
-        device: Runs it, `slots` calls at once, and then the one that waits. `DeviceLost` from it ends the stage.
+        device: Runs it, `slots` calls at once, and then those that wait. `DeviceLost` from it ends the stage.
         builder: The waiting room.
         pace: Told how long the whole device was busy with each batch.
         budget: Of the builder's batches; told how long each forward took, and what the device had no room for.
         slots: Forwards at once.
+        ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
         more_comes: Whether what comes before this stage is at work: a forward then has not the device to itself.
+        sharing: What items that are the same work share. None: each is worked on by itself.
         name: Of the stage, where there are several.
     """
 
@@ -93,8 +96,10 @@ class BatchStage(Stage, Generic[P, R]):
         budget: Budget,
         options: StageOptions,
         slots: int,
+        ahead: int = 1,
         waiting_tokens: int,
         more_comes: Callable[[], bool],
+        sharing: Sharing[P, R] | None = None,
         name: str = "batch",
     ) -> None:
         super().__init__(name, workers=slots, options=options)
@@ -103,12 +108,16 @@ class BatchStage(Stage, Generic[P, R]):
         self._forward = forward
         self._device = device
         self._builder = builder
+        self._sharing = sharing
+        self._kept = sharing.kept if sharing is not None else None
+        self._flights = Flights(builder, coalesce=sharing is not None and sharing.coalesce)
         self._pace = pace
         self._budget = budget
         self._slots = slots
         self._forwards = Overlap()
-        self._ahead: _Turn | None = None
-        """Of the batch that waits for a slot."""
+        self._max_ahead = ahead
+        self._ahead: deque[_Turn] = deque()
+        """Of the batches that wait for a slot."""
         self._small_running = 0
         """Forwards of less than a share: mostly the interpreter's work, which two of them cannot do at once. What waits
         then waits for its end, unless it is a share by now."""
@@ -123,11 +132,15 @@ class BatchStage(Stage, Generic[P, R]):
         self.tokens = 0
         self.padding_tokens = 0
         self.wasted_tokens = 0
+        self.coalesced = 0
+        """Items that were given a row which another one was given too, not counting that one."""
+        self.recalled = 0
+        """Items that were given a row that was kept."""
 
     @property
     def waiting(self) -> int:
-        """Items in the waiting room."""
-        return len(self._builder)
+        """Items in the waiting room, and those that wait for the row of another."""
+        return len(self._builder) + self._flights.following
 
     def waiting_of(self, priority: Priority) -> Waiting:
         """What of a priority is in the waiting room."""
@@ -149,7 +162,7 @@ class BatchStage(Stage, Generic[P, R]):
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the forwards that run."""
-        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + 1)), self._close)
+        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + self._max_ahead)), self._close)
 
     def _close(self) -> None:
         self._inlet.close()
@@ -164,14 +177,36 @@ class BatchStage(Stage, Generic[P, R]):
                     if self._room_freed.is_set():
                         self._room_freed = anyio.Event()
                     await self._room_freed.wait()
-                for item in items:
-                    item.ticket.stage = self.meter.name
-                    item.ticket.waits(self._builder.lane, item.cost)
-                self._builder.add(items)
-                held.handed_on()
+                found = self._take_in(items)
                 self._work_waits.set()
+                if found:
+                    await self._outlet.send(found)
+                held.handed_on()
         self._ended = True
         self._work_waits.set()
+
+    def _take_in(self, items: Sequence[Item[P]]) -> list[Item[R]]:
+        """Have items wait for the device, or for the row of another; return those whose rows are kept.
+
+        Nothing happens between a look into what is kept and the one at what is on its way: no row is made twice.
+        """
+        found: list[Item[R]] = []
+        now = self._clock()
+        for item in items:
+            item.ticket.stage = self.meter.name
+            row = None
+            if self._kept is not None and item.identity is not None:
+                row = self._kept.get(item.identity, item.payload)
+            if row is None:
+                self._flights.add(item)
+            else:
+                item.ticket.load.recalled(self._builder.lane, item.cost)
+                self.meter.wait.observe(now - item.sent_at)
+                self.waits[item.ticket.priority].observe(now - item.sent_at)
+                found.append(item.carrying(row, sent_at=now))
+        self.recalled += len(found)
+        self.meter.done += len(found)
+        return found
 
     async def _serve_slot(self) -> None:
         while True:
@@ -181,7 +216,7 @@ class BatchStage(Stage, Generic[P, R]):
                 with self._turn(batch) as turn, custody(self.meter.name, tickets) as held:
                     if self._seam is not None:
                         await self._at("formed")
-                    if done := await self._compute(batch, turn):
+                    if done := await self._compute(batch, turn, held):
                         if self._seam is not None:
                             await self._at("computed")
                         await self._outlet.send(done)
@@ -197,30 +232,35 @@ class BatchStage(Stage, Generic[P, R]):
         if self._small_running and self._builder.cost < self._builder.min_share:
             return None
         free = self._slots - self.meter.busy
-        if free <= 0 and (self._ahead is not None or not self._builder.has_depth):
+        if free <= 0 and (len(self._ahead) >= self._max_ahead or not self._builder.has_depth):
             return None
-        now = self._clock()
-        batch = self._builder.take(lambda item: is_wanted(item.ticket, self.meter, now=now), among=free)
+        batch = self._flights.take(self._wanted_now(), among=free)
         self._room_freed.set()
-        for item in batch.items if batch is not None else ():
-            item.ticket.waits(self._builder.lane, -item.cost)
         return batch
+
+    def _wanted_now(self) -> Callable[[Item[P]], bool]:
+        now = self._clock()
+        return lambda item: is_wanted(item.ticket, self.meter, now=now)
 
     @contextmanager
     def _turn(self, batch: Batch[P]) -> Iterator[_Turn]:
         """Take the slot that is free, or else the place ahead, which becomes a slot when the next one is free."""
         turn = _Turn(is_small=batch.cost < self._builder.min_share)
         if self.meter.busy >= self._slots:
-            self._ahead = turn
+            self._ahead.append(turn)
         else:
             self.meter.busy += 1
         try:
             yield turn
+        except BaseException:
+            self._flights.lose(batch.items, self._wanted_now())
+            self._work_waits.set()
+            raise
         finally:
             if turn.mark is not None:  # something crashed
                 self._end(turn)
-            if self._ahead is turn:
-                self._ahead = None
+            if turn in self._ahead:
+                self._ahead.remove(turn)
             else:
                 self.meter.busy -= 1
                 if self.meter.busy < self._slots:
@@ -238,8 +278,9 @@ class BatchStage(Stage, Generic[P, R]):
             The time now, and how many seconds of the whole device the forward took.
         """
         ended = self._clock()
-        if turn is self._ahead:  # told of both ends at once, and of this one first
-            self._promote()
+        if turn in self._ahead:  # told of two ends at once, and of this one first
+            self._ahead.remove(turn)
+            self._take_slot(turn)
         assert turn.mark is not None
         device_s = self._forwards.end(ended, turn.mark)
         turn.mark = None
@@ -248,15 +289,17 @@ class BatchStage(Stage, Generic[P, R]):
         return ended, device_s
 
     def _promote(self) -> None:
-        """Count the batch that is ahead, if there is one, as one that has a slot."""
-        if (turn := self._ahead) is not None:
-            self._ahead = None
-            self.meter.busy += 1
-            self._begin(turn)
+        """Count the first batch that is ahead, if there is one, as one that has a slot."""
+        if self._ahead:
+            self._take_slot(self._ahead.popleft())
 
-    async def _compute(self, batch: Batch[P], turn: _Turn) -> list[Item[R]]:
+    def _take_slot(self, turn: _Turn) -> None:
+        self.meter.busy += 1
+        self._begin(turn)
+
+    async def _compute(self, batch: Batch[P], turn: _Turn, held: Custody) -> list[Item[R]]:
         self.triggers[batch.trigger] += 1
-        if turn is not self._ahead and turn.mark is None:
+        if turn not in self._ahead and turn.mark is None:
             self._begin(turn)
         try:
             results = await run_isolated(
@@ -282,21 +325,37 @@ class BatchStage(Stage, Generic[P, R]):
         self.padding_tokens += batch.cost - tokens
         done: list[Item[R]] = []
         for item, result in zip(batch.items, results, strict=True):
-            ticket = item.ticket
-            ticket.load.computed(self._builder.lane, item.cost)
-            timeline = ticket.timeline
-            timeline.queue_s = max(timeline.queue_s, started - item.sent_at)
-            timeline.device_s = max(timeline.device_s, ended - started)
-            if ticket.settled:
+            item.ticket.load.computed(self._builder.lane, item.cost)
+            alike = (item, *self._flights.land(item))
+            if item.ticket.settled and all(one.ticket.settled for one in alike):
                 self.wasted_tokens += item.cost
-                self.meter.dropped[cause(ticket)] += 1
-            elif isinstance(result, StagedPoolError):
-                self.meter.dropped["failed"] += 1
-                ticket.fail_input(item.index, result)
-            else:
-                done.append(item.carrying(result, sent_at=ended))
+            if len(alike) > 1:
+                held.take(one.ticket for one in alike)
+            if not isinstance(result, StagedPoolError):
+                self._share(item, result, len(alike))
+            before = len(done)
+            for one in alike:
+                ticket = one.ticket
+                timeline = ticket.timeline
+                begun = max(started, one.sent_at)  # those that follow may have come while it ran
+                timeline.queue_s = max(timeline.queue_s, begun - one.sent_at)
+                timeline.device_s = max(timeline.device_s, ended - begun)
+                if ticket.settled:
+                    self.meter.dropped[cause(ticket)] += 1
+                elif isinstance(result, StagedPoolError):
+                    self.meter.dropped["failed"] += 1
+                    ticket.fail_input(one.index, result if one is item else said_again(result))
+                else:
+                    done.append(one.carrying(result, sent_at=ended))
+            self.coalesced += max(0, len(done) - before - 1)
         self.meter.done += len(done)
         return done
+
+    def _share(self, item: Item[P], row: R, among: int) -> None:
+        if self._kept is not None and item.identity is not None:
+            self._kept.keep(item.identity, row)
+        if among > 1 and self._sharing is not None:
+            self._sharing.freeze(row)
 
     async def _call(self, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
         alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._more_comes())

@@ -100,8 +100,22 @@ class BatchBuilder(Generic[P]):
         """See `Turns.ahead`."""
         return self.turns.ahead(ticket)
 
-    def add(self, items: Iterable[Item[P]]) -> None:
-        self.turns.add(items)
+    def turn(self, ticket: Ticket) -> float:
+        """The turn that the next item of a request has among its tenant's if it comes now."""
+        return self.turns.turn(ticket)
+
+    def add(self, items: Iterable[Item[P]], turn: float | None = None) -> None:
+        """Have items wait.
+
+        Args:
+            items: Of any requests.
+            turn: What `turn` said of them at some time before. None: they come now.
+        """
+        self.turns.add(items, turn)
+
+    def withdraw(self, item: Item[P]) -> None:
+        """Let go of an item that waits, whenever its turn is. It is not to be added again."""
+        self.turns.withdraw(item)
 
     def take(self, still_wanted: Callable[[Item[P]], bool], *, among: int = 1) -> Batch[P] | None:
         """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.

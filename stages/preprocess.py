@@ -116,7 +116,7 @@ class PreprocessStage(Stage, Generic[S, P]):
                     ticket.split(item.index, len(parts))
                 ticket.load.prepared(self._lane, sum(part.cost for part in parts))
                 ready += [
-                    Item(ticket, item.index, part.payload, ended, part.cost, part.batch_key, place)
+                    Item(ticket, item.index, part.payload, ended, part.cost, part.batch_key, place, part.identity)
                     for place, part in enumerate(parts)
                 ]
         self.meter.done += len(ready)

@@ -75,17 +75,33 @@ class TenantQueue(Generic[P]):
         self._touched: list[_Tenant[P]] = []
         """Of which something has gone since the last batch was cut."""
         self._pushes = count()
+        self._withdrawn: set[Item[P]] = set()
+        """Items that lie in a heap, and wait no more; never as its first."""
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._turns
 
-    def add(self, item: Item[P], arrival: int, origin: float) -> None:
+    def turn(self, ticket: Ticket, origin: float) -> float:
+        """The turn that the next item of a request has among its tenant's, if it comes now."""
+        tenant = self.tenants.get(ticket.tenant)
+        return max(origin if tenant is None else tenant.now, ticket.standing(self._lane).turn)
+
+    def add(self, item: Item[P], arrival: int, origin: float, turn: float | None = None) -> None:
+        """Have an item wait.
+
+        Args:
+            item: Of any tenant.
+            arrival: Decides where turns are equal.
+            origin: Virtual time of its tenant's requests, if nothing of that waits.
+            turn: What `turn` said of it at some time before. None: it comes now.
+        """
         ticket, key, cost = item.ticket, item.batch_key, item.cost
         if (tenant := self.tenants.get(ticket.tenant)) is None:
             tenant = self.tenants[ticket.tenant] = _Tenant(ticket.tenant, self.now, origin)
         standing = ticket.standing(self._lane)
-        turn = max(tenant.now, standing.turn)
-        standing.turn = turn + cost
+        if turn is None:
+            turn = max(tenant.now, standing.turn)
+        standing.turn = max(standing.turn, turn) + cost
         if (waiting := tenant.waiting.get(key)) is None:
             waiting = tenant.waiting[key] = []
             heappush(self._turns.setdefault(key, []), (tenant.turn, next(self._pushes), tenant))
@@ -117,18 +133,40 @@ class TenantQueue(Generic[P]):
     def pop(self, key: Hashable, *, taken: bool) -> None:
         """Let go of the first item of a key, which a batch has taken or nobody wants."""
         tenant = self._turns[key][0][2]  # `head` has put it there
-        waiting = tenant.waiting[key]
-        item = heappop(waiting).item
-        if not waiting:
-            del tenant.waiting[key]
-            heappop(self._turns[key])
-            if not self._turns[key]:
-                del self._turns[key]
+        item = heappop(tenant.waiting[key]).item
+        self._tidy(tenant, key)
         self._let_go(tenant, item, taken=taken)
+
+    def withdraw(self, item: Item[P]) -> None:
+        """Let go of an item that waits, between two batches. It is not to be added again."""
+        tenant, key = self.tenants[item.ticket.tenant], item.batch_key
+        self._withdrawn.add(item)
+        self._tidy(tenant, key)
+        self._let_go(tenant, item, taken=False)
+        self.end_batch()
+
+    def _tidy(self, tenant: _Tenant[P], key: Hashable) -> None:
+        """After a change: no withdrawn item is the first of a heap, and no heap is empty."""
+        waiting = tenant.waiting[key]
+        if self._withdrawn:
+            while waiting and waiting[0].item in self._withdrawn:
+                self._withdrawn.remove(heappop(waiting).item)
+        if waiting:
+            return
+        del tenant.waiting[key]
+        turns = self._turns[key]
+        if turns[0][2] is tenant:
+            heappop(turns)
+        else:
+            turns[:] = [entry for entry in turns if entry[2] is not tenant]
+            heapify(turns)
+        if not turns:
+            del self._turns[key]
 
     def all_of(self, key: Hashable) -> list[Item[P]]:
         """Those with this key, in no order."""
-        return [waits.item for _, _, tenant in self._turns[key] for waits in tenant.waiting[key]]
+        waiting = [waits.item for _, _, tenant in self._turns[key] for waits in tenant.waiting[key]]
+        return [item for item in waiting if item not in self._withdrawn] if self._withdrawn else waiting
 
     def pop_all(self, key: Hashable, *, taken: set[int], kept: set[int]) -> None:
         """Let go of the items with this key but for those that are kept.
@@ -140,7 +178,9 @@ class TenantQueue(Generic[P]):
         for _, _, tenant in self._turns[key]:
             left = [waits for waits in tenant.waiting[key] if id(waits.item) in kept]
             for waits in tenant.waiting[key] if len(left) < len(tenant.waiting[key]) else ():
-                if id(waits.item) not in kept:
+                if waits.item in self._withdrawn:
+                    self._withdrawn.remove(waits.item)
+                elif id(waits.item) not in kept:
                     self._let_go(tenant, waits.item, taken=id(waits.item) in taken)
             if left:
                 heapify(left)
@@ -162,6 +202,8 @@ class TenantQueue(Generic[P]):
         if taken:
             tenant.turn += cost
             tenant.batch_cost += cost
+        else:
+            item.ticket.standing(self._lane).turn -= cost
         tenant.cost -= cost
         self.cost -= cost
         self.items -= 1

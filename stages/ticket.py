@@ -56,6 +56,13 @@ class Load(Protocol):
     def computed(self, lane: Hashable, tokens: int) -> None:
         """One of its items has left the device."""
 
+    def spared(self, lane: Hashable, tokens: int) -> None:
+        """So many of its tokens need not go through the device: their rows come with those of another. Negative: they
+        must, after all."""
+
+    def recalled(self, lane: Hashable, tokens: int) -> None:
+        """So many of its tokens need not go through the device: their rows are there."""
+
 
 class Standing:
     """Where a request stands in one lane: each has a waiting room, and a virtual time, of its own."""

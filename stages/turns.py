@@ -86,9 +86,18 @@ class Turns(Generic[P]):
             return ahead + min(self._bulk.cost, ahead / INTERACTIVE_PER_BULK)
         return ahead + min(self._interactive.cost, ahead * INTERACTIVE_PER_BULK)
 
-    def add(self, items: Iterable[Item[P]]) -> None:
+    def turn(self, ticket: Ticket) -> float:
+        """The turn that the next item of a request has if it comes now: among those of its tenant and priority."""
+        return self._of[ticket.priority].turn(ticket, self._given)
+
+    def add(self, items: Iterable[Item[P]], turn: float | None = None) -> None:
+        """Have items wait, with a turn that they were told before; None: they come now."""
         for item in items:
-            self._of[item.ticket.priority].add(item, next(self._arrivals), self._given)
+            self._of[item.ticket.priority].add(item, next(self._arrivals), self._given, turn)
+
+    def withdraw(self, item: Item[P]) -> None:
+        """Let go of an item that waits, between two batches. It is not to be added again."""
+        self._of[item.ticket.priority].withdraw(item)
 
     def first(self, still_wanted: Callable[[Item[P]], bool]) -> tuple[Hashable, Item[P]] | None:
         """The batch key of the item whose turn is first of all, and the item; None if nothing is left.

@@ -54,6 +54,8 @@ class Prepared(Generic[P_co]):
     """Tokens, at least 1."""
     batch_key: Hashable = None
     """Only items with equal keys may share a batch."""
+    identity: bytes | None = None
+    """Those of equal identity are the same work, and get equal rows. None: it is not known of this one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +72,12 @@ class Item(Generic[P_co]):
     batch_key: Hashable = None
     part: int = 0
     """Which of the pieces that preprocess cut its input into."""
+    identity: bytes | None = None
+    """See `Prepared`."""
 
     def carrying(self, payload: Q, *, sent_at: float) -> Item[Q]:
         """The same unit of work with what the next stage is to work on."""
-        return Item(self.ticket, self.index, payload, sent_at, self.cost, self.batch_key, self.part)
+        return Item(self.ticket, self.index, payload, sent_at, self.cost, self.batch_key, self.part, self.identity)
 
 
 class Priority(enum.StrEnum):

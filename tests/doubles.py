@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput
-from staged_pool.runtime.statistics import ImageCacheStatistics
+from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Plan, Prepared
 
@@ -91,6 +91,10 @@ class LetterModel:
         return "".join(map(chr, ids))
 
     @property
+    def devices(self) -> Sequence[ReplicaStatistics]:
+        return []
+
+    @property
     def image_cache(self) -> ImageCacheStatistics | None:
         return None
 
@@ -133,6 +137,12 @@ class NoLoad:
         """Nobody counts."""
 
     def computed(self, lane: Hashable, tokens: int) -> None:
+        """Nobody counts."""
+
+    def spared(self, lane: Hashable, tokens: int) -> None:
+        """Nobody counts."""
+
+    def recalled(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
 

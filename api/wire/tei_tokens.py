@@ -151,7 +151,7 @@ def encode_info(card: ModelCard, config: EngineConfig, *, auto_truncate: bool) -
             "model_type": _model_type(card),
             "max_concurrent_requests": config.max_requests,
             "max_input_length": card.max_tokens,
-            "max_batch_tokens": config.batch_tokens(card.device),
+            "max_batch_tokens": config.batch_tokens(card.device, card.memory_tokens),
             "max_batch_requests": config.max_batch_items,
             "max_client_batch_size": config.max_request_items,
             "auto_truncate": auto_truncate,

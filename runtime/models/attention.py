@@ -1,5 +1,8 @@
 """Attention over a packed batch: sequences lie one after the other in one row, and none sees another.
 
+Two kernels compute it. `scaled_dot_product_attention` takes neighbours of equal length together, on every device and in
+every dtype. On a GPU, `varlen_attn` takes all sequences in one call, by where each begins.
+
 Registered with transformers under one name, so that every architecture which takes its attention function from
 there runs packed without code of its own. Nothing is computed for padding, and a text's vector depends on the
 texts beside it only by rounding.
@@ -8,17 +11,27 @@ texts beside it only by rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from staged_pool.runtime.models.stack import Group
 
 PACKED: Final = "staged_packed"
 """The name of this attention in transformers."""
+
+
+class Bounds(NamedTuple):
+    """Where the sequences of a batch begin and end."""
+
+    starts: Tensor
+    """[sequences + 1], int32: of each, in tokens, and at last the end of all."""
+    longest: int
+    """Tokens of the longest, or more."""
 
 
 _UNSUPPORTED: Final = ("position_bias", "softcap", "s_aux")
@@ -33,6 +46,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packed_groups: Sequence[Group],
+    packed_bounds: Bounds | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
@@ -47,6 +61,7 @@ def packed_attention(
         value: As `key`.
         attention_mask: None; a packed batch has nothing to mask.
         packed_groups: Passed through by the model; its tokens sum to those of `query`.
+        packed_bounds: Of the same sequences, to have them attend in one call; each then sees all of itself.
         scaling: Of the scores. None: 1 / sqrt(head width).
         sliding_window: A token sees others less than this many places away. None: all.
         is_causal: Whether a token sees only what stands before it.
@@ -62,6 +77,11 @@ def packed_attention(
     if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
         raise NotImplementedError(f"packed attention does not do {', '.join(unsupported)}")
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    if packed_bounds is not None:
+        one_call = _attend_in_one_call(
+            (query, key, value), packed_bounds, scaling=scaling, window=sliding_window, causal=causal
+        )
+        return one_call, None
     sizes = [group.sequences * group.tokens for group in packed_groups]
     parts = [(query, key, value)]
     if len(sizes) > 1:
@@ -73,6 +93,39 @@ def packed_attention(
         one = _attend(q, k, v, group.seen, scaling=scaling, window=sliding_window, causal=causal)
         attended.append(one.reshape(1, -1, *one.shape[2:]))
     return (attended[0] if len(attended) == 1 else torch.cat(attended, dim=1)), None
+
+
+def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `varlen_attn` may run: a kernel of FlashAttention 2, for GPUs from Ampere on and dtypes of 16 bits. Which
+    widths of heads it takes shows when it is tried."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def _attend_in_one_call(
+    qkv: Sequence[Tensor], bounds: Bounds, *, scaling: float | None, window: int | None, causal: bool
+) -> Tensor:
+    """Three of [1, heads, tokens, head width] -> [1, tokens, heads, head width]."""
+    before = -1 if window is None else window - 1  # a window counts the token itself as well
+    q, k, v = (x[0].transpose(0, 1) for x in qkv)
+    attended = varlen_attn(
+        q,
+        k,
+        v,
+        bounds.starts,
+        bounds.starts,
+        bounds.longest,
+        bounds.longest,
+        scale=scaling,
+        window_size=(before, 0 if causal else before),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    assert isinstance(attended, Tensor)
+    return attended.unsqueeze(0)
 
 
 def _attend(

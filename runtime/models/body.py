@@ -8,10 +8,10 @@ claim so and do not. So before packed is used, both layouts run on a probe and m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -22,13 +22,15 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference, keep_if_right
-from staged_pool.runtime.models.attention import PACKED
+from staged_pool.runtime.models.attention import PACKED, takes_varlen
 from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
+from staged_pool.runtime.models.graphs import BUCKETS, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.long_rows import take_long_rows
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.shown import Shown
 from staged_pool.runtime.models.stack import Group
+from staged_pool.runtime.models.transfer import staging_for
 from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 
@@ -62,6 +64,9 @@ class Body:
         self._restores = ExitStack()
         """Of what is changed for `packed`."""
         self._by_length = False
+        self._in_one_call = False
+        self._graphs: Graphs | None = None
+        self._staging = staging_for(model.device)
         self._padded_attention: str = model.config._attn_implementation
         self._first_position, self.position_limit = _position_table(model)
         self._padding: int = getattr(model.config, "pad_token_id", None) or 0
@@ -80,6 +85,15 @@ class Body:
         """Values of one token vector."""
         width: int = self.model.config.hidden_size
         return width
+
+    @property
+    def recorded(self) -> Sequence[Bucket]:
+        """The sizes of batches that are replayed; see `record`."""
+        return () if self._graphs is None else self._graphs.buckets
+
+    def pack(self, sequences: Sequence[TokenSequence]) -> PackedBatch:
+        """Begin to bring a batch to where the weights are."""
+        return PackedBatch.of(sequences, self.model.device, self._staging)
 
     def hidden(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         """The last layer's token vectors: [tokens, width], in the dtype of the weights.
@@ -177,6 +191,54 @@ class Body:
         """
         return self._change(partial(prepack_linears, self.model), max_tokens)
 
+    def attend_in_one_call(self, max_tokens: int) -> str | None:
+        """Have the sequences of packed batches attend in one call of a kernel, where the device has it and it is right.
+
+        Returns:
+            Why it is not done; None where it is, or where there is no such kernel.
+        """
+        if self.layout != "packed" or not takes_varlen(self.model.device, self.model.dtype):
+            return None
+
+        def change() -> Callable[[], None]:
+            self._in_one_call = True
+            return partial(setattr, self, "_in_one_call", False)
+
+        return self._change(change, max_tokens)
+
+    def record(self, max_tokens: int, recorder: Recorder, buckets: Iterable[Bucket] = BUCKETS) -> str | None:
+        """Record forwards of a few sizes and replay them from then on, where that is right.
+
+        Args:
+            max_tokens: Longest input of the model.
+            recorder: See `Recorder`.
+            buckets: The sizes, from small to large.
+
+        Returns:
+            Why it is not done; None where it is, or where sequences do not attend in one call.
+        """
+        if not self._in_one_call:
+            return None
+        graphs = Graphs(self._run, self.model.device, max_tokens, recorder, types=self._takes_types)
+        random = np.random.default_rng(0)
+
+        def change(bucket: Bucket) -> Callable[[], None]:
+            graphs.record(bucket)
+            self._graphs = graphs
+            return partial(setattr, self, "_graphs", None)
+
+        for bucket in buckets:
+            length = min(max_tokens, bucket.tokens // 4)
+            lengths = [max(1, length - place % 3) for place in range(bucket.tokens * 3 // 4 // length)]
+            probe = PackedBatch.of(self._made_up(lengths, random), self.model.device)
+            name = f"{type(self.model).__name__}, recorded for {bucket.tokens} tokens,"
+            self._graphs = None
+            if why := keep_if_right(
+                partial(change, bucket), partial(self.hidden, probe), name=name, dtype=self.model.dtype
+            ):
+                return why
+        return None
+
     def _change(self, change: Callable[[], Callable[[], None]], max_tokens: int) -> str | None:
         probe = partial(self.hidden, self._probe(max_tokens))
         return keep_if_right(change, probe, name=type(self.model).__name__, dtype=self.model.dtype)
@@ -214,10 +276,19 @@ class Body:
         self.layout = layout
 
     def _packed(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+        if self._graphs is not None and shown is None and _sees_all(batch):
+            recorded = self._graphs.hidden(batch)
+            if recorded is not None:
+                return recorded
+        return self._run(batch, shown)
+
+    def _run(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         rest = len(batch.ids) - batch.tokens  # sequences of one token each, whose vectors nobody looks at
-        types = {}
+        more: dict[str, Any] = {}
         if batch.types is not None and self._takes_types:
-            types["token_type_ids"] = batch.types.unsqueeze(0)
+            more["token_type_ids"] = batch.types.unsqueeze(0)
+        if self._in_one_call and _sees_all(batch):
+            more["packed_bounds"] = batch.bounds
         if shown is not None and shown.positions is not None:
             positions = F.pad(shown.positions, (0, rest)).unsqueeze(1)
         else:
@@ -226,7 +297,7 @@ class Body:
             **{name: row.unsqueeze(0) for name, row in self._tokens(batch.ids, shown).items()},
             position_ids=positions,
             packed_groups=[*batch.groups, Group(rest, 1, 1)] if rest else batch.groups,
-            **types,
+            **more,
         )[0]
         return hidden[0, : batch.tokens]
 
@@ -278,11 +349,15 @@ class Body:
         window = getattr(self.model.config, "sliding_window", None) or 0
         longest = min(window + 16, _LONGEST_PROBE)
         lengths = [min(length, max_tokens) for length in (5, 5, 1, longest, 9)]
-        random = np.random.default_rng(0)
-        return PackedBatch.of(
-            [TokenSequence(random.integers(self.vocabulary, size=length).tolist(), DENSE_ONLY) for length in lengths],
-            self.model.device,
-        )
+        return PackedBatch.of(self._made_up(lengths, np.random.default_rng(0)), self.model.device)
+
+    def _made_up(self, lengths: Sequence[int], random: np.random.Generator) -> Sequence[TokenSequence]:
+        return [TokenSequence(random.integers(self.vocabulary, size=length).tolist(), DENSE_ONLY) for length in lengths]
+
+
+def _sees_all(batch: PackedBatch) -> bool:
+    """Whether every token sees all of its sequence, but for what layers themselves hide."""
+    return all(group.seen == group.tokens for group in batch.groups)
 
 
 def _spread(row: Tensor, real: Tensor, padding: int) -> Tensor:

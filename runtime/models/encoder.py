@@ -12,12 +12,13 @@ import torch
 
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Row, SparseVector, Tokens, Values
 from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.launch import Replica, Replicas
 from staged_pool.runtime.models.threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tower import Outcome, Tower
 from staged_pool.runtime.requests import Chat
-from staged_pool.runtime.statistics import ImageCacheStatistics
+from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsupported
 
 _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
@@ -32,8 +33,8 @@ class Encoder:
     """
 
     card: ModelCard
-    towers: Mapping[Lane, Tower]
-    """At least one; the same one may be in two places."""
+    replicas: Replicas
+    """One for each device."""
     tokenizer: TextTokenizer | None
     """None: the model reads no texts."""
     plan: ThreadPlan
@@ -41,6 +42,11 @@ class Encoder:
     """None: the model reads no pictures."""
     pictures: PictureReader | None = None
     """None: pictures are no tokens to it."""
+
+    @property
+    def towers(self) -> Mapping[Lane, Tower]:
+        """At least one; the same one may be in two places. Those of the first replica, which prepare inputs for all."""
+        return next(iter(self.replicas)).towers
 
     def pads(self, lane: Lane) -> bool:
         return lane in self.towers and self.towers[lane].pads
@@ -59,7 +65,7 @@ class Encoder:
         return self._texts().detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
-        """Run one batch: one copy to the device, one copy of each output back.
+        """Run one batch on the freest device: one copy to it, one copy of each output back.
 
         Args:
             payloads: At least one, all of one batch key.
@@ -72,23 +78,14 @@ class Encoder:
             OutOfMemory: The device has no room for this batch.
             DeviceLost: The device can no longer be trusted.
         """
-        self.plan.use(sum(payload.tokens for payload in payloads), at_once)
-        return self.compute(payloads)
+        tokens = sum(payload.tokens for payload in payloads)
+        self.plan.use(tokens, at_once)
+        with self.replicas.freest(tokens) as replica:
+            return compute(replica, payloads)
 
-    def compute(self, payloads: Sequence[Payload]) -> Sequence[Row | ModelFailed]:
-        """As `forward`, on as many threads as are set."""
-        with _device_errors(), torch.inference_mode():
-            columns = self.towers[_lane(payloads[0])].compute(payloads)
-        rows = [
-            Row({output: values[place] for output, values in columns.items()}, payload)
-            for place, payload in enumerate(payloads)
-        ]
-        return [
-            row
-            if all(map(_is_finite, row.values.values()))
-            else ModelFailed("The model gave NaN or Inf for this input.")
-            for row in rows
-        ]
+    @property
+    def devices(self) -> Sequence[ReplicaStatistics]:
+        return self.replicas.statistics()
 
     @property
     def image_cache(self) -> ImageCacheStatistics | None:
@@ -106,6 +103,23 @@ class Encoder:
         if self.tokenizer is None:
             raise Unsupported(f"The model `{self.card.name}` reads no texts, so it has no tokens.")
         return self.tokenizer
+
+
+def compute(replica: Replica, payloads: Sequence[Payload]) -> Sequence[Row | ModelFailed]:
+    """As `Encoder.forward`, on one device and on as many threads as are set."""
+    lane = _lane(payloads[0])
+    with _device_errors(), torch.inference_mode():
+        with replica.launching(lane):
+            begun = replica.towers[lane].launch(payloads)
+        columns = {output: values() for output, values in begun.items()}
+    rows = [
+        Row({output: values[place] for output, values in columns.items()}, payload)
+        for place, payload in enumerate(payloads)
+    ]
+    return [
+        row if all(map(_is_finite, row.values.values())) else ModelFailed("The model gave NaN or Inf for this input.")
+        for row in rows
+    ]
 
 
 def _lane(payload: Payload) -> Lane:

@@ -20,6 +20,7 @@ from staged_pool.runtime.models.heads.images import ImageHead, ImageVector, buil
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.runtime.models.tower import Outcome
+from staged_pool.runtime.models.transfer import Later
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
@@ -60,7 +61,7 @@ class ImageTower:
     def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
         return [self._prepare(given) for given in inputs]
 
-    def compute(self, payloads: Sequence[Payload]) -> Mapping[Output, Sequence[Values]]:
+    def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Bytes go to the device, and are brought to the model's scale there; one copy of each output comes back."""
         pictures = cast("Sequence[Picture]", payloads)
         seen = self.eye.see([picture.pixels for picture in pictures])

@@ -8,22 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import structlog
 import torch
 
-from staged_pool.runtime.config import Device as DeviceName
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, ModelCard
+from staged_pool.runtime.models.accelerators import multiplies_bfloat16, open_devices, record_forwards, tokens_that_fit
 from staged_pool.runtime.models.checkpoint import load_tokenizer, load_transformer
-from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.folders.files import check_files
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.image_tower import build_image_tower
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
+from staged_pool.runtime.models.launch import Launcher, Replica, Replicas
 from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
@@ -33,6 +35,8 @@ from staged_pool.runtime.models.tokenizing.roles import with_written_markers
 from staged_pool.runtime.models.tower import Tower
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
+
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 log = structlog.get_logger("staged_pool.models")
 
@@ -54,12 +58,11 @@ def load_model(config: EngineConfig) -> Encoder:
 
 def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     started = time.monotonic()
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, device)
-    if device.type != "cpu" and (config.forward_workers or 1) > 1:
-        raise ConfigError(
-            f"forward_workers={config.forward_workers}: a {device.type} device runs one forward at a time"
-        )
+    devices = open_devices(config.device)
+    kind = devices[0].type
+    dtype = _dtype(config.dtype, devices)
+    if kind != "cpu" and (config.forward_workers or 1) > 1:
+        raise ConfigError(f"forward_workers={config.forward_workers}: a {kind} device runs one forward at a time")
     threads = config.torch_threads or _usable_cores()
     torch.set_num_threads(threads)
 
@@ -78,7 +81,18 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
 
-    folder, towers, reader = _load_towers(resolved.name, folder, config, undo, dtype=dtype, device=device)
+    described = folder
+    replicas: list[Replica] = []
+    readers: list[ImageReader] = []
+    for device in devices:
+        folder, towers, reader = _load_towers(resolved.name, described, config, undo, dtype=dtype, device=device)
+        if reader is not None:
+            readers.append(reader)
+        launchers = {} if kind == "cpu" else {lane: Launcher(device) for lane in towers}
+        replicas.append(Replica(device, towers, launchers))
+    for reader in readers[1:]:  # the first one reads for all
+        reader.close()
+    towers = replicas[0].towers
     text, first = towers.get("text"), next(iter(towers.values()))
     tokenizer = text.tokenizer if isinstance(text, TextTower) else None
     outputs = tuple(output for output in first.outputs if all(output in tower.outputs for tower in towers.values()))
@@ -105,27 +119,36 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
             pooling="+".join(dense_spec.pooling) if dense_spec else "",
             normalize=bool(dense_spec and dense_spec.normalize),
             dtype=str(dtype).removeprefix("torch."),
-            device=str(device),
+            device=",".join(map(str, devices)),
             splits_long_inputs=config.split_long_inputs and tokenizer is not None and Output.DENSE in outputs,
             attention="padded" if first.pads else "packed",
             torch_threads=threads,
-            forward_workers=config.forward_workers or 1,
+            forward_workers=max(len(devices), config.forward_workers or 1),
+            launched_ahead=0 if kind == "cpu" else 1,
             load_s=0.0,
         ),
-        towers=towers,
+        replicas=Replicas(replicas),
         tokenizer=tokenizer,
         plan=ThreadPlan(threads, alone_tokens=0),
-        images=reader,
+        images=readers[0] if readers else None,
         pictures=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
     )
-    for tower in dict.fromkeys(towers.values()):
-        _warm_up(encoder, tower, config.batch_tokens(device.type))
-    if device.type == "cpu":
-        run, longest = partial(_run, encoder, first), first.max_tokens
+    batch_tokens = config.batch_tokens(kind)
+    for replica in replicas:
+        for tower in dict.fromkeys(replica.towers.values()):
+            _warm_up(replica, tower, batch_tokens)
+    if kind == "cpu":
+        run, longest = partial(_run, replicas[0], first), first.max_tokens
         encoder = replace(encoder, plan=plan_threads(threads, run, longest))
-        workers = config.forward_workers or plan_workers(threads, run, longest)
+        workers = max(len(devices), config.forward_workers or plan_workers(threads, run, longest))
         encoder = replace(encoder, card=replace(encoder.card, forward_workers=workers))
         log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens, forward_workers=workers)
+    else:
+        for replica in replicas:
+            record_forwards(resolved.name, replica, wanted=config.cuda_graphs)
+        fits = min(tokens_that_fit(replica, partial(_run, replica), batch_tokens) for replica in replicas)
+        encoder = replace(encoder, card=replace(encoder.card, memory_tokens=fits))
+        log.info("model.memory", memory_tokens=fits, devices=len(devices))
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     _say(encoder.card)
     return encoder
@@ -186,24 +209,17 @@ def _say(card: ModelCard) -> None:
     )
 
 
-def _device(wanted: DeviceName) -> torch.device:
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda': torch sees no CUDA device")
-    if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
-        return torch.device("cuda")
-    return torch.device("cpu")
-
-
-def _dtype(wanted: DTypeName, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 only where the device multiplies in it; emulated, it is slower than float32."""
+def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
+    """`auto`: bfloat16 only where every device multiplies in it; emulated, it is slower than any other."""
+    on_cpu = devices[0].type == "cpu"
     if wanted != "auto":
-        return torch.bfloat16 if wanted == "bfloat16" else torch.float32
-    if device.type == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
+        if wanted == "float16" and on_cpu:
+            raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32 or bfloat16")
+        return _DTYPES[wanted]
+    if on_cpu:
         able = torch.cpu.get_capabilities()
-        native = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-    return torch.bfloat16 if native else torch.float32
+        return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
+    return torch.bfloat16 if all(map(multiplies_bfloat16, devices)) else torch.float16
 
 
 def _usable_cores() -> int:
@@ -212,7 +228,7 @@ def _usable_cores() -> int:
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
-def _warm_up(encoder: Encoder, tower: Tower, batch_tokens: int) -> None:
+def _warm_up(replica: Replica, tower: Tower, batch_tokens: int) -> None:
     """Run a short and a long batch, so that the first request finds memory and kernels ready.
 
     Raises:
@@ -220,7 +236,7 @@ def _warm_up(encoder: Encoder, tower: Tower, batch_tokens: int) -> None:
     """
     for sizes in ([1, 2], [min(tower.max_tokens, batch_tokens)]):
         try:
-            rows = _run(encoder, tower, sizes)
+            rows = _run(replica, tower, sizes)
         except (RuntimeError, LookupError, ValueError, StagedPoolError) as error:
             raise ConfigError(f"the model fails on an input of {sizes[-1]} tokens: {error}") from error
         for row in rows:
@@ -228,6 +244,6 @@ def _warm_up(encoder: Encoder, tower: Tower, batch_tokens: int) -> None:
                 raise ConfigError(f"the weights cannot be used: {row}")
 
 
-def _run(encoder: Encoder, tower: Tower, sizes: Sequence[int]) -> Sequence[object]:
+def _run(replica: Replica, tower: Tower, sizes: Sequence[int]) -> Sequence[object]:
     """Run a batch of made-up inputs of so many tokens each, for everything that the tower gives."""
-    return encoder.compute(tower.made_up(sizes))
+    return compute(replica, tower.made_up(sizes))

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.specs import PoolingMode
+from staged_pool.runtime.models.transfer import send_arrays
 
 
 def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip: Tensor | None = None) -> Tensor:
@@ -34,8 +36,8 @@ def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip:
     if skip is not None:
         skip = skip.where(skip < lengths, 0)
         starts = lengths.cumsum(0) - lengths
-        places = torch.arange(len(hidden), device=hidden.device) - starts.repeat_interleave(lengths)
-        tokens, lengths = tokens[places >= skip.repeat_interleave(lengths)], lengths - skip
+        places = torch.arange(len(hidden), device=hidden.device) - _each(starts, lengths, len(hidden))
+        tokens, lengths = tokens[places >= _each(skip, lengths, len(hidden))], lengths - skip
     pooled = [
         weighted_mean_pool(tokens, lengths, skip) if mode == "weightedmean" else _POOLINGS[mode](tokens, lengths)
         for mode in modes
@@ -45,12 +47,12 @@ def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip:
 
 def mean_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
     """Average of the token vectors, [sequences, width]: sum(h_t) / n."""
-    return torch.segment_reduce(hidden, "mean", lengths=lengths)
+    return _reduced(hidden, "mean", lengths)
 
 
 def mean_sqrt_len_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
     """Sum of the token vectors over the root of their number, [sequences, width]: sum(h_t) / sqrt(n)."""
-    return torch.segment_reduce(hidden, "sum", lengths=lengths) / lengths.sqrt().unsqueeze(1)
+    return _reduced(hidden, "sum", lengths) / lengths.sqrt().unsqueeze(1)
 
 
 def weighted_mean_pool(hidden: Tensor, lengths: Tensor, before: Tensor | None = None) -> Tensor:
@@ -59,17 +61,17 @@ def weighted_mean_pool(hidden: Tensor, lengths: Tensor, before: Tensor | None = 
     With `before` [sequences] tokens left out of the beginning of each, t counts from before + 1.
     """
     starts = lengths.cumsum(0) - lengths
-    weights = torch.arange(1, len(hidden) + 1, device=hidden.device) - starts.repeat_interleave(lengths)
+    weights = torch.arange(1, len(hidden) + 1, device=hidden.device) - _each(starts, lengths, len(hidden))
     total = lengths * (lengths + 1) / 2
     if before is not None:
-        weights = weights + before.repeat_interleave(lengths)
+        weights = weights + _each(before, lengths, len(hidden))
         total = total + before * lengths
-    return torch.segment_reduce(hidden * weights.unsqueeze(1), "sum", lengths=lengths) / total.unsqueeze(1)
+    return _reduced(hidden * weights.unsqueeze(1), "sum", lengths) / total.unsqueeze(1)
 
 
 def max_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
     """Largest value of each dimension over the tokens, [sequences, width]."""
-    return torch.segment_reduce(hidden, "max", lengths=lengths)
+    return _reduced(hidden, "max", lengths)
 
 
 def cls_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
@@ -87,12 +89,23 @@ def end_pool(hidden: Tensor, sequences: Sequence[TokenSequence], lengths: Tensor
         s.ids.index(max(s.ids)) if end_token is None else s.ids.index(end_token) if end_token in s.ids else 0
         for s in sequences
     ]
-    return hidden[lengths.cumsum(0) - lengths + torch.tensor(places, device=hidden.device)]
+    found = send_arrays([np.array(places)], hidden.device)
+    return hidden[lengths.cumsum(0) - lengths + found]
 
 
 def last_token_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
     """The last token's vector, [sequences, width]."""
     return hidden[lengths.cumsum(0) - 1]
+
+
+def _reduced(hidden: Tensor, how: str, lengths: Tensor) -> Tensor:
+    # What would be checked are the lengths, for which the host would have to wait for the device.
+    return torch.segment_reduce(hidden, how, lengths=lengths, unsafe=True)
+
+
+def _each(values: Tensor, lengths: Tensor, tokens: int) -> Tensor:
+    """The value of each token's sequence, [tokens]. Their number is known: the host need not wait for the device."""
+    return values.repeat_interleave(lengths, output_size=tokens)
 
 
 _Pooling: TypeAlias = Callable[[Tensor, Tensor], Tensor]

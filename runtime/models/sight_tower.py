@@ -13,11 +13,11 @@ from PIL import Image as Pillow
 from staged_pool.runtime.model import ModelInput, Payload, Pixels, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint import Loaded
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.sight import Sight, read_picture_layout
 from staged_pool.runtime.models.text_tower import TextTower
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tower import Outcome
+from staged_pool.runtime.models.transfer import Later
 from staged_pool.runtime.requests import Image, Output
 from staged_pool.stages.errors import ConfigError
 
@@ -61,10 +61,10 @@ class SightTower:
     def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
         return cast("Sequence[Outcome]", self.reader.read(inputs))
 
-    def compute(self, payloads: Sequence[Payload]) -> Mapping[Output, Sequence[Values]]:
+    def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Pixels go to the device as they were prepared, mostly as bytes; of each output one copy comes back."""
         sequences, body = cast("Sequence[TokenSequence]", payloads), self.texts.body
-        batch = PackedBatch.of(sequences, body.model.device)
+        batch = body.pack(sequences)
         hidden = body.hidden(batch, self.sight.see(sequences))
         return {output: self.texts.heads[output](hidden, batch) for output in payloads[0].outputs}
 

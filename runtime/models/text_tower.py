@@ -18,12 +18,12 @@ from staged_pool.runtime.models.folders.files import check_vocabulary
 from staged_pool.runtime.models.heads.build import build_heads
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
-from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.sight import Sight
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.tokenizing.roles import filling_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tower import Outcome
+from staged_pool.runtime.models.transfer import Later
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
@@ -59,9 +59,9 @@ class TextTower:
     def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
         return cast("Sequence[Outcome]", self.tokenizer.preprocess(inputs))
 
-    def compute(self, payloads: Sequence[Payload]) -> Mapping[Output, Sequence[Values]]:
+    def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """One copy to the device, one copy of each output back."""
-        batch = PackedBatch.of(cast("Sequence[TokenSequence]", payloads), self.body.model.device)
+        batch = self.body.pack(cast("Sequence[TokenSequence]", payloads))
         hidden = self.body.hidden(batch)
         return {output: self.heads[output](hidden, batch) for output in payloads[0].outputs}
 
@@ -129,6 +129,8 @@ def build_text_tower(
         log.info("model.padded", model=name, reason=why)
     if body.layout == "padded":
         _check_body(name, partial(body.check_padding, max_tokens))
+    if why := body.attend_in_one_call(max_tokens):
+        log.info("model.attends_in_groups", model=name, reason=why)
     if loaded.image is None:
         parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
     else:  # heads are copies of layers in it

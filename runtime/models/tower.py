@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from staged_pool.runtime.model import ModelInput, Payload, Values
+from staged_pool.runtime.models.transfer import Later
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
@@ -56,14 +57,14 @@ class Tower(Protocol):
         have different batch keys."""
         ...
 
-    def compute(self, payloads: Sequence[Payload]) -> Mapping[Output, Sequence[Values]]:
-        """Run one batch, in inference mode, on as many threads as are set.
+    def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
+        """Begin to run one batch, in inference mode, on as many threads as are set. On the CPU it has ended then.
 
         Args:
             payloads: At least one, all of one batch key.
 
         Returns:
-            For each output that they ask for, what it is for each of them.
+            For each output that they ask for, what waits for it and gives what it is for each of them.
         """
         ...
 

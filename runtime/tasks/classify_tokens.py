@@ -13,7 +13,7 @@ from staged_pool.runtime.model import ModelCard, ModelInput, Row, Span, TokenSeq
 from staged_pool.runtime.requests import Aggregation, Output, Outputs, TokenClassifyRequest
 from staged_pool.runtime.results import TokenClassifyResult, Usage
 from staged_pool.runtime.tasks.classify import activated
-from staged_pool.runtime.tasks.embed import array
+from staged_pool.runtime.tasks.embed import array, owned
 from staged_pool.runtime.tasks.entities import entities
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Plan
@@ -45,7 +45,7 @@ def _finish(request: TokenClassifyRequest, card: ModelCard, rows: Sequence[objec
         for given, row, scores in zip(request.inputs, rows, probabilities, strict=True)
     ]
     return TokenClassifyResult(
-        scores=tuple(probabilities if request.activate else logits),
+        scores=tuple(probabilities if request.activate else map(owned, logits)),
         entities=tuple(found),
         labels=card.labels,
         usage=Usage(tokens),

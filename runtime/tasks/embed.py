@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from staged_pool.runtime.requests import DENSE_ONLY, EmbedRequest, Image, Output
 from staged_pool.runtime.results import EmbedResult, Usage
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Parts, Plan
+
+Number = TypeVar("Number", np.float32, np.int32)
 
 _VECTORS: Final[Outputs] = frozenset({Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR})
 
@@ -94,11 +96,11 @@ def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], toke
     whole = cast("Sequence[Row]", rows)
     return EmbedResult(
         dense=_dense(request, card, rows) if Output.DENSE in request.outputs else None,
-        sparse=tuple(cast(SparseVector, row.values[Output.SPARSE]) for row in whole)
+        sparse=tuple(_owned_sparse(cast(SparseVector, row.values[Output.SPARSE])) for row in whole)
         if Output.SPARSE in request.outputs
         else None,
         multi_vector=tuple(
-            normalized(array(row, Output.MULTI_VECTOR)) if request.normalize else array(row, Output.MULTI_VECTOR)
+            normalized(array(row, Output.MULTI_VECTOR)) if request.normalize else owned(array(row, Output.MULTI_VECTOR))
             for row in whole
         )
         if Output.MULTI_VECTOR in request.outputs
@@ -122,7 +124,7 @@ def _dense(request: EmbedRequest, card: ModelCard, rows: Sequence[object]) -> ND
     """
     normalize = request.normalize and card.normalize
     vectors = [_mean(row, normalize=normalize) if isinstance(row, Parts) else array(row, Output.DENSE) for row in rows]
-    stacked = vectors[0][np.newaxis] if len(vectors) == 1 else np.stack(vectors)
+    stacked = vectors[0][np.newaxis] if normalize and len(vectors) == 1 else np.stack(vectors)
     if request.dimensions is not None:
         stacked = stacked[:, : request.dimensions]
     return np.ascontiguousarray(normalized(stacked) if normalize else stacked)
@@ -141,6 +143,15 @@ def _mean(parts: Parts, *, normalize: bool) -> NDArray[np.float32]:
 def array(row: object, output: Output) -> NDArray[np.float32]:
     """One output of a row that is an array."""
     return cast("NDArray[np.float32]", cast(Row, row).values[output])
+
+
+def owned(values: NDArray[Number]) -> NDArray[Number]:
+    """What a caller may do anything to: a row that several requests share is copied."""
+    return values if values.flags.writeable else values.copy()
+
+
+def _owned_sparse(vector: SparseVector) -> SparseVector:
+    return SparseVector(owned(vector.indices), owned(vector.values))
 
 
 def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -66,7 +66,7 @@ class Callers:
 async def callers(waiting_tokens: int = 10_000, **config: Any) -> AsyncIterator[Callers]:
     gate = Gate()
     model = LetterModel(on_forward=gate)
-    engine = EngineConfig(max_batch_items=1, max_batch_tokens=1, waiting_tokens=waiting_tokens)
+    engine = EngineConfig(coalesce=False, max_batch_items=1, max_batch_tokens=1, waiting_tokens=waiting_tokens)
     async with serving(engine_on(model), engine=engine, **config) as served, anyio.create_task_group() as tasks:
         yield Callers(served, tasks, gate, model)
 

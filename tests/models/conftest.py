@@ -12,6 +12,7 @@ from staged_pool.runtime.config import Attention, DType, EngineConfig, ImagePath
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
 from tests.models.tiny import build
+from tests.models.varlen import varlen_attn
 
 TinyFolder = Callable[[str], Path]
 LoadTiny = Callable[..., Encoder]
@@ -44,3 +45,11 @@ def load_tiny(tiny_folder: TinyFolder) -> LoadTiny:
         return loaded[config]
 
     return load
+
+
+@pytest.fixture
+def varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed sequences attend in one call, as they do on a GPU."""
+    monkeypatch.setattr("staged_pool.runtime.models.attention.varlen_attn", varlen_attn)
+    monkeypatch.setattr("staged_pool.runtime.models.body.takes_varlen", lambda device, dtype: True)
+    monkeypatch.setattr("staged_pool.runtime.models.text_tower.Body.fuse", lambda body, max_tokens: None)

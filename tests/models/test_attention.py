@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from staged_pool.runtime.models.attention import packed_attention
+from staged_pool.runtime.models.attention import Bounds, packed_attention
 from staged_pool.runtime.models.stack import Group
 
 HEADS, WIDTH = 4, 8
@@ -80,3 +80,46 @@ def test_what_is_not_done_is_refused(argument: str) -> None:
             packed_groups=[Group(count, length, length) for count, length in GROUPS],
             **others,
         )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3, 11])
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+@pytest.mark.usefixtures("varlen_on_cpu")
+def test_one_call_for_all_sequences_gives_what_groups_give(key_heads: int, window: int | None, causal: bool) -> None:
+    torch.manual_seed(0)
+    query, key, value = random(HEADS), random(key_heads), random(key_heads)
+    layer = nn.Module()
+    settings: dict[str, Any] = {
+        "packed_groups": [Group(sequences, tokens, tokens) for sequences, tokens in GROUPS],
+        "sliding_window": window,
+        "is_causal": causal,
+        "scaling": 0.3,
+    }
+    starts = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    in_groups, _ = packed_attention(layer, query, key, value, None, **settings)
+    at_once, _ = packed_attention(layer, query, key, value, None, packed_bounds=Bounds(starts, 11), **settings)
+    torch.testing.assert_close(at_once, in_groups)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the kernel has no other form")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3, 11])
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+def test_the_kernel_computes_what_is_said_of_it(key_heads: int, window: int | None, causal: bool) -> None:
+    torch.manual_seed(0)
+    query, key, value = (x.cuda().bfloat16() for x in (random(HEADS), random(key_heads), random(key_heads)))
+    starts = torch.tensor([0, *LENGTHS], device="cuda").cumsum(0).int()
+    found, _ = packed_attention(
+        nn.Module(),
+        query,
+        key,
+        value,
+        None,
+        packed_groups=(),
+        packed_bounds=Bounds(starts, 11),
+        sliding_window=window,
+        is_causal=causal,
+    )
+    wanted = masked_attention(query.float().cpu(), key.float().cpu(), value.float().cpu(), window=window, causal=causal)
+    torch.testing.assert_close(found.float().cpu(), wanted, atol=0.02, rtol=0.02)

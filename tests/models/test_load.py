@@ -209,6 +209,18 @@ def test_a_cuda_device_that_is_not_there_is_refused(folder: Path, monkeypatch: p
     assert refusal(folder, device="cuda") == "device='cuda': torch sees no CUDA device"
 
 
+def test_a_cuda_device_beyond_those_that_are_there_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    message = "device='cuda:1,cuda:2': there is no cuda:2: torch sees 2 CUDA devices, from cuda:0 on"
+    assert refusal(folder, device="cuda:1,cuda:2") == message
+
+
+def test_float16_is_refused_on_a_cpu(folder: Path) -> None:
+    message = "dtype='float16': is for GPUs; a CPU takes float32 or bfloat16"
+    assert refusal(folder, device="cpu", dtype="float16") == message
+
+
 @pytest.mark.parametrize("able", [True, False])
 def test_bfloat16_is_chosen_where_the_cpu_computes_in_it(
     able: bool, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -165,7 +165,7 @@ def test_logits_are_never_all_there_at_once(
     table = Table()
     head = SpladeHead(SpladeSpec(pooling=pooling, activation=activation), table, 50, slice_bytes=8 * 50 * 4)
     batch = PackedBatch.of([TokenSequence([1] * n, SPARSE_ONLY) for n in lengths], torch.device("cpu"))
-    found = head(hidden, batch)
+    found = head(hidden, batch)()
     assert max(table.tokens) <= 8
     assert sum(table.tokens) == sum(lengths)
     for vector, part in zip(found, torch.split(hidden, lengths), strict=True):

@@ -75,7 +75,7 @@ def sequences(output: Output) -> list[TokenSequence]:
 def run(head: Any, body: Body, output: Output) -> list[Any]:
     with torch.inference_mode():
         batch = PackedBatch.of(sequences(output), body.model.device)
-        return list(head(body.hidden(batch), batch))
+        return list(head(body.hidden(batch), batch)())
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -119,7 +119,7 @@ def test_the_last_token_that_is_not_padding_is_read_where_the_architecture_does_
     given = [TokenSequence(each, frozenset({Output.LABELS})) for each in ids]
     with torch.inference_mode():
         batch = PackedBatch.of(given, whole.device)
-        found = list(head(body.hidden(batch), batch))
+        found = list(head(body.hidden(batch), batch)())
     expected = torch.stack([one.logits for one in run_alone(whole, given)])
     assert np.abs(np.array(found) - expected.numpy()).max() < 2e-5
 

@@ -164,6 +164,27 @@ def test_delay_that_the_pace_does_not_explain_counts_and_is_forgotten() -> None:
         admission.leave(first)
 
 
+def test_rows_that_were_known_do_not_hide_how_late_the_others_are() -> None:
+    clock = Clock()
+    admission = door(a_pace(100), clock)
+
+    def take(seconds: float, *, known: bool) -> None:
+        room = admission.enter(body_bytes=4000, timeout_s=FOREVER)
+        admission.count_items(room, {"text": 1})
+        room.prepared("text", 1000)
+        (room.recalled if known else room.computed)("text", 1000)
+        clock.now += seconds
+        admission.leave(room, answered=True)
+
+    for _ in range(100):
+        take(15.0, known=False)  # about 10 are predicted
+        take(5.0, known=True)  # none are, and whatever holds up the others holds up these
+    assert admission.statistics().lag_s == pytest.approx(5.0, abs=0.6)
+    for _ in range(100):
+        take(0.0, known=True)
+    assert admission.statistics().lag_s < 0.1
+
+
 def test_a_request_too_large_for_any_load_is_told_so() -> None:
     admission = door(max_bytes=100, max_request_items=3)
     with pytest.raises(TooLarge, match="101 bytes"):

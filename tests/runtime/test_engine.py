@@ -131,7 +131,7 @@ async def test_abandoned_items_do_not_reach_the_device() -> None:
         await gate.arrived()
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as callers:
-                callers.start_soon(engine.embed, ["abandoned"] * 3)
+                callers.start_soon(engine.embed, ["left", "gone", "away"])
                 await until(lambda: engine.statistics().stages[1].done == 4)
                 scope.cancel()
         assert engine.statistics().admission.requests == 1, "the room of an abandoned request is free at once"
@@ -451,7 +451,7 @@ async def test_nothing_is_left_behind() -> None:
     async with engine_on(LetterModel(), chunk_items=2) as engine:
         for _ in range(20):
             with contextlib.suppress(TimeoutError), anyio.fail_after(0.001):
-                await engine.embed(["x" * 30] * 40)
+                await engine.embed([f"{number:030}" for number in range(40)])
         await until(lambda: engine.statistics().admission.items == 0)
     gc.collect()  # an unclosed stream end would warn here, and warnings are errors
 

@@ -14,7 +14,7 @@ import pytest
 from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
 
-from staged_pool.runtime import pipeline
+from staged_pool.runtime import opening, pipeline
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
@@ -72,13 +72,49 @@ async def test_where_much_waits_one_batch_more_is_handed_to_the_device() -> None
             await until(lambda count=number + 1: len(model.forwarded) == count)  # type: ignore[misc]
         tasks.start_soon(engine.embed, "wai0")
         await until(lambda: stage.waiting == 1)
-        assert stage._ahead is None  # whoever came now would be in the next batch, too
+        assert not stage._ahead  # whoever came now would be in the next batch, too
         tasks.start_soon(engine.embed, "wai1")
-        await until(lambda: stage._ahead is not None)
+        await until(lambda: len(stage._ahead) == 1)
         assert stage.waiting == 1
         assert (len(model.forwarded), busy(engine), stage.running) == (2, (2, 2), 2)
         gate.open()
     assert sorted(model.forwarded) == [["run0"], ["run1"], ["wai0"], ["wai1"]]
+
+
+async def test_what_is_ahead_of_a_gpu_begins_before_the_forward_that_runs_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate, card=replace(CARD, launched_ahead=1))
+    monkeypatch.setattr(opening, "_load", lambda config: model)
+    async with opening.open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
+        stage = engine._pipeline.batch["text"]
+        tasks.start_soon(engine.embed, "runs")
+        await gate.arrived()
+        for text in ("wai0", "wai1", "wai2"):
+            tasks.start_soon(engine.embed, text)
+        await until(lambda: len(model.forwarded) == 2)
+        assert (busy(engine), stage.running) == ((1, 1), 1)
+        await until(lambda: stage.waiting == 2)
+        assert len(model.forwarded) == 2
+        gate.open()
+    assert sorted(model.forwarded) == [["runs"], ["wai0"], ["wai1"], ["wai2"]]
+
+
+async def test_each_of_several_gpus_has_a_batch_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate, card=replace(CARD, forward_workers=2, launched_ahead=1))
+    monkeypatch.setattr(opening, "_load", lambda config: model)
+    async with opening.open_engine(EngineConfig(max_batch_tokens=4)) as engine, anyio.create_task_group() as tasks:
+        stage = engine._pipeline.batch["text"]
+        for number in range(8):
+            tasks.start_soon(engine.embed, f"tex{number}")
+        await until(lambda: len(model.forwarded) == 4 and stage.waiting == 4)
+        assert (busy(engine), stage.running, len(stage._ahead)) == ((2, 2), 2, 2)
+        gate.open()
+    assert len(model.forwarded) == 8
+    assert busy(engine) == (0, 2)
+    assert (stage.running, len(stage._ahead)) == (0, 0)
 
 
 async def test_what_is_ahead_is_cancelled_with_the_engine() -> None:
@@ -91,10 +127,10 @@ async def test_what_is_ahead_is_cancelled_with_the_engine() -> None:
                 for text in ("abcd", "bcde", "cdef", "defg"):
                     clients.start_soon(engine.embed, text)
                 await gate.arrived()
-                await until(lambda: engine._pipeline.batch["text"]._ahead is not None)
+                await until(lambda: len(engine._pipeline.batch["text"]._ahead) == 1)
                 tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
-                    await until(lambda: engine._pipeline.batch["text"]._ahead is None)
+                    await until(lambda: not engine._pipeline.batch["text"]._ahead)
                 gate.open()
                 await anyio.lowlevel.checkpoint()
 
@@ -178,7 +214,7 @@ async def test_out_of_memory_lowers_what_all_workers_plan() -> None:
         result = await engine.embed(["a", "b", "c", "d", "e", "f", "g", "h"])
         assert_array_equal(result.embeddings, [expected(text) for text in "abcdefgh"])
         model.forwarded.clear()
-        await engine.embed(["a"] * 20)
+        await engine.embed(list("abcdefghijklmnopqrst"))
     assert max(map(len, model.forwarded)) <= 2
 
 

@@ -112,7 +112,7 @@ async def test_who_gives_up_waiting_keeps_nobody_out() -> None:
 
 async def test_statistics_show_who_waits_at_the_gate_and_a_deadline_ends_that() -> None:
     gate = Gate()
-    config = EngineConfig(waiting_tokens=4, max_batch_tokens=1, max_batch_items=1)
+    config = EngineConfig(coalesce=False, waiting_tokens=4, max_batch_tokens=1, max_batch_items=1)
     model = LetterModel(on_forward=gate)
     async with run_engine(config, model, device=ThreadOffload(1)) as engine, anyio.create_task_group() as tasks:
         for _ in range(20):
@@ -135,7 +135,9 @@ async def test_statistics_show_who_waits_at_the_gate_and_a_deadline_ends_that() 
 
 async def test_however_many_large_requests_are_fed_a_small_one_reaches_the_waiting_room() -> None:
     gate = Gate()
-    config = EngineConfig(waiting_tokens=100, request_waiting_tokens=50, chunk_items=1, max_batch_items=1)
+    config = EngineConfig(
+        coalesce=False, waiting_tokens=100, request_waiting_tokens=50, chunk_items=1, max_batch_items=1
+    )
     model = LetterModel(on_forward=gate)
     async with run_engine(config, model, device=ThreadOffload(1)) as engine, anyio.create_task_group() as tasks:
         waiting = engine._pipeline.batch["text"]._builder.turns

@@ -105,7 +105,7 @@ async def test_pictures_that_wait_for_the_device_are_bounded() -> None:
     gate = PictureGate()
     model = SeeingModel(on_forward=gate)
     async with engine_on(model, max_batch_tokens=2) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, engine, *[picture("AB")] * 60)
+        tasks.start_soon(ask, engine, *[picture(one + other) for one in "ABCDEFGH" for other in "ABCDEFGH"])
         await gate.arrived()
         await until(lambda: engine._pipeline.batch["image"].waiting > 0)
         for _ in range(200):

@@ -23,7 +23,7 @@ from staged_pool.runtime.model import (
     TokenSequence,
 )  # fmt: skip
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
-from staged_pool.runtime.statistics import ImageCacheStatistics
+from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import (
     DeviceLost,
     InvalidInput,
@@ -197,7 +197,7 @@ class SimModel:
         return [
             InvalidInput("The input is invalid.")
             if (item := self._item(name)).fault == "invalid"
-            else Prepared(_payload(name, given), item.cost, (item.key, isinstance(given.source, Image)))
+            else Prepared(_payload(item.like or name, given), item.cost, (item.key, isinstance(given.source, Image)))
             for name, given in zip(names, inputs, strict=True)
         ]
 
@@ -230,6 +230,10 @@ class SimModel:
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(chr, ids))
+
+    @property
+    def devices(self) -> Sequence[ReplicaStatistics]:
+        return []
 
     @property
     def image_cache(self) -> ImageCacheStatistics | None:

@@ -55,7 +55,7 @@ Outcome: TypeAlias = object | Exception | Left
 
 
 def vector(name: Name, cost: int) -> list[float]:
-    """What the model answers for an item; no two items of a world have the same."""
+    """What the model answers for an item; no two items of a world have the same, but for those that repeat others."""
     return [name[0], name[1], cost, name[0] * 1000 + name[1]]
 
 
@@ -189,9 +189,10 @@ class Watch:
         if in_hand > self.world.slots + 1:  # one is handed to postprocess while the device goes on with another
             self.fail(f"a batch was cut while {in_hand} others were in hand")
         for item in items:
-            name = payload_name(item.payload)
-            if self._unwanted(name[0]):
-                self.fail(f"item {name} entered a batch, and nobody waits for it")
+            if item.ticket.settled or item.ticket.deadline < self.now() - EPSILON:
+                self.fail(f"item {payload_name(item.payload)} entered a batch, and nobody waits for it")
+        if config.coalesce and len({payload_name(item.payload) for item in items}) < len(items):
+            self.fail("a batch has the same work twice")
         costs = [item.cost for item in items]
         cost = max(costs) * len(costs) if self.world.pads else sum(costs)
         if cost != batch.cost or (cost > config.batch_tokens("cpu") and len(items) > 1):
@@ -294,7 +295,7 @@ class Watch:
             return "it must fail"
         if client.arrives_at > self.stopping_at + EPSILON:
             return "it came too late to be taken"
-        want = [vector((client.number, index), item.cost) for index, item in enumerate(client.items)]
+        want = [vector(item.like or (client.number, index), item.cost) for index, item in enumerate(client.items)]
         if (got := result.embeddings.tolist()) != want:
             return f"{got} instead of {want}"
         if result.usage.prompt_tokens != sum(item.cost for item in client.items):
@@ -452,6 +453,10 @@ class Watch:
                 self.fail(f"the channel in front of {channel.name} is open")
         if running := sum(stage.running for stage in engine._pipeline.batch.values()):
             self.fail(f"{running} batches are thought to be on the device")
+        if self.cancelled_at == math.inf and not self.may_be_broken():
+            for batch in engine._pipeline.batch.values():
+                if batch.waiting or batch._flights._flights or batch._builder.cost:
+                    self.fail(f"everything has passed, and {batch.meter.name} holds something")
         for stage in engine._pipeline.stages:
             injected = len(self.crashed_at.get(stage.meter.name, ()))
             if stage.meter.crashes != injected:

@@ -22,8 +22,10 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.errands import Errands
 from staged_pool.runtime.gate import Gate
-from staged_pool.runtime.model import Lane, ModelInput
+from staged_pool.runtime.identity import Identities
+from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
 from staged_pool.runtime.pipeline import LaneLimits
+from staged_pool.runtime.result_cache import ResultCache
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
 from staged_pool.stages import door, isolate, preprocess, supervise
@@ -36,6 +38,7 @@ from staged_pool.stages.pace import Overlap
 from staged_pool.stages.parse import ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import PreprocessStage
+from staged_pool.stages.sharing import Flights
 from staged_pool.stages.stage import Stage
 from staged_pool.stages.supervise import Custody, Supervisor
 from staged_pool.stages.tenants import TenantQueue
@@ -509,7 +512,7 @@ def place_ahead_not_given_back_after_a_crash() -> Plan:
                 yield turn
         finally:
             if turn.mark is None and turn.began_at == 0.0:
-                self._ahead = turn
+                self._ahead.append(turn)
 
     original = BatchStage._turn
     return [(BatchStage, "_turn", turn)]
@@ -808,3 +811,93 @@ def first_lane_to_end_closes_postprocess() -> Plan:
 @mutation
 def ends_for_the_lanes_not_closed() -> Plan:
     return [(BatchStage, "_close", lambda self: self._inlet.close())]
+
+
+# ---- items that are the same work ----
+
+
+@mutation
+def followers_lost_when_the_leader_leaves() -> Plan:
+    original = Flights.take
+
+    def take(self: Flights[Any], still_wanted: Any, *, among: int) -> Any:
+        with mock.patch.object(self, "_bequeath", _nothing):
+            return original(self, still_wanted, among=among)
+
+    return [(Flights, "take", take)]
+
+
+@mutation
+def followers_lost_when_the_worker_of_the_leader_crashes() -> Plan:
+    return [(Flights, "lose", _nothing)]
+
+
+@mutation
+def followers_lost_when_the_lead_is_handed_over() -> Plan:
+    original = Flights._bequeath
+
+    def bequeath(self: Flights[Any], identity: Any, still_wanted: Any) -> bool:
+        flight = self._flights[identity]
+        handed_over = original(self, identity, still_wanted)
+        flight.followers = []
+        return handed_over
+
+    return [(Flights, "_bequeath", bequeath)]
+
+
+@mutation
+def row_of_another_key() -> Plan:
+    original = Identities.of
+
+    def of(self: Identities, payload: Any) -> bytes:
+        return original(self, replace(payload, ids=payload.ids[:1]) if isinstance(payload, TokenSequence) else payload)
+
+    return [(Identities, "of", of)]
+
+
+@mutation
+def kept_row_of_another_key() -> Plan:
+    original = ResultCache.get
+
+    def get(self: ResultCache, identity: bytes, payload: Any) -> Any:
+        return original(self, next(iter(self._kept), identity), payload)
+
+    return [(ResultCache, "get", get)]
+
+
+@mutation
+def followers_still_count_as_inside() -> Plan:
+    return [(Room, "spared", _nothing)]
+
+
+@mutation
+def tokens_of_an_heir_not_counted_again() -> Plan:
+    original = Room.spared
+
+    def spared(self: Room, lane: Lane, tokens: int) -> None:
+        original(self, lane, max(tokens, 0))
+
+    return [(Room, "spared", spared)]
+
+
+@mutation
+def leader_that_was_overtaken_goes_as_well() -> Plan:
+    return [(BatchBuilder, "withdraw", _nothing)]
+
+
+@mutation
+def failure_of_a_row_told_to_the_leader_only() -> Plan:
+    return [(batch_module, "said_again", lambda error: Abandoned("the planted bug"))]
+
+
+@mutation
+def followers_not_in_custody() -> Plan:
+    original = BatchStage._compute
+
+    async def compute(self: BatchStage[Any, Any], batch: Any, turn: Any, held: Custody) -> Any:
+        tickets = set(held._tickets)
+        done = await original(self, batch, turn, held)
+        held._tickets &= tickets
+        return done
+
+    return [(BatchStage, "_compute", compute)]

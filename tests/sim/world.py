@@ -65,6 +65,8 @@ class ItemPlan:
     """None: a text. One: a picture by itself. Several: those of a conversation."""
     fetches: dict[int, FetchPlan] = field(default_factory=dict)
     """By picture: those that are given as URLs."""
+    like: tuple[int, int] | None = None
+    """Which item it repeats: the number of that one's client, and its index there. None: it is like no other."""
 
     @property
     def lane(self) -> Lane:
@@ -183,8 +185,34 @@ def draw(seed: int) -> World:
     world.slots = rng.choice((1, 1, 2, 2, 3))
     world.min_share_tokens = rng.choice((1, 4, 12))
     _draw_pictures(random.Random(seed * 7919 + 2), world)
-    _draw_askers(random.Random(seed * 7919 + 3), world)
+    _draw_repetitions(random.Random(seed * 7919 + 3), world)
+    _draw_askers(random.Random(seed * 7919 + 4), world)
     return world
+
+
+def _draw_repetitions(rng: random.Random, world: World) -> None:
+    """Have some items be like others. From numbers of its own, as the pictures are."""
+    chance = rng.random
+    if chance() < 0.4:
+        return
+    world.config = replace(world.config, coalesce=chance() < 0.9, result_cache_mb=rng.choice((0, 0, 1)))
+    share = rng.choice((0.1, 0.5, 0.9))
+    originals: list[tuple[int, int]] = []
+    for client in world.clients:
+        for index, item in enumerate(client.items):
+            alike = [name for name in originals if bool(_item(world, name).pictures) == bool(item.pictures)]
+            if alike and chance() < share:
+                item.like = rng.choice(alike[-4:])
+                original = _item(world, item.like)
+                item.cost, item.key, item.fault = original.cost, original.key, original.fault
+                item.pictures = original.pictures
+                item.fetches = {place: plan for place, plan in item.fetches.items() if place < item.pictures}
+            else:
+                originals.append((client.number, index))
+
+
+def _item(world: World, name: tuple[int, int]) -> ItemPlan:
+    return world.clients[name[0]].items[name[1]]
 
 
 def _draw_askers(rng: random.Random, world: World) -> None:

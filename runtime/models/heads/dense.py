@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import Values
-from staged_pool.runtime.models.heads.head import on_host
 from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.pooling import end_pool, pool
 from staged_pool.runtime.models.specs import DenseSpec, PoolingMode
+from staged_pool.runtime.models.transfer import Later, begin_readback
 
 _WRONG_END = 2
 """The id of the end in configs of CLIP that were written before transformers had it right: the tokenizer's differs."""
@@ -47,9 +47,10 @@ class DenseHead:
     def parameters(self) -> int:
         return sum(p.numel() for p in self._modules.parameters())
 
-    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         if self._at_end:
             pooled = end_pool(hidden.float(), batch.sequences, batch.lengths, self._end_token)
         else:
             pooled = pool(hidden, batch.lengths, self._pooling, skip=batch.prompt_lengths)
-        return list(on_host(self._modules(pooled)[:, : self.width]))
+        rows = begin_readback(self._modules(pooled)[:, : self.width])
+        return lambda: list(rows())

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.eye import Seen
-from staged_pool.runtime.models.heads.head import on_host
 from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.pooling import pool
 from staged_pool.runtime.models.specs import DenseSpec, LabelsSpec, ModelFolder, OwnVectorSpec, PoolingMode
+from staged_pool.runtime.models.transfer import Later, begin_readback
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
@@ -22,7 +22,7 @@ from staged_pool.stages.errors import ConfigError
 class ImageHead(Protocol):
     """Makes one output of a model of pictures. Called on the device's thread, in inference mode."""
 
-    def __call__(self, seen: Seen) -> Sequence[Values]:
+    def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
         """What this output is for each picture, on the host."""
         ...
 
@@ -61,8 +61,9 @@ class ImageVector:
     def parameters(self) -> int:
         return sum(p.numel() for p in self._modules.parameters())
 
-    def __call__(self, seen: Seen) -> Sequence[Values]:
-        return list(on_host(self._modules(self._pooled(seen))[:, : self.width]))
+    def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
+        rows = begin_readback(self._modules(self._pooled(seen))[:, : self.width])
+        return lambda: list(rows())
 
     def _pooled(self, seen: Seen) -> Tensor:
         if not self._pooling:
@@ -78,10 +79,11 @@ class PatchVectors:
     def parameters(self) -> int:
         return 0
 
-    def __call__(self, seen: Seen) -> Sequence[Values]:
+    def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
         assert seen.hidden is not None
+        vectors, ends = begin_readback(seen.hidden), np.cumsum(seen.lengths.tolist())
         # Copies: a row that is kept must not keep those of the whole batch.
-        return [rows.copy() for rows in np.split(on_host(seen.hidden), np.cumsum(seen.lengths.tolist())[:-1])]
+        return lambda: [rows.copy() for rows in np.split(vectors(), ends[:-1])]
 
 
 class ImageLabels:
@@ -90,9 +92,10 @@ class ImageLabels:
     def parameters(self) -> int:
         return 0
 
-    def __call__(self, seen: Seen) -> Sequence[Values]:
+    def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
         assert seen.own is not None
-        return list(on_host(seen.own))
+        logits = begin_readback(seen.own)
+        return lambda: list(logits())
 
 
 def build_image_heads(folder: ModelFolder, whole: PreTrainedModel, sample: Seen) -> dict[Output, ImageHead]:

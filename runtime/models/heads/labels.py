@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.model import TokenSequence, Values
 from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.body import Body
-from staged_pool.runtime.models.heads.head import on_host
 from staged_pool.runtime.models.heads.transplant import Alone, TransplantedHead, probe_sequences, run_alone, takes_types
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.pooling import cls_pool, last_token_pool, mean_pool
+from staged_pool.runtime.models.transfer import Later, begin_readback, send_arrays
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
-_ROUNDING: Final = {torch.float32: 1e-5, torch.bfloat16: 0.02}
+_ROUNDING: Final = {torch.float32: 1e-5, torch.float16: 0.003, torch.bfloat16: 0.02}
 """How far logits may differ relative to the largest one: those of random tokens may all be nearly the same."""
 
 
@@ -65,9 +65,10 @@ class LabelsHead:
     def parameters(self) -> int:
         return self._head.parameters()
 
-    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         rows = _ROWS[self._row](hidden, batch, self._padding)
-        return list(on_host(self._head(rows.unsqueeze(1))))
+        logits = begin_readback(self._head(rows.unsqueeze(1)))
+        return lambda: list(logits())
 
     def _compare(self, rows: Tensor, expected: Tensor) -> float:
         """How far logits of these rows are from the expected ones; infinite where that is too far."""
@@ -103,10 +104,10 @@ class TokenLabelsHead:
     def parameters(self) -> int:
         return self._head.parameters()
 
-    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
-        logits = on_host(self._head(hidden.unsqueeze(0))[0])
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
+        logits = begin_readback(self._head(hidden.unsqueeze(0))[0])
         ends = np.cumsum([len(sequence.ids) for sequence in batch.sequences])
-        return np.split(logits, ends[:-1])
+        return lambda: np.split(logits(), ends[:-1])
 
 
 class LogitScoreHead:
@@ -134,9 +135,10 @@ class LogitScoreHead:
     def parameters(self) -> int:
         return self._head.parameters()
 
-    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         logits = self._head(last_token_pool(hidden, batch.lengths).unsqueeze(1))[:, 0]
-        return list(on_host(logits[:, :1] - logits[:, 1:2] if logits.shape[1] > 1 else logits))
+        scores = begin_readback(logits[:, :1] - logits[:, 1:2] if logits.shape[1] > 1 else logits)
+        return lambda: list(scores())
 
 
 _Pick: TypeAlias = Callable[[Tensor, PackedBatch, int], Tensor]
@@ -149,7 +151,7 @@ def _last_but_padding(hidden: Tensor, batch: PackedBatch, padding: int) -> Tenso
         next((place for place in range(len(s.ids) - 1, -1, -1) if s.ids[place] != padding), 0) for s in batch.sequences
     ]
     starts = batch.lengths.cumsum(0) - batch.lengths
-    return hidden[starts + torch.tensor(places, device=hidden.device)]
+    return hidden[starts + send_arrays([np.array(places)], hidden.device)]
 
 
 _ROWS: Final[Mapping[str, _Pick]] = {

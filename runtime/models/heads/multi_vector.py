@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from staged_pool.runtime.model import Values
-from staged_pool.runtime.models.heads.head import on_host
 from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.specs import MultiVectorSpec
+from staged_pool.runtime.models.transfer import Later, begin_readback, send_arrays
 
 
 class MultiVectorHead:
@@ -43,13 +43,13 @@ class MultiVectorHead:
     def parameters(self) -> int:
         return sum(p.numel() for p in self._modules.parameters())
 
-    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         kept, counts = _kept(batch)
         if kept is not None:
-            hidden = hidden[torch.from_numpy(kept).to(hidden.device)]
-        vectors = on_host(self._modules(hidden.float()))
+            hidden = hidden[send_arrays([kept], hidden.device)]
+        vectors = begin_readback(self._modules(hidden.float()))
         # Copies: a row that is kept must not keep those of the whole batch.
-        return [rows.copy() for rows in np.split(vectors, np.cumsum(counts)[:-1])]
+        return lambda: [rows.copy() for rows in np.split(vectors(), np.cumsum(counts)[:-1])]
 
 
 def _kept(batch: PackedBatch) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]] | None, list[int]]:

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import SparseVector, TokenIds, Values
 from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference
-from staged_pool.runtime.models.heads.head import on_host
 from staged_pool.runtime.models.heads.modules import load_projection
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_alone
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.specs import SpladeSpec, TokenWeightsSpec
+from staged_pool.runtime.models.transfer import Later, begin_readback
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError
 
@@ -60,14 +60,14 @@ class SpladeHead:
     def parameters(self) -> int:
         return self._logits.parameters()
 
-    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         rows: list[Values] = []
         start = 0
         for lengths in _groups([len(s.ids) for s in batch.sequences], self._slice_tokens):
             end = start + sum(lengths)
             rows += _sparse_rows(self._pooled(hidden[start:end], lengths))
             start = end
-        return rows
+        return lambda: rows
 
     def _pooled(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
         """[sequences, vocabulary] float32, of sequences that fit into one slice, or of a single one that may not."""
@@ -152,14 +152,14 @@ class TokenWeightsHead:
     def parameters(self) -> int:
         return sum(p.numel() for p in self._linear.parameters())
 
-    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Sequence[Values]:
-        weights = on_host(self._linear(hidden.float()).relu()[:, 0])
-        rows = []
-        start = 0
-        for sequence in batch.sequences:
-            end = start + len(sequence.ids)
-            rows.append(self._row(sequence.ids, weights[start:end]))
-            start = end
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
+        copied = begin_readback(self._linear(hidden.float()).relu()[:, 0])
+
+        def rows() -> Sequence[Values]:
+            ends = np.cumsum([len(sequence.ids) for sequence in batch.sequences])
+            weights = np.split(copied(), ends[:-1])
+            return [self._row(one.ids, own) for one, own in zip(batch.sequences, weights, strict=True)]
+
         return rows
 
     def _row(self, ids: TokenIds, weights: NDArray[np.float32]) -> SparseVector:
@@ -184,10 +184,11 @@ def _groups(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 
 def _sparse_rows(weights: Tensor) -> list[SparseVector]:
-    """The entries of each row of [rows, width] that are not 0: two copies to the host, whatever the rows."""
+    """The entries of each row of [rows, width] that are not 0: three copies to the host, whatever the
+    rows, which are waited for: how many entries there are is known to the device alone."""
     above = ~(weights <= 0)  # NaN stays, and is found
     rows, columns = above.nonzero(as_tuple=True)
     ends = np.cumsum(above.sum(dim=1).cpu().numpy())[:-1]
     indices = np.split(columns.int().cpu().numpy(), ends)
-    values = np.split(on_host(weights[rows, columns]), ends)
+    values = np.split(begin_readback(weights[rows, columns])(), ends)
     return [SparseVector(i.copy(), v.copy()) for i, v in zip(indices, values, strict=True)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.models.transfer import send_arrays
 
 Layout = Literal["planes", "channels first", "channels last"]
 """How one row of `Pixels.values` lies: [3, height, width]; or a patch, each channel's pixels together, as Qwen2-VL has
@@ -68,12 +69,10 @@ def _runs(pixels: Sequence[Pixels]) -> list[list[Pixels]]:
 
 def _part(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str) -> Tensor:
     arrays = [one.values for one in pixels]
-    host = torch.from_numpy(np.concatenate(arrays) if scale.patches else np.stack(arrays))
-    values = host.to(device)
+    values = send_arrays(arrays, torch.device(device), stack=not scale.patches)
     if values.dtype != torch.uint8:
         return values
-    factor = torch.tensor(scale.factor, dtype=torch.float32, device=device)
-    bias = torch.tensor(scale.bias, dtype=torch.float32, device=device)
+    factor, bias = (_on_device(three, torch.device(device)) for three in (scale.factor, scale.bias))
     match scale.layout:
         case "planes":
             return torch.addcmul(bias.view(3, 1, 1), values.float(), factor.view(3, 1, 1))
@@ -83,3 +82,9 @@ def _part(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str) ->
         case "channels last":
             shaped = values.view(values.shape[0], -1, 3).float()
             return torch.addcmul(bias, shaped, factor).flatten(1)
+
+
+@cache
+def _on_device(three: tuple[float, float, float], device: torch.device) -> Tensor:
+    """Brought there once: the host waits for such a copy, and for all that the device has to do before it."""
+    return torch.tensor(three, dtype=torch.float32, device=device)

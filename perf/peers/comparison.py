@@ -1,0 +1,241 @@
+"""What several visits come to: medians of the rounds, and ratios to ours of the same round, each with its spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from perf import report
+from perf.peers.catalogue import OURS, Peer
+from perf.peers.inputs import SCENARIOS, Scenario
+from perf.peers.visits import Cell, Level, Visit
+from perf.report import number
+from staged_pool.runtime.config import DType
+
+CLOSED: Final = (
+    "server, clients", "per second", "of ours", "request p50 ms", "p99",
+    "health p50 ms", "p99", "time-outs", "refused", "failed", "unanswered",
+)  # fmt: skip
+OPEN: Final = (
+    "server, load", "offered/s", "200/s", "of capacity", "200 p50 ms", "p99", "429", "time-outs",
+    "other", "health p50 ms", "p99", "quick again after s",
+)  # fmt: skip
+WEIGHT: Final = (
+    "server", "version", "weights", "start s", "processes", "RSS MB", "PSS MB", "least cosine", "others' cores, most",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A server with weights of one dtype, and what was seen of it, round by round."""
+
+    peer: Peer
+    dtype: DType
+    version: str
+    visits: Sequence[Visit | None]
+    """None: it was not measured in that round."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.peer.name} ({self.dtype})"
+
+    def rates(self, scenario: Scenario, clients: int) -> list[float | None]:
+        """Of each round; None where it was not measured."""
+        cells = [visit.cells.get((scenario, clients)) if visit else None for visit in self.visits]
+        return [cell.rate(scenario) if cell else None for cell in cells]
+
+    def seen(self) -> list[Visit]:
+        """The rounds in which it was measured."""
+        return [visit for visit in self.visits if visit is not None]
+
+    def result(self) -> dict[str, object]:
+        """For the JSON file."""
+        return {
+            "server": self.peer.name,
+            "version": self.version,
+            "dtype": self.dtype,
+            "settings": self.peer.settings,
+            "rounds": [None if visit is None else _visit_result(visit) for visit in self.visits],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of one figure over the rounds."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Spread | None:
+        """None: there is no value."""
+        known = [value for value in values if value is not None]
+        return cls(statistics.median(known), min(known), max(known)) if known else None
+
+    @staticmethod
+    def cell(spread: Spread | None) -> str:
+        """For a table: the median, and in brackets the least and the most, if there is more than one round."""
+        if spread is None:
+            return "-"
+        if spread.least == spread.most:
+            return number(spread.median)
+        return f"{number(spread.median)} ({number(spread.least)} .. {number(spread.most)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """To be printed, and to be written as Markdown."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+    note: str = ""
+
+    def show(self) -> None:
+        report.show_table(self.title, self.columns, self.rows, self.note)
+
+    def markdown(self) -> str:
+        lines = report.markdown_table(self.columns, self.rows)
+        return f"### {self.title}\n\n{lines}" + (f"\n{self.note}\n" if self.note else "")
+
+
+def ratios(theirs: Sequence[float | None], ours: Sequence[float | None]) -> list[float | None]:
+    """Of each round, so that what the machine did in it falls on both; None where one of them is missing."""
+    return [a / b if a is not None and b else None for a, b in zip(theirs, ours, strict=True)]
+
+
+def tables(contenders: Sequence[Contender], clients: Mapping[Scenario, tuple[int, ...]], title: str) -> Iterator[Table]:
+    """All tables of contenders that are compared with each other; ours is among them."""
+    ours = next(contender for contender in contenders if contender.peer.name == OURS)
+    for scenario, described in SCENARIOS.items():
+        rows = [
+            _closed_row(contender, ours, scenario, count)
+            for count in clients[scenario]
+            for contender in contenders
+            if any(rate is not None for rate in contender.rates(scenario, count))
+        ]
+        if rows:
+            yield Table(f"{title}: {described} a request, closed loop", CLOSED, rows)
+    levels = sorted({factor for contender in contenders for visit in contender.seen() for factor in visit.levels})
+    rows = [row for factor in levels for contender in contenders if (row := _open_row(contender, factor))]
+    if rows:
+        note = "load: times the most that this server did in the closed loop of the same round"
+        yield Table(f"{title}: {SCENARIOS['s1']} a request, open loop", OPEN, rows, note)
+    rows = [_weight_row(contender) for contender in contenders if contender.seen()]
+    yield Table(f"{title}: the servers", WEIGHT, rows, "memory after all loads; what processes share is once in PSS")
+
+
+def failures(contender: Contender) -> Iterator[str]:
+    """What came to nothing, and why; each once."""
+    known: set[str] = set()
+    for visit in contender.seen():
+        for what, why in visit.failures.items():
+            line = f"{contender.name}, {what}: {why}"
+            if line not in known:
+                known.add(line)
+                yield line
+
+
+def _closed_row(contender: Contender, ours: Contender, scenario: Scenario, clients: int) -> list[str]:
+    rates = contender.rates(scenario, clients)
+    cells = [cell for visit in contender.seen() if (cell := visit.cells.get((scenario, clients)))]
+    loads, probes = [cell.load for cell in cells], [cell.health for cell in cells]
+    health = report.Summary.of([ms for probe in probes for ms in probe.latencies_ms])
+    return [
+        f"{contender.peer.name}, {clients}",
+        Spread.cell(Spread.of(rates)),
+        Spread.cell(Spread.of(ratios(rates, ours.rates(scenario, clients)))),
+        *report.Summary.cells(report.Summary.of([ms for load in loads for ms in load.latencies_ms]))[:2],
+        *report.Summary.cells(health)[:2],
+        str(sum(probe.timeouts for probe in probes)),
+        str(sum(load.refused for load in loads)),
+        str(sum(load.failed for load in loads)),
+        str(sum(load.unanswered for load in loads)),
+    ]
+
+
+def _open_row(contender: Contender, factor: float) -> list[str] | None:
+    levels = [visit.levels[factor] for visit in contender.seen() if factor in visit.levels]
+    if not levels:
+        return None
+    outcomes, probes = [level.outcome for level in levels], [level.health for level in levels]
+    accepted = report.Summary.of([ms for outcome in outcomes for ms in outcome.accepted_ms])
+    health = report.Summary.of([ms for probe in probes for ms in probe.latencies_ms])
+    recovered = [outcome.recovered_s for outcome in outcomes if outcome.recovered_s is not None]
+    return [
+        f"{contender.peer.name}, {factor:g}x",
+        number(statistics.median(level.offered_per_s for level in levels)),
+        number(statistics.median(outcome.goodput for outcome in outcomes)),
+        Spread.cell(Spread.of([level.outcome.goodput / level.capacity_per_s for level in levels])),
+        *report.Summary.cells(accepted)[:2],
+        str(sum(len(outcome.rejected_ms) for outcome in outcomes)),
+        str(sum(outcome.timeouts for outcome in outcomes)),
+        str(sum(o.broken + o.not_sent + sum(o.other_statuses.values()) for o in outcomes)),
+        *report.Summary.cells(health)[:2],
+        f"{max(recovered):.2f}" if len(recovered) == len(outcomes) else "never",
+    ]
+
+
+def _weight_row(contender: Contender) -> list[str]:
+    visits = contender.seen()
+    others = [cell.others_cores for visit in visits for cell in visit.cells.values()]
+    return [
+        contender.peer.name,
+        contender.version,
+        contender.dtype,
+        f"{statistics.median(visit.start_s for visit in visits):.1f}",
+        str(max(visit.processes for visit in visits)),
+        f"{statistics.median(visit.rss_mb for visit in visits):.0f}",
+        f"{statistics.median(visit.pss_mb for visit in visits):.0f}",
+        f"{min(visit.least_cosine for visit in visits):.4f}",
+        f"{max(others, default=0.0):.2f}",
+    ]
+
+
+def _visit_result(visit: Visit) -> dict[str, object]:
+    return {
+        "start_s": visit.start_s,
+        "least_cosine": visit.least_cosine,
+        "cells": [
+            {"scenario": scenario, "clients": clients, **_cell_result(cell, scenario)}
+            for (scenario, clients), cell in visit.cells.items()
+        ],
+        "levels": [{"factor": factor, **_level_result(level)} for factor, level in visit.levels.items()],
+        "failures": visit.failures,
+        "processes": visit.processes,
+        "rss_mb": visit.rss_mb,
+        "pss_mb": visit.pss_mb,
+    }
+
+
+def _cell_result(cell: Cell, scenario: Scenario) -> dict[str, object]:
+    load = cell.load
+    return {
+        "per_s": cell.rate(scenario),
+        "request_ms": report.Summary.of(load.latencies_ms),
+        "refused": load.refused,
+        "failed": load.failed,
+        "unanswered": load.unanswered,
+        "client_cores": load.client_cpu_s / load.elapsed_s,
+        "health_ms": report.Summary.of(cell.health.latencies_ms),
+        "health_timeouts": cell.health.timeouts,
+        "others_cores": cell.others_cores,
+    }
+
+
+def _level_result(level: Level) -> dict[str, object]:
+    outcome = asdict(level.outcome)
+    for name in ("accepted_ms", "rejected_ms", "retry_after_s", "late_ms"):
+        outcome[name] = report.Summary.of(outcome[name])
+    return {
+        "offered_per_s": level.offered_per_s,
+        "capacity_per_s": level.capacity_per_s,
+        **outcome,
+        "goodput_per_s": level.outcome.goodput,
+        "health_ms": report.Summary.of(level.health.latencies_ms),
+        "health_timeouts": level.health.timeouts,
+        "others_cores": level.others_cores,
+    }

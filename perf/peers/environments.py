@@ -1,0 +1,76 @@
+"""Virtual environments for the other servers, each built once; a file of `pins/` names every version in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from perf.servers import ROOT
+
+ENVIRONMENTS: Final = ROOT / ".peers"
+PINS: Final = Path(__file__).resolve().parent / "pins"
+
+BUILD_TIMEOUT_S: Final = 1800.0
+LAST_LINES: Final = 5
+
+_STAMP: Final = "built-of"
+
+
+class BuildFailed(RuntimeError):
+    """An environment cannot be built here; the message says why."""
+
+
+def build(name: str, *, environments: Path = ENVIRONMENTS, pins: Path = PINS) -> Path:
+    """Its interpreter; the environment is made anew unless it was made of the same pins by the same Python before.
+
+    torch comes first, with the arguments of the variable TORCH_PIP_ARGS as for `make serve`: which build of it is
+    right depends on the machine. The rest is installed exactly as named: what packages ask for besides may be a CUDA
+    build, or a version that does not exist for this Python.
+
+    Raises:
+        BuildFailed: pip could not, or took too long; with its last lines.
+    """
+    folder, requirements = environments / name, pins / f"{name}.txt"
+    python, stamp = folder / "bin" / "python", folder / _STAMP
+    torch_arguments = os.environ.get("TORCH_PIP_ARGS", "")
+    made_of = f"{_digest(requirements)} {platform.python_version()} {torch_arguments}".strip()
+    if stamp.exists() and stamp.read_text() == made_of:
+        return python
+    stop_at = time.monotonic() + BUILD_TIMEOUT_S
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)], stop_at)
+    install = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+    if torch := [line for line in requirements.read_text().splitlines() if line.startswith("torch==")]:
+        _run([*install, "-c", str(requirements), *torch, *shlex.split(torch_arguments)], stop_at)
+    _run([*install, "--no-deps", "-r", str(requirements)], stop_at)
+    stamp.write_text(made_of)
+    return python
+
+
+def version_of(python: Path, package: str) -> str:
+    """Of a package in the environment of that interpreter."""
+    ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+    done = subprocess.run([str(python), "-c", ask, package], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _digest(requirements: Path) -> str:
+    return hashlib.sha256(requirements.read_bytes()).hexdigest()
+
+
+def _run(command: list[str], stop_at: float) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=max(0.0, stop_at - time.monotonic())
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildFailed(f"not built after {BUILD_TIMEOUT_S:g} s") from None
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise BuildFailed("\n".join(lines[-LAST_LINES:]))

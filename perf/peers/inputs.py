@@ -1,0 +1,128 @@
+"""What every server is asked: the same texts and pictures, each in its own words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Final, Literal
+
+from perf.peers.dialects import Dialect, Vectors, least_cosine, scores
+from perf.pictures import Size, jpeg
+from perf.servers import Server
+from perf.texts import SHAPES, TextSource
+
+Scenario = Literal["s1", "m8", "x64", "rank", "images"]
+
+SCENARIOS: Final[dict[Scenario, str]] = {
+    "s1": SHAPES["s1"],
+    "m8": SHAPES["m8"],
+    "x64": SHAPES["x64"],
+    "rank": "1 query of 12 tokens and 100 documents of 64",
+    "images": "1 JPEG of 640 x 480",
+}
+UNITS: Final[dict[Scenario, int]] = {"s1": 1, "m8": 8, "x64": 64, "rank": 100, "images": 1}
+"""Texts, documents or pictures of one request: what rates are counted in."""
+
+TEXTS: Final[tuple[Scenario, ...]] = ("s1", "m8", "x64", "rank")
+"""The scenarios of the model of texts; `images` has a model of its own."""
+
+AGREED: Final = 0.99
+"""The least cosine of a vector with ours in float32, for a server to be timed; of a score, how far it may be off is
+one minus this."""
+
+_PICTURE: Final[Size] = "vga"
+_PICTURES: Final = 16
+_SAMPLE: Final = 32
+"""Texts that are compared, of all lengths."""
+
+
+class Disagreement(ValueError):
+    """A server's answers are not those of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What one server says to the inputs that are compared."""
+
+    vectors: Vectors
+    scores: tuple[float, ...] | None
+    """None: it does not rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Of one model: its folder, and what is sent to it."""
+
+    folder: Path
+    lists: Mapping[Scenario, Sequence[Sequence[str]]]
+    """The texts of each request; of a ranking, the query and then the documents. Empty for a model of pictures."""
+    pictures: Sequence[bytes]
+
+    @classmethod
+    def texts(cls, source: TextSource) -> Inputs:
+        """For the model of texts."""
+        rng = random.Random(0)
+        rankings = [[source.text(12, rng), *(source.text(64, rng) for _ in range(100))] for _ in range(8)]
+        lists: dict[Scenario, list[list[str]]] = {
+            "s1": source.lists("s1"), "m8": source.lists("m8"), "x64": source.lists("x64"), "rank": rankings,
+        }  # fmt: skip
+        return cls(source.folder, lists, ())
+
+    @classmethod
+    def images(cls, folder: Path) -> Inputs:
+        """For the model of pictures."""
+        return cls(folder, {}, [jpeg(_PICTURE, seed) for seed in range(_PICTURES)])
+
+    def requests(self, dialect: Dialect, scenario: Scenario) -> tuple[bytes, ...]:
+        """Complete with their HTTP heads, to be sent in this order again and again; none: it cannot be asked that."""
+        if scenario == "images":
+            return tuple(dialect.see([picture]) for picture in self.pictures) if dialect.see else ()
+        if scenario == "rank":
+            return tuple(dialect.rank(query, docs) for query, *docs in self.lists["rank"]) if dialect.rank else ()
+        return tuple(dialect.embed(texts) for texts in self.lists[scenario])
+
+    def first(self, dialect: Dialect) -> bytes:
+        """The request whose vectors are compared; a server that answers it is there."""
+        if self.pictures:
+            if dialect.see is None:
+                raise ValueError("pictures for a server that takes none")
+            return dialect.see(self.pictures[:4])
+        return dialect.embed(list(islice(chain.from_iterable(self.lists["x64"]), _SAMPLE)))
+
+    def answers(self, server: Server, dialect: Dialect) -> Answers:
+        """Ask a server for what is compared; waits until it is there.
+
+        Raises:
+            Disagreement: Its answers do not look as they should.
+        """
+        rankings = () if self.pictures else self.requests(dialect, "rank")
+        vectors = server.wait_answer(self.first(dialect)).body
+        ranked = server.wait_answer(rankings[0]).body if rankings else None
+        try:
+            return Answers(dialect.vectors(vectors), None if ranked is None else tuple(scores(ranked)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise Disagreement(f"its answers cannot be read: {error!r}") from None
+
+
+def agreement(ours: Answers, theirs: Answers) -> float:
+    """The least cosine of their vectors with ours.
+
+    Raises:
+        Disagreement: It is below `AGREED`; or a score is off by more than that allows, or is missing.
+    """
+    try:
+        cosine = least_cosine(ours.vectors, theirs.vectors)
+    except ValueError as error:
+        raise Disagreement(str(error)) from None
+    if cosine < AGREED:
+        raise Disagreement(f"least cosine of its vectors with ours: {cosine:.4f}, expected at least {AGREED}")
+    if theirs.scores is not None and ours.scores is not None:
+        if len(theirs.scores) != len(ours.scores):
+            raise Disagreement(f"{len(theirs.scores)} scores, expected {len(ours.scores)}")
+        off = max(abs(a - b) for a, b in zip(ours.scores, theirs.scores, strict=True))
+        if off > 1 - AGREED:
+            raise Disagreement(f"a score is off by {off:.3f}, expected at most {1 - AGREED:.3f}")
+    return cosine

@@ -1,0 +1,211 @@
+"""The command: build what is missing, visit everybody in turns, compare."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from perf import report
+from perf.peers import comparison, plots
+from perf.peers.catalogue import PEERS, Launch, Peer, python_of
+from perf.peers.comparison import Contender
+from perf.peers.environments import ENVIRONMENTS, BuildFailed, build, version_of
+from perf.peers.inputs import SCENARIOS, TEXTS, Answers, Disagreement, Inputs, Scenario
+from perf.peers.visits import Plan, Visit, started, visit
+from perf.pictures import clip_folder
+from perf.servers import ROOT, Card, Options, ServerFailed, serving
+from perf.texts import TextSource
+from staged_pool.runtime.config import DType
+
+FULL: Final[Mapping[Scenario, tuple[int, ...]]] = {
+    "s1": (1, 16, 64), "m8": (1, 16, 64), "x64": (1, 4), "rank": (1, 4), "images": (1, 8),
+}  # fmt: skip
+QUICK: Final[Mapping[Scenario, tuple[int, ...]]] = {
+    "s1": (16,), "m8": (8,), "x64": (2,), "rank": (1,), "images": (4,),
+}  # fmt: skip
+QUICK_SECONDS: Final = 2.0
+
+NOTE: Final = (
+    "Medians of the rounds, and in brackets the least and the most of a round. *Of ours*: of what staged-pool did in "
+    "the same round. Every server was started anew in each round while no other ran, and its vectors agreed with ours "
+    "before it was timed. A p99 of fewer than 100 samples is the largest of them."
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A model that is served, what is asked of it, and what is right."""
+
+    inputs: Inputs
+    answers: Answers
+    """Of our server in float32."""
+    scenarios: tuple[Scenario, ...]
+    launch: Callable[[Peer, DType], Launch]
+    """What a server of it is started with."""
+
+
+Entry = tuple[Peer, DType]
+"""A server, and the dtype of its weights."""
+
+
+def run(model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float, quick: bool) -> None:
+    """Measure, print and record.
+
+    Rounds alternate in their order. A server that cannot be built, does not start, or computes something else is named
+    with the reason, and the others go on.
+    """
+    if quick:
+        rounds, seconds = 1, min(seconds, QUICK_SECONDS)
+    plan = Plan(seconds=seconds, clients=QUICK if quick else FULL, levels=(2.0,) if quick else (0.7, 2.0))
+    settings: dict[str, object] = {
+        "model": model, "peers": [peer.name for peer in peers], "rounds": rounds, "quick": quick, "plan": asdict(plan),
+        "scenarios": SCENARIOS,
+    }  # fmt: skip
+    with report.recording("peers", settings) as record, ExitStack() as running:
+        missing, versions = build_all(peers)
+        built = [peer for peer in peers if peer.name in versions]
+        with serving(Options(model=model).serve_command()) as server:
+            card = server.card()
+        models = [
+            _model(Inputs.texts(TextSource(model)), TEXTS, card),
+            _model(Inputs.images(running.enter_context(clip_folder())), ("images",), card),
+        ]
+        best: DType = "float32" if card.dtype == "float32" else "bfloat16"  # as our own server chooses
+        wanted: dict[str, DType] = {"Each at its best": best, "All in float32": "float32"}
+        entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))
+        visits = _rounds(entries, models, plan, rounds, missing)
+        contenders = {
+            entry: Contender(entry[0], entry[1], versions[entry[0].name], seen) for entry, seen in visits.items()
+        }
+        record.results |= {
+            "model": card,
+            "contenders": [contender.result() for contender in contenders.values()],
+            "not_measured": missing,
+        }
+        compared = {
+            title: [contenders[peer, peer.dtype(dtype)] for peer in built]
+            for title, dtype in wanted.items()
+            if title == "All in float32" or best != "float32"
+        }
+        _report(compared, plan, missing)
+
+
+def build_all(peers: Sequence[Peer], make: Callable[[str], Path] = build) -> tuple[dict[str, str], dict[str, str]]:
+    """Why some cannot be built, and the versions of the others, by name.
+
+    Args:
+        make: Gives the interpreter of an environment, by the name of its pins.
+    """
+    failed: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    with report.progress("environments", len(peers)) as bar:
+        for peer in peers:
+            bar.update(bar.task_ids[0], description=f"environment: {peer.name}")
+            try:
+                python = Path(sys.executable) if peer.pins is None else make(peer.pins)
+                versions[peer.name] = version_of(python, peer.package)
+            except BuildFailed as failure:
+                failed[peer.name] = f"cannot be built here: {failure}"
+            bar.advance(bar.task_ids[0])
+    return failed, versions
+
+
+def _model(inputs: Inputs, scenarios: tuple[Scenario, ...], card: Card) -> Model:
+    def launch(peer: Peer, dtype: DType) -> Launch:
+        return Launch(
+            python=python_of(peer, ENVIRONMENTS),
+            folder=inputs.folder,
+            dtype=dtype,
+            torch_threads=card.torch_threads,
+            max_tokens=card.max_tokens,
+            scratch=ENVIRONMENTS / "scratch",
+        )
+
+    ours = PEERS[0]
+    with started(ours, launch(ours, "float32")) as server:
+        return Model(inputs, inputs.answers(server, ours.dialect), scenarios, launch)
+
+
+def _rounds(
+    entries: Sequence[Entry], models: Sequence[Model], plan: Plan, rounds: int, failed: dict[str, str]
+) -> dict[Entry, list[Visit | None]]:
+    """Visit everybody in every round; who fails at a model is not visited again with it. Ctrl-C ends it early.
+
+    Args:
+        failed: Gets the reasons, by server, dtype and scenarios.
+    """
+    visits: dict[Entry, list[Visit | None]] = {entry: [] for entry in entries}
+    steps = {
+        (entry, model): plan.steps(entry[0], model.scenarios, model.inputs) for entry in entries for model in models
+    }
+    with report.progress("peers", rounds * sum(steps.values())) as bar, suppress(KeyboardInterrupt):
+        task = bar.task_ids[0]
+        for turn in range(rounds):
+            for entry in entries[:: -1 if turn % 2 else 1]:
+                parts = []
+                for model in models:
+                    name = f"{entry[0].name} ({entry[1]}), {', '.join(model.scenarios)}"
+                    bar.update(task, description=f"round {turn + 1}: {name}")
+                    before = bar.tasks[0].completed
+                    if steps[entry, model] and name not in failed:
+                        try:
+                            parts.append(_visit(entry, model, plan, turn, partial(bar.advance, task)))
+                        except (ServerFailed, Disagreement) as failure:
+                            failed[name] = str(failure).replace(str(ROOT), ".")
+                        report.console.print(f"round {turn + 1}: {name}: {failed.get(name, 'measured')}", markup=False)
+                    bar.update(task, completed=before + steps[entry, model])
+                visits[entry].append(_joined(parts))
+    done = max(map(len, visits.values()))
+    return {entry: [*seen, *[None] * (done - len(seen))] for entry, seen in visits.items()}
+
+
+def _visit(entry: Entry, model: Model, plan: Plan, turn: int, done: Callable[[], None]) -> Visit:
+    return visit(
+        entry[0],
+        model.launch(*entry),
+        model.inputs,
+        model.scenarios,
+        plan=plan,
+        ours=model.answers,
+        seed=turn,
+        done=done,
+    )
+
+
+def _joined(parts: Sequence[Visit]) -> Visit | None:
+    """One round of a server: what it did with texts and with pictures; it was started and weighed with texts."""
+    if not parts:
+        return None
+    first, *others = parts
+    for other in others:
+        first.cells |= other.cells
+        first.failures |= other.failures
+        first.least_cosine = min(first.least_cosine, other.least_cosine)
+    return first
+
+
+def _report(compared: Mapping[str, Sequence[Contender]], plan: Plan, failed: Mapping[str, str]) -> None:
+    """Print all tables; write them to `results/peers.md`, and a picture for each way of comparing."""
+    parts = [f"# staged-pool beside other servers\n\n{NOTE}\n"]
+    troubles = [f"{name}: {why}" for name, why in failed.items()]
+    for title, contenders in compared.items():
+        picture = report.RESULTS / f"peers-{title.split()[-1]}.svg"
+        plots.plot(contenders, plan.clients, title, picture)
+        parts.append(f"## {title}\n\n![{title}]({picture.name})\n")
+        for table in comparison.tables(contenders, plan.clients, title):
+            table.show()
+            parts.append(table.markdown())
+        troubles += [line for contender in contenders for line in comparison.failures(contender)]
+    settings = {contender.peer.name: contender.peer.settings for each in compared.values() for contender in each}
+    parts.append("## Settings\n\n" + "".join(f"- {name}: {text}.\n" for name, text in settings.items()))
+    if troubles:
+        listed = "".join(f"- {line.replace(chr(10), ' ')}\n" for line in dict.fromkeys(troubles))
+        parts.append(f"## Not measured\n\n{listed}")
+    facts = "".join(f"- {name}: {value}\n" for name, value in report.machine_facts().items() if name != "changed_files")
+    parts.append(f"## Machine\n\n{facts}")
+    (report.RESULTS / "peers.md").write_text("\n".join(parts))

@@ -1,0 +1,99 @@
+"""Which inputs are the same work for the device: a strong hash of all that it reads of one.
+
+It is taken behind preprocess, where nothing is left that could make a difference without being seen: prompts, roles,
+truncation and special tokens have become token ids, and the settings of a picture its pixels.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from staged_pool.runtime.model import ModelInput, Payload, Picture, Pixels
+from staged_pool.runtime.requests import Output, Outputs
+from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.work import Prepared
+
+Outcome: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput
+
+IDENTITY_BYTES: Final = 16
+"""With a key that nobody outside knows, nobody can look for two inputs of one identity; by chance 10^12 inputs have two
+with a probability below 10^-14 (n^2 / 2^129)."""
+
+_NUMBERS: Final = struct.Struct("9q")
+_SEQUENCE: Final = 0
+_PICTURE: Final = 1
+_NONE: Final = -1
+
+
+class Identities:
+    """Makes identities, which mean nothing outside this object. Any number of threads may use it."""
+
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=IDENTITY_BYTES, key=secrets.token_bytes(32))
+
+    def of(self, payload: Payload) -> bytes:
+        """Equal for two payloads that are equal, and for no others."""
+        made = self._hash.copy()
+        # Each number stands at a place that those before it tell: no two payloads are written alike.
+        if isinstance(payload, Picture):
+            made.update(_NUMBERS.pack(_PICTURE, _outputs(payload.outputs), payload.tokens, 0, 0, 0, 0, 0, 0))
+            _add_pixels(made, payload.pixels)
+            return made.digest()
+        ids, first, kept, spans = payload.ids, payload.first_tokens, payload.kept, payload.spans
+        made.update(
+            _NUMBERS.pack(
+                _SEQUENCE,
+                _outputs(payload.outputs),
+                _NONE if first is None else first,
+                payload.prompt_tokens,
+                payload.unseen_tokens,
+                _NONE if kept is None else len(kept),
+                _NONE if spans is None else len(spans),
+                len(payload.images),
+                len(ids),
+            )
+        )
+        made.update(struct.pack(f"{len(ids)}i", *ids))
+        if kept is not None:
+            made.update(struct.pack(f"{len(kept)}i", *kept))
+        for span in spans or ():
+            made.update(struct.pack("3q", span.start, span.end, _NONE if span.word is None else span.word))
+        for pixels in payload.images:
+            _add_pixels(made, pixels)
+        return made.digest()
+
+    def given_to(
+        self, preprocess: Callable[[Sequence[ModelInput]], Sequence[Outcome]]
+    ) -> Callable[[Sequence[ModelInput]], Sequence[Outcome]]:
+        """The same preprocess, whose payloads have identities. They are made in its threads."""
+
+        def prepare(inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
+            return [self._identified(outcome) for outcome in preprocess(inputs)]
+
+        return prepare
+
+    def _identified(self, outcome: Outcome) -> Outcome:
+        if isinstance(outcome, Prepared):
+            return self._with_identity(outcome)
+        return tuple(map(self._with_identity, outcome)) if isinstance(outcome, tuple) else outcome
+
+    def _with_identity(self, made: Prepared[Payload]) -> Prepared[Payload]:
+        return Prepared(made.payload, made.cost, made.batch_key, self.of(made.payload))
+
+
+def _add_pixels(made: blake2b, pixels: Pixels) -> None:
+    values = np.ascontiguousarray(pixels.values)
+    made.update(f"{values.dtype.str}{values.shape}{pixels.grid};".encode())
+    made.update(values.reshape(-1).data)
+
+
+@cache
+def _outputs(outputs: Outputs) -> int:
+    return sum(1 << place for place, output in enumerate(Output) if output in outputs)

@@ -1,0 +1,121 @@
+"""What is particular to GPUs when a model is loaded: which there are, what they can do, and what they have room for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+import torch
+
+from staged_pool.runtime.device_names import device_names
+from staged_pool.runtime.models.graphs import BUCKETS, Bucket, cuda_recorder
+from staged_pool.runtime.models.launch import Replica
+from staged_pool.runtime.models.text_tower import TextTower
+from staged_pool.runtime.models.tower import Tower
+from staged_pool.stages.errors import ConfigError
+
+log = structlog.get_logger("staged_pool.models")
+
+_RECORDED_PARAMETERS: Final = 200_000_000
+"""A larger model keeps the device busy for longer than the host takes to ask for its kernels."""
+
+_MEASURED_TOKENS: Final = 4096
+"""Of the batch whose memory is looked at. What a token takes in it, it takes in a larger one."""
+
+_KEPT_FREE: Final = 0.1
+"""Of the memory: for its fragments, for rows on their way to the host, and for what libraries take when they please."""
+
+
+def open_devices(device: str) -> tuple[torch.device, ...]:
+    """The devices that a setting names, of which all are there.
+
+    Raises:
+        ConfigError: One is not; or see `device_names`.
+    """
+    names = device_names(device)
+    if names == ("auto",):
+        names = ("cuda",) if torch.cuda.is_available() else ("cpu",)
+    if names[0] == "cpu":
+        return tuple(torch.device("cpu") for _ in names)
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}: torch sees no CUDA device")
+    count = torch.cuda.device_count()
+    devices = tuple(torch.device("cuda", torch.device(name).index or 0) for name in names)
+    for one in devices:
+        if one.index >= count:
+            raise ConfigError(f"device={device!r}: there is no {one}: torch sees {count} CUDA devices, from cuda:0 on")
+    return devices
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a GPU does that by itself, and not by way of float32."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def record_forwards(name: str, replica: Replica, *, wanted: bool) -> None:
+    """Record forwards of texts of a few sizes, where the model is small, and it is right. See `Graphs`.
+
+    Args:
+        name: Of the model, for the log.
+        replica: On a GPU.
+        wanted: Whether the user wants that.
+    """
+    tower = replica.towers.get("text")
+    if not wanted or not isinstance(tower, TextTower) or tower.parameters > _RECORDED_PARAMETERS:
+        return
+    with replica.launching("text"):
+        why = tower.body.record(tower.max_tokens, cuda_recorder(replica.device), _shown(BUCKETS, replica.device))
+    if why:
+        log.info("model.not_recorded", model=name, device=str(replica.device), reason=why)
+    else:
+        tokens = [bucket.tokens for bucket in tower.body.recorded]
+        log.info("model.recorded", model=name, device=str(replica.device), tokens=tokens)
+
+
+def tokens_that_fit(replica: Replica, run: Callable[[Tower, Sequence[int]], object], batch_tokens: int) -> int:
+    """How many tokens of a batch the memory of a GPU has room for, by what a batch of a few thousand takes.
+
+    Args:
+        replica: Warm.
+        run: Runs a batch of made-up inputs of so many tokens each.
+        batch_tokens: Of the largest batch that is wanted.
+    """
+    device = replica.device
+    used, tokens = 0, 1
+    for tower in dict.fromkeys(replica.towers.values()):
+        longest = min(tower.max_tokens, batch_tokens)
+        sizes = [longest] * max(1, min(_MEASURED_TOKENS, batch_tokens) // longest)
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run(tower, sizes)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        if peak * tokens > used * sum(sizes):
+            used, tokens = peak, sum(sizes)
+    free = torch.cuda.mem_get_info(device)[0]
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return fitting_tokens(free, used, tokens, lanes=len(replica.towers))
+
+
+def fitting_tokens(free_bytes: int, used_bytes: int, tokens: int, *, lanes: int) -> int:
+    """How many tokens fit, at least 1.
+
+    Args:
+        free_bytes: On the device, beside the weights.
+        used_bytes: By a batch.
+        tokens: Of that batch.
+        lanes: Each has a stream, and no stream takes memory that another has let go.
+    """
+    return max(1, int(free_bytes * (1 - _KEPT_FREE) * tokens / max(1, used_bytes * lanes)))
+
+
+def _shown(buckets: Sequence[Bucket], device: torch.device) -> Iterable[Bucket]:
+    """With a bar, where somebody watches a terminal."""
+    if not sys.stderr.isatty():
+        return buckets
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(buckets, f"recording forwards on {device}", console=Console(stderr=True), transient=True)

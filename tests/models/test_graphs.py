@@ -1,0 +1,175 @@
+"""Recorded forwards: which size a batch takes, and that what is replayed is what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models.accelerators import fitting_tokens
+from staged_pool.runtime.models.body import Body
+from staged_pool.runtime.models.graphs import BUCKETS, Bucket, bucket_for, cuda_recorder
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.requests import DENSE_ONLY
+from tests.models.asking import text_tower
+from tests.models.conftest import TinyFolder
+
+SMALL = (Bucket(64, 8), Bucket(128, 16))
+
+
+class Rerun:
+    """Runs what was recorded once more, on the same inputs and into the same output, as a CUDA graph does."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+        self.error: Exception | None = None
+        self.spoil = False
+
+    def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        if self.error is not None:
+            raise self.error
+        output = run().clone()
+
+        def replay() -> None:
+            self.replays += 1
+            output.copy_(run())
+            if self.spoil:
+                output.add_(torch.randn_like(output) * 10)
+
+        return replay, output
+
+
+def sequences(*lengths: int, pairs: bool = False) -> list[TokenSequence]:
+    random = np.random.default_rng(lengths)
+    return [
+        TokenSequence(
+            random.integers(5, 60, size=length).tolist(), DENSE_ONLY, first_tokens=length // 2 if pairs else None
+        )
+        for length in lengths
+    ]
+
+
+@pytest.fixture
+def body(tiny_folder: TinyFolder, varlen_on_cpu: None) -> Body:
+    return text_tower(load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))).body
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "bucket"),
+    [
+        (1, 1, Bucket(64, 8)),
+        (64, 8, Bucket(64, 8)),
+        (65, 8, Bucket(128, 16)),
+        (64, 9, Bucket(128, 16)),
+        (129, 1, None),
+        (17, 17, None),
+    ],
+)
+def test_a_batch_takes_the_smallest_size_that_holds_it(tokens: int, count: int, bucket: Bucket | None) -> None:
+    assert bucket_for(tokens, count, SMALL) == bucket
+
+
+def test_sizes_grow() -> None:
+    assert sorted(BUCKETS) == [*BUCKETS]
+
+
+@torch.inference_mode()
+def test_what_is_replayed_is_what_is_computed(body: Body) -> None:
+    batches = [
+        body.pack(given)
+        for given in (
+            sequences(5, 5, 1, 16),
+            sequences(30, 9),
+            sequences(1),
+            sequences(3, 4, pairs=True),
+            sequences(3, 4),
+            sequences(*[16] * 7),
+            sequences(*[2] * 16),
+        )
+    ]
+    computed = [body.hidden(batch) for batch in batches]
+    recorder = Rerun()
+    assert body.record(64, recorder, SMALL) is None
+    assert body.recorded == SMALL
+    recorder.replays = 0
+    for batch, wanted in zip(batches, computed, strict=True):
+        torch.testing.assert_close(body.hidden(batch), wanted)
+    assert recorder.replays == len(batches)
+
+
+@torch.inference_mode()
+def test_a_batch_that_fits_no_size_is_computed(body: Body) -> None:
+    recorder = Rerun()
+    assert body.record(64, recorder, SMALL) is None
+    recorder.replays = 0
+    for given in (sequences(*[20] * 7), sequences(*[1] * 17)):
+        assert len(body.hidden(body.pack(given))) == sum(len(one.ids) for one in given)
+    assert recorder.replays == 0
+
+
+@torch.inference_mode()
+def test_a_query_whose_expansion_nobody_sees_is_computed(body: Body) -> None:
+    recorder = Rerun()
+    assert body.record(64, recorder, SMALL) is None
+    recorder.replays = 0
+    given = [TokenSequence([5, 6, 7, 8], DENSE_ONLY, unseen_tokens=2), *sequences(4)]
+    found = body.hidden(body.pack(given))
+    torch.testing.assert_close(found[4:], body.hidden(body.pack(given[1:])))
+    assert recorder.replays == 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ({"spoil": True}, "recorded for 64 tokens, gives other vectors"),
+        ({"error": RuntimeError("operation not permitted when stream is capturing")}, "not permitted"),
+    ],
+    ids=["wrong", "fails"],
+)
+@torch.inference_mode()
+def test_a_recording_that_is_not_right_is_left_off(body: Body, broken: dict[str, Any], reason: str) -> None:
+    batch = body.pack(sequences(5, 7))
+    computed = body.hidden(batch)
+    recorder = Rerun()
+    for name, value in broken.items():
+        setattr(recorder, name, value)
+    why = body.record(64, recorder, SMALL)
+    assert why is not None
+    assert reason in why
+    assert not body.recorded
+    recorder.replays = 0
+    torch.testing.assert_close(body.hidden(batch), computed)
+    assert recorder.replays == 0
+
+
+def test_without_one_call_for_all_sequences_nothing_is_recorded(tiny_folder: TinyFolder) -> None:
+    body = text_tower(load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))).body
+    recorder = Rerun()
+    recorder.error = AssertionError("shapes of groups differ from batch to batch")
+    assert body.record(64, recorder, SMALL) is None
+
+
+@pytest.mark.parametrize("kind", ["bert-mean", "modernbert-cls", "qwen3-embed-left"])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are of CUDA")
+@torch.inference_mode()
+def test_a_graph_gives_what_a_forward_gives(kind: str, tiny_folder: TinyFolder) -> None:
+    config = EngineConfig(model=str(tiny_folder(kind)), device="cuda", cuda_graphs=False)
+    body = text_tower(load_model(config)).body
+    batches = [body.pack(sequences(*lengths)) for lengths in ((5, 5, 1), (30, 9), (16,) * 7)]
+    computed = [body.hidden(batch).float() for batch in batches]
+    assert body.record(64, cuda_recorder(body.model.device)) is None
+    for batch, wanted in zip(batches, computed, strict=True):
+        torch.testing.assert_close(body.hidden(batch).float(), wanted, atol=0.02, rtol=0.05)
+
+
+def test_memory_bounds_the_tokens_of_a_batch() -> None:
+    assert fitting_tokens(10_000_000, 1_000_000, 1000, lanes=1) == 9000
+    assert fitting_tokens(10_000_000, 1_000_000, 1000, lanes=2) == 4500
+    assert fitting_tokens(10, 1_000_000, 1000, lanes=1) == 1
+    assert fitting_tokens(10_000_000, 0, 1000, lanes=1) == 9_000_000_000

@@ -1,0 +1,98 @@
+"""Servers as processes: what a visit sees of one, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from perf.client import get
+from perf.peers.catalogue import PEERS, Launch
+from perf.peers.inputs import Answers, Inputs, Scenario
+from perf.peers.visits import Plan, started, visit
+from perf.servers import ServerFailed, serving
+from tests.api.conftest import tiny_folder  # noqa: F401  # a fixture
+
+CLIENTS: dict[Scenario, tuple[int, ...]] = {"s1": (1, 2), "m8": (2,), "x64": (1,), "rank": (1,), "images": (1,)}
+SCENARIOS: tuple[Scenario, ...] = ("s1", "rank")
+OURS = PEERS[0]
+
+WITH_A_CHILD = """
+import http.server, pathlib, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[3])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+REFUSING = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(422)
+        self.send_header("Content-Length", "12")
+        self.end_headers()
+        self.wfile.write(b"what is this")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def inputs(tiny_folder: Path) -> Inputs:  # noqa: F811
+    lists: dict[Scenario, list[list[str]]] = {
+        "s1": [["a text"], ["another"]], "x64": [["some", "more of them"]], "rank": [["query", "one", "two"]],
+    }  # fmt: skip
+    return Inputs(tiny_folder, lists, ())
+
+
+@pytest.fixture
+def launch(inputs: Inputs, tmp_path: Path) -> Launch:
+    return Launch(
+        python=Path(sys.executable),
+        folder=inputs.folder,
+        dtype="float32",
+        torch_threads=1,
+        max_tokens=64,
+        scratch=tmp_path,
+    )
+
+
+def test_a_visit_sees_every_cell_and_level_of_a_server_that_is_right(inputs: Inputs, launch: Launch) -> None:
+    with started(OURS, launch) as server:
+        ours = inputs.answers(server, OURS.dialect)
+    assert ours.scores is not None
+    plan, steps = Plan(seconds=0.3, clients=CLIENTS, levels=(0.5,)), list[None]()
+    seen = visit(OURS, launch, inputs, SCENARIOS, plan=plan, ours=ours, seed=0, done=lambda: steps.append(None))
+    assert seen.failures == {}
+    assert list(seen.cells) == [("s1", 1), ("s1", 2), ("rank", 1)]
+    assert all(cell.rate(scenario) > 0 and cell.health.latencies_ms for (scenario, _), cell in seen.cells.items())
+    assert len(steps) == plan.steps(OURS, SCENARIOS, inputs) == 4
+    assert seen.levels[0.5].outcome.accepted_ms
+    assert seen.least_cosine > 0.9999
+    assert seen.rss_mb >= seen.pss_mb > 0
+
+
+def test_a_server_that_does_not_start_is_named_with_its_last_words(inputs: Inputs, launch: Launch) -> None:
+    broken = replace(OURS, command=lambda _: [sys.executable, "-c", "raise SystemExit('no model here')"])
+    ours = Answers(np.ones((2, 2), np.float32), None)
+    plan = Plan(seconds=0.1, clients=CLIENTS, levels=())
+    with pytest.raises(ServerFailed, match="no model here"):
+        visit(broken, launch, inputs, SCENARIOS, plan=plan, ours=ours, seed=0, done=lambda: None)
+
+
+def test_a_server_that_calls_the_request_wrong_is_not_waited_for(tmp_path: Path) -> None:
+    with serving([sys.executable, "-c", REFUSING], folder=tmp_path) as server:
+        with pytest.raises(ServerFailed, match="refuses the request with 422: what is this"):
+            server.wait_answer(get("/"))
+
+
+def test_what_a_server_has_started_ends_with_it(tmp_path: Path) -> None:
+    told = tmp_path / "child"
+    with serving([sys.executable, "-c", WITH_A_CHILD, str(told)], folder=tmp_path) as server:
+        server.wait_answer(get("/"))
+        child = psutil.Process(int(told.read_text()))
+        assert child.is_running()
+    assert not child.is_running()

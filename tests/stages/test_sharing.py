@@ -1,0 +1,273 @@
+"""Items that are the same work: who leads, who follows, and what becomes of these when the leader is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staged_pool.stages.errors import (
+    Abandoned,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelFailed,
+    OutOfMemory,
+    Overloaded,
+    StagedPoolError,
+    StageFailed,
+)
+from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.sharing import Flights, said_again
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import Item, Request
+
+
+class CountingLoad:
+    """Knows how many tokens of a request are to go through the device."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def prepared(self, lane: Hashable, tokens: int) -> None:
+        self.tokens += tokens
+
+    def computed(self, lane: Hashable, tokens: int) -> None:
+        self.tokens -= tokens
+
+    def spared(self, lane: Hashable, tokens: int) -> None:
+        self.tokens -= tokens
+
+    def recalled(self, lane: Hashable, tokens: int) -> None:
+        self.tokens -= tokens
+
+
+class World:
+    """A waiting room, a device that is asked by hand, and requests of one-letter works, each of two tokens."""
+
+    COST = 2
+
+    def __init__(self, *, max_cost: int = 100, coalesce: bool = True, pads: bool = False) -> None:
+        self.builder: BatchBuilder[str] = BatchBuilder(max_items=100, max_cost=max_cost, pads=pads)
+        self.flights = Flights(self.builder, coalesce=coalesce)
+        self.loads: dict[Ticket, CountingLoad] = {}
+
+    def asks(self, works: str) -> Ticket:
+        load = CountingLoad()
+        ticket = Ticket(Request, lambda result: None, load)
+        self.loads[ticket] = load
+        for index, work in enumerate(works):
+            load.prepared(None, self.COST)
+            self.flights.add(Item(ticket, index, work, 0.0, self.COST, None, 0, work.encode()))
+        return ticket
+
+    def next_batch(self) -> Sequence[Item[str]] | None:
+        batch = self.flights.take(lambda item: not item.ticket.settled, among=1)
+        return None if batch is None else batch.items
+
+    def land(self, batch: Sequence[Item[str]]) -> list[tuple[Ticket, int, str]]:
+        """The device has done a batch: whose rows there are now, and of which work."""
+        rows: list[tuple[Ticket, int, str]] = []
+        for item in batch:
+            self.loads[item.ticket].computed(None, item.cost)
+            for one in (item, *self.flights.land(item)):
+                assert one.payload == item.payload
+                rows.append((one.ticket, one.index, one.payload))
+        return rows
+
+    def lose(self, batch: Sequence[Item[str]]) -> None:
+        """The worker that had a batch has crashed, and custody has settled its requests."""
+        for item in batch:
+            item.ticket.fail(StageFailed("a bug", stage="batch"))
+        self.flights.lose(batch, lambda item: not item.ticket.settled)
+
+    def leave(self, ticket: Ticket) -> None:
+        ticket.fail(Abandoned("the caller left"))
+
+    def is_empty(self) -> bool:
+        return not (len(self.builder) or self.builder.cost or self.flights._flights or self.flights.following)
+
+
+def test_of_those_that_are_alike_one_goes_and_all_get_its_row() -> None:
+    world = World()
+    one, two = world.asks("ab"), world.asks("aa")
+    assert (len(world.builder), world.builder.cost, world.flights.following) == (2, 4, 2)
+    assert (world.loads[one].tokens, world.loads[two].tokens) == (4, 0), "who follows has nothing to do on the device"
+    batch = world.next_batch()
+    assert batch is not None
+    assert sorted(item.payload for item in batch) == ["a", "b"]
+    late = world.asks("b")
+    assert len(world.builder) == 0, "what is on the device is waited for, too"
+    assert sorted(world.land(batch), key=str) == sorted(
+        [(one, 0, "a"), (one, 1, "b"), (two, 0, "a"), (two, 1, "a"), (late, 0, "b")], key=str
+    )
+    assert world.is_empty()
+
+
+def test_what_is_done_is_begun_anew_for_whoever_comes_later() -> None:
+    world = World()
+    world.asks("a")
+    batch = world.next_batch()
+    assert batch is not None
+    world.land(batch)
+    later = world.asks("a")
+    assert [item.ticket for item in world.next_batch() or ()] == [later]
+
+
+def test_without_identities_and_without_coalescing_each_goes_by_itself() -> None:
+    world = World(coalesce=False)
+    world.asks("aa")
+    assert len(world.builder) == 2
+    world = World()
+    ticket = world.asks("")
+    for index in range(2):
+        world.flights.add(Item(ticket, index, "a", 0.0, 2))
+    assert len(world.builder) == 2
+
+
+def test_a_small_request_does_not_wait_for_the_turn_of_a_large_one_that_asks_for_the_same() -> None:
+    world = World(max_cost=4)
+    large, small = world.asks("abcdefghijz"), world.asks("z")
+    batch = world.next_batch()
+    assert batch is not None
+    assert [(item.ticket, item.payload) for item in batch] == [(large, "a"), (small, "z")]
+    assert (large, 10, "z") in world.land(batch)
+    assert world.loads[large].tokens == 9 * World.COST
+    rest = ""
+    while batch := world.next_batch():
+        rest += "".join(item.payload for item in batch)
+        world.land(batch)
+    assert rest == "bcdefghij", "it goes once"
+    assert world.is_empty()
+
+
+def test_when_the_leader_leaves_the_next_one_goes_in_the_turn_that_it_would_have_had() -> None:
+    world = World(max_cost=World.COST)
+    leader = world.asks("a")
+    follower = world.asks("a")
+    third = world.asks("b")
+    world.leave(leader)
+    assert world.loads[follower].tokens == 0
+    first = world.next_batch()
+    assert first is not None
+    if first[0].ticket is third:  # the leader was found to have left while this batch was cut
+        world.land(first)
+        first = world.next_batch()
+    assert first is not None
+    assert [item.ticket for item in first] == [follower]
+    assert world.loads[follower].tokens == World.COST, "it is to go through the device after all"
+    assert world.land(first) == [(follower, 0, "a")]
+    assert world.loads[follower].tokens == 0
+
+
+def test_a_leader_who_leaves_while_the_device_works_takes_nobody_along() -> None:
+    world = World()
+    leader, follower = world.asks("a"), world.asks("a")
+    batch = world.next_batch()
+    assert batch is not None
+    world.leave(leader)
+    assert world.land(batch) == [(leader, 0, "a"), (follower, 0, "a")]
+    assert world.is_empty()
+
+
+def test_nobody_goes_where_all_have_left() -> None:
+    world = World()
+    for ticket in [world.asks("aa"), world.asks("a")]:
+        world.leave(ticket)
+    assert world.next_batch() is None
+    assert world.is_empty()
+
+
+def test_a_crash_of_the_leaders_worker_has_another_one_try() -> None:
+    world = World()
+    leader, gone, follower = world.asks("ab"), world.asks("a"), world.asks("a")
+    last = world.asks("a")
+    world.leave(gone)
+    batch = world.next_batch()
+    assert batch is not None
+    world.lose(batch)
+    again = world.next_batch()
+    assert again is not None
+    assert [(item.ticket, item.payload) for item in again] == [(follower, "a")]
+    assert world.land(again) == [(follower, 0, "a"), (last, 0, "a")]
+    assert leader.settled
+    assert world.is_empty()
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.text("abc", min_size=1, max_size=5)),
+        st.tuples(st.sampled_from(["leave", "land", "lose"]), st.integers(0, 20)),
+        st.tuples(st.just("take"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(steps, st.integers(1, 12), st.booleans())
+def test_whatever_happens_each_who_waits_gets_one_row_and_no_work_is_done_twice_at_once(
+    script: list[tuple[str, int | str]], max_cost: int, pads: bool
+) -> None:
+    world = World(max_cost=max_cost, pads=pads)
+    asked: dict[tuple[Ticket, int], str] = {}
+    got: dict[tuple[Ticket, int], list[str]] = {}
+    on_device: list[Sequence[Item[str]]] = []
+    tickets: list[Ticket] = []
+
+    def take() -> bool:
+        batch = world.next_batch()
+        if batch is None:
+            return False
+        assert all(not item.ticket.settled for item in batch)
+        on_device.append(batch)
+        works = [item.payload for one in on_device for item in one]
+        assert len(works) == len(set(works))
+        return True
+
+    def land(batch: Sequence[Item[str]]) -> None:
+        for ticket, index, row in world.land(batch):
+            got.setdefault((ticket, index), []).append(row)
+
+    for step, argument in script:
+        if isinstance(argument, str):
+            ticket = world.asks(argument)
+            tickets.append(ticket)
+            asked |= {(ticket, index): work for index, work in enumerate(argument)}
+        elif step == "take":
+            take()
+        elif step == "leave" and tickets:
+            world.leave(tickets[argument % len(tickets)])
+        elif step in ("land", "lose") and on_device:
+            batch = on_device.pop(argument % len(on_device))
+            land(batch) if step == "land" else world.lose(batch)
+    while on_device or take():
+        land(on_device.pop())
+    for (ticket, index), work in asked.items():
+        rows = got.get((ticket, index), [])
+        assert rows == [work] if not ticket.settled else rows in ([], [work])
+    assert world.is_empty()
+    for ticket, load in world.loads.items():
+        assert ticket.settled or load.tokens == 0
+        assert ticket.settled or ticket.standing(None).waiting_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModelFailed("NaN", index=3),
+        InvalidInput("wrong", param="input", index=1),
+        OutOfMemory("no room"),
+        StageFailed("a bug", stage="batch"),
+        DeadlineExceeded("late", stage="batch"),
+        Overloaded("full", retry_after_s=1.5),
+    ],
+)
+def test_an_error_is_said_to_each_in_an_object_of_its_own(error: StagedPoolError) -> None:
+    try:
+        raise error
+    except StagedPoolError:
+        twin = said_again(error)
+    assert twin is not error
+    assert (type(twin), str(twin), vars(twin)) == (type(error), str(error), vars(error))
+    assert twin.__traceback__ is None
