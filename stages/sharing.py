@@ -6,8 +6,9 @@ The rules:
    wait for its row, and cost nothing: it is the tenant of the one that goes that pays.
 2. In each priority each tenant has one item of a flight in the waiting room, that whose turn is first: it leads the
    others, which follow. One that comes later and would go sooner takes the lead. The leader that is cut into a batch
-   goes for all of the flight, and the other leaders follow it. So nobody waits longer than it would alone: turns are
-   compared only where they are of one virtual time, and nothing that comes later changes their order.
+   goes for all of the flight, and the other leaders follow it. So nobody waits longer than it would alone (but for an
+   item of each other request: turns are not more exact than that). Turns are compared only where they are of one
+   virtual time, in which nothing that comes later changes their order.
 3. Whatever happens to a leader alone (its caller leaves, its deadline passes, its worker crashes) hands the lead to the
    next by turn, of its tenant and priority, who still wants the row, with the turn that it would have had. (Where that
    is found out while a batch is being cut, it goes with the next one.) After a crash each tenant has a leader again.
@@ -142,9 +143,7 @@ class Flights(Generic[P]):
                 if (flight := self._flights.get(item.identity)) is not None:
                     self._go(flight, item, passed)
             heirs = [self._bequeath(identity, still_wanted) for identity in bereft]
-            for item in passed:
-                if (flight := self._led_by(item)) is not None:  # the one like it was left where it is
-                    self._builder.add((item,), flight.leaders[_asker(item.ticket)][0])
+            self._put_back(passed)
             if batch is not None or not any(heirs):
                 return batch
             bereft.clear()
@@ -179,6 +178,12 @@ class Flights(Generic[P]):
                     self._builder.withdraw(other)
                 self._step_back(flight, other, turn)
         flight.leaders.clear()
+
+    def _put_back(self, passed: Iterable[Item[P]]) -> None:
+        """Have those wait on that were passed over for one that is like them, and was then left where it is."""
+        for item in passed:
+            if (flight := self._led_by(item)) is not None:
+                self._builder.add((item,), flight.leaders[_asker(item.ticket)][0])
 
     def _step_back(self, flight: _Flight[P], leader: Item[P], turn: float) -> None:
         leader.ticket.waits(self._builder.lane, -leader.cost)
