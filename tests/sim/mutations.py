@@ -733,7 +733,7 @@ def fetches_not_ended_by_the_failure_of_another() -> Plan:
 
 @mutation
 def failure_of_a_fetch_not_told() -> Plan:
-    async def fetch_one(self: Errands, item: Item[Any], images: list[Any], place: int) -> None:
+    async def fetch_one(self: Errands, item: Item[Any], images: list[Any], place: int, gathered: Any) -> None:
         try:
             images[place] = await self._fetch(images[place])
         except Exception:  # noqa: BLE001  # the planted bug
@@ -744,7 +744,7 @@ def failure_of_a_fetch_not_told() -> Plan:
 
 @mutation
 def fetch_begun_for_a_request_that_has_failed() -> Plan:
-    async def fetched(self: Errands, item: Item[Any]) -> Any:
+    async def fetched(self: Errands, item: Item[Any], gathered: Any) -> Any:
         images = list(item.payload.images)
         for place, image in enumerate(images):
             try:
@@ -883,6 +883,42 @@ def tokens_of_an_heir_not_counted_again() -> Plan:
 @mutation
 def leader_that_was_overtaken_goes_as_well() -> Plan:
     return [(BatchBuilder, "withdraw", _nothing)]
+
+
+@mutation
+def leaders_of_other_tenants_go_as_well() -> Plan:
+    def go(self: Flights[Any], flight: Any, item: Item[Any], passed: Any) -> None:
+        flight.gone = item
+        flight.leaders.clear()
+
+    return [(Flights, "_go", go)]
+
+
+@mutation
+def leaders_of_other_tenants_lost_when_one_goes() -> Plan:
+    original = Flights._go
+
+    def go(self: Flights[Any], flight: Any, item: Item[Any], passed: Any) -> None:
+        original(self, flight, item, passed)
+        flight.followers = [(turn, one) for turn, one in flight.followers if one.ticket.tenant == item.ticket.tenant]
+
+    return [(Flights, "_go", go)]
+
+
+@mutation
+def item_passed_over_for_one_that_did_not_go_is_lost() -> Plan:
+    return [(Flights, "_put_back", _nothing)]
+
+
+@mutation
+def withdrawn_item_still_counts_as_waiting() -> Plan:
+    original = TenantQueue.withdraw
+
+    def withdraw(self: TenantQueue[Any], item: Item[Any]) -> None:
+        original(self, item)
+        self.items += 1
+
+    return [(TenantQueue, "withdraw", withdraw)]
 
 
 @mutation
