@@ -11,7 +11,7 @@ import structlog
 
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
-from staged_pool.api.call import LINES, Answer, Call, Handler, Lines
+from staged_pool.api.call import LINES, Answer, Call, Handler, Lines, priority_of
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.entrance import is_preflight
 from staged_pool.api.keys import TENANT, Keys
@@ -24,6 +24,7 @@ from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
 from staged_pool.stages.errors import shortened
 from staged_pool.stages.ticket import Timeline
+from staged_pool.stages.work import Priority
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """A refusal for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
@@ -46,7 +47,7 @@ class Application:
     def __init__(self, lobby: Lobby, traffic: Traffic | None = None, config: ServerConfig | None = None) -> None:
         self._lobby = lobby
         self._config = config or ServerConfig()
-        self._keys = Keys(self._config.api_keys)
+        self._keys = Keys(self._config.api_keys, self._config.tenant_header)
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
         self._refusals = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
         resources = Routes(lobby, self._metrics, self._config).table()
@@ -76,7 +77,8 @@ class Application:
         task = TASKS.get(scope["path"])
         if task is None or not task.able(engines[0].card):
             return None
-        error = engines[0].overload(body_bytes)
+        priority = priority_of(dict(scope["headers"])) or Priority.INTERACTIVE  # else it is refused on the usual way
+        error = engines[0].overload(body_bytes, priority=priority, tenant=scope.get(TENANT))
         return None if error is None else status.problem(error)
 
     def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[int, Headers, bytes] | None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import getrandbits
 from typing import Final, TypeAlias
 
 from staged_pool.api import status
 from staged_pool.api.asgi import Headers, Receive, Scope, Send
+from staged_pool.api.keys import TENANT
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
 from staged_pool.api.wire.pieces import Pieces
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.ticket import Timeline
+from staged_pool.stages.work import Priority
 
 FORM: Final = b"multipart/form-data"
 _JSON_ONLY: Final = "Unsupported Media Type: Only 'application/json' is allowed"
@@ -28,9 +30,8 @@ MAX_TIMEOUT_S: Final = 86_400.0
 """A day: more is a mistake in the unit."""
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
-_SHARES: Final = {b"interactive": 1.0, b"bulk": 1 / 8}
-PRIORITIES: Final = tuple(name.decode() for name in _SHARES)
-"""What `X-Priority` may say; the first where it says nothing."""
+_PRIORITIES: Final = {priority.encode(): priority for priority in Priority}
+_BACKGROUND: Final = re.compile(rb"(?:^|,)[ \t]*u=7[ \t]*(?:$|[,;])")
 LINES: Final = b"application/x-ndjson"
 _TRACE_PARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -158,17 +159,21 @@ class Call:
         """Whether the client asks for an answer line by line."""
         return LINES in self.headers.get(b"accept", b"")
 
-    def share(self) -> float:
-        """Of the device, compared with other requests: `X-Priority`.
+    @property
+    def tenant(self) -> str | None:
+        """Whose request it is, as far as anything says so."""
+        tenant: str | None = self.scope.get(TENANT)
+        return tenant
+
+    def priority(self) -> Priority:
+        """How it stands to other requests.
 
         Raises:
-            InvalidInput: The header is none of the two priorities.
+            InvalidInput: `X-Priority` is none of the two priorities.
         """
-        given = self.headers.get(b"x-priority", b"interactive").lower()
-        if given not in _SHARES:
-            message = f"X-Priority: expected {' or '.join(PRIORITIES)}"
-            raise InvalidInput(message, param="X-Priority")
-        return _SHARES[given]
+        if (priority := priority_of(self.headers)) is None:
+            raise InvalidInput(f"X-Priority: expected {' or '.join(Priority)}", param="X-Priority")
+        return priority
 
     def timeout_s(self) -> float:
         """How long the client waits for the answer, in seconds: `X-Request-Timeout`, or `Prefer: wait=`.
@@ -190,6 +195,16 @@ class Call:
             message = f"{field}: expected a number of seconds above 0 and up to {MAX_TIMEOUT_S:.0f}"
             raise InvalidInput(message, param=field)
         return timeout_s
+
+
+def priority_of(headers: Mapping[bytes, bytes]) -> Priority | None:
+    """What `X-Priority` says; None where that is no priority. Without it, the urgency of `Priority` counts (RFC 9218,
+    section 4.1): 7 is what nobody waits for, and what cannot be read is to be ignored."""
+    if (given := headers.get(b"x-priority")) is not None:
+        return _PRIORITIES.get(given.lower())
+    if b"priority" in headers and _BACKGROUND.search(headers[b"priority"]):
+        return Priority.BULK
+    return Priority.INTERACTIVE
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Answer]]

@@ -103,6 +103,15 @@ def serve(
     api_key_file: Annotated[
         Path | None, flag("--api-key-file", "Access", "The same, one key a line; # begins a comment.")
     ] = None,
+    tenant_header: Annotated[
+        str | None,
+        flag(
+            "--tenant-header",
+            "Access",
+            "A header that says whose a request is: tenants share the device fairly. Only behind a proxy that sets it. "
+            "Default: each API key is a tenant.",
+        ),
+    ] = None,
     cors_origin: Annotated[
         list[str] | None,
         flag(
@@ -203,6 +212,15 @@ def serve(
             "fits into its memory.",
         ),
     ] = _DEFAULT.max_batch_tokens,
+    target_batch: Annotated[
+        float | None,
+        flag(
+            "--target-batch",
+            "Limits",
+            "Seconds that the forward of a batch is to take at most: batches have as many tokens as keep to it, up to "
+            "--max-batch-tokens. Shorter lets whoever comes next wait less, at the price of throughput. Default: none.",
+        ),
+    ] = _DEFAULT.target_batch_s,
     max_batch_items: Annotated[
         int, flag("--max-batch-items", "Limits", "Items of one batch. Bounds a batch of very short texts.")
     ] = _DEFAULT.max_batch_items,
@@ -319,6 +337,7 @@ def serve(
             quic_port=quic_port,
             root_path=root_path.rstrip("/"),
             api_keys=(*(api_key or ()), *(read_keys(api_key_file) if api_key_file else ())),
+            tenant_header=tenant_header,
             cors_origins=tuple(cors_origin or ()),
             tls_cert=tls_cert,
             tls_key=tls_key,
@@ -360,6 +379,7 @@ def serve(
             media_limit=media_limit,
             media_timeout_s=media_timeout,
             max_batch_tokens=max_batch_tokens,
+            target_batch_s=target_batch,
             max_batch_items=max_batch_items,
             coalesce=coalesce,
             result_cache_mb=result_cache_mb,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from staged_pool.api.entrance import check_origins, check_root_path
-from staged_pool.api.keys import check_keys
+from staged_pool.api.keys import check_keys, check_tenant_header
 from staged_pool.stages.errors import ConfigError
 
 
@@ -42,6 +42,11 @@ class ServerConfig:
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Requests must bring one of them, but for those of probes. Empty: everyone may ask."""
+
+    tenant_header: str | None = None
+    """A header that says whose a request is, such as `X-Tenant`: tenants share the device fairly. Only behind a proxy
+    that sets it: a client that may choose its tenant has as many parts of the device as it likes. None, and where a
+    request has none: each API key is a tenant, and all requests without a key are one."""
 
     cors_origins: tuple[str, ...] = ()
     """Origins of the pages in browsers that may read answers, such as `https://example.org`; `*` for all. Empty: the
@@ -100,6 +105,8 @@ class ServerConfig:
         if self.quic_port is not None:
             self._check("quic_port", 0, 65_535)
         check_keys(self.api_keys)
+        if self.tenant_header is not None:
+            check_tenant_header(self.tenant_header)
         check_origins(self.cors_origins)
         check_root_path(self.root_path)
         self._check_tls()

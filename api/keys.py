@@ -1,4 +1,4 @@
-"""API keys: whose a request is, decided from its headers alone, before anything of its body is read."""
+"""Who may ask, and whose a request is: decided from its headers alone, before anything of its body is read."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ TENANT: Final = "staged_pool.tenant"
 
 KEY_LIMIT: Final = 4096
 
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")  # RFC 9110, section 5.6.2
 _KEY: Final = re.compile(r"[!-~]+")
 _BEARER: Final = re.compile(rb"bearer +(?P<key>[^ ]+) *", re.IGNORECASE)  # RFC 9110, section 11.4
 _SENDS: Final = "send one as `Authorization: Bearer <key>`"
@@ -32,10 +33,12 @@ class Keys:
 
     Args:
         keys: As their owners send them. Without any, every request may enter.
+        tenant_header: Says whose a request is, in the place of its key. None: no header does.
     """
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._digests = {hashlib.sha256(key.encode()).digest(): _tenant(key) for key in keys}
+    def __init__(self, keys: Iterable[str] = (), tenant_header: str | None = None) -> None:
+        self._digests = {hashlib.sha256(key.encode()).digest(): _tenant(key.encode()) for key in keys}
+        self._tenant_header = None if tenant_header is None else tenant_header.lower().encode()
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -46,8 +49,17 @@ class Keys:
         Args:
             scope: Of the request; its path without the prefix of a proxy.
         """
-        if not self._digests or scope["path"] in OPEN:
+        if scope["path"] in OPEN:
             return None
+        if self._digests and (problem := self._check(scope)) is not None:
+            return problem
+        if self._tenant_header is not None:
+            given = [value for name, value in scope["headers"] if name == self._tenant_header]
+            if given or TENANT not in scope:
+                scope[TENANT] = _tenant(b", ".join(given))
+        return None
+
+    def _check(self, scope: Scope) -> Problem | None:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if not given:
             return Problem(row=status.UNAUTHORIZED, message=f"An API key is required; {_SENDS}")
@@ -98,6 +110,16 @@ def read_keys(path: Path) -> list[str]:
     return keys
 
 
-def _tenant(key: str) -> str:
-    """What logs and queues call the owner of a key: too little of a hash to find the key by."""
-    return hashlib.blake2b(key.encode(), digest_size=4, person=b"tenant").hexdigest()
+def check_tenant_header(name: str) -> None:
+    """Refuse a name that no header can have.
+
+    Raises:
+        ConfigError: Says what is wrong.
+    """
+    if not _TOKEN.fullmatch(name):
+        raise ConfigError(f"tenant_header={name!r}: must be the name of a header, such as X-Tenant")
+
+
+def _tenant(name: bytes) -> str:
+    """What logs and queues call the owner of a key, or whoever a header names: too little of a hash to find it by."""
+    return hashlib.blake2b(name, digest_size=4, person=b"tenant").hexdigest()

@@ -17,6 +17,7 @@ from staged_pool.runtime.statistics import (
     DeviceStatistics,
     EngineStatistics,
     ImageCacheStatistics,
+    PriorityStatistics,
     ResultCacheStatistics,
 )
 from staged_pool.stages.meter import BUCKETS_S, HistogramSnapshot, StageStatistics
@@ -114,6 +115,7 @@ class _TrafficCollector(Collector):
 def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:
     yield from _stage_families(statistics.stages)
     yield from _admission_families(statistics.admission)
+    yield from _priority_families(statistics.priorities)
     yield from _device_families(statistics.device)
     yield _counters("cancelled", "Requests whose caller left, by stage", "stage", statistics.cancelled)
     yield _counters("expired", "Requests whose deadline passed, by stage", "stage", statistics.expired)
@@ -169,6 +171,7 @@ def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
     yield _counters("refused", "Requests refused at the door", "limit", admission.refused)
     yield _gauge("drain_seconds", "How long everything inside needs, as predicted: the slowest lane", admission.drain_s)
     yield _gauge("lag_seconds", "How much longer than predicted requests have taken lately", admission.lag_s)
+    yield _gauge("tenants", "Tenants that have something inside, by priority added up", admission.tenants)
     labels = ("lane",)
     tokens = GaugeMetricFamily("staged_pool_lane_tokens", "Tokens inside a lane, estimated until read", labels=labels)
     drain = GaugeMetricFamily("staged_pool_lane_drain_seconds", "How long a lane needs, as predicted", labels=labels)
@@ -180,8 +183,30 @@ def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
     yield from (tokens, drain, lag)
 
 
+def _priority_families(priorities: Mapping[str, PriorityStatistics]) -> Iterator[Metric]:
+    labels = ("priority",)
+    requests = GaugeMetricFamily("staged_pool_priority_requests", "Requests inside, by priority", labels=labels)
+    gate = GaugeMetricFamily(
+        "staged_pool_priority_gate_requests", "Requests that the pipeline has no room for yet", labels=labels
+    )
+    items = GaugeMetricFamily("staged_pool_priority_waiting_items", "Items ready for the device", labels=labels)
+    tokens = GaugeMetricFamily("staged_pool_priority_waiting_tokens", "Tokens ready for the device", labels=labels)
+    wait = HistogramMetricFamily("staged_pool_priority_wait_seconds", "In front of the device, by item", labels=labels)
+    for name, priority in priorities.items():
+        requests.add_metric((name,), priority.requests)
+        gate.add_metric((name,), priority.at_gate)
+        items.add_metric((name,), priority.waiting_items)
+        tokens.add_metric((name,), priority.waiting_tokens)
+        wait.add_metric((name,), _buckets(priority.wait), priority.wait.sum_s)
+    yield from (requests, gate, items, tokens, wait)
+
+
 def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
     yield _counters("batches", "Batches by what cut them", "trigger", device.batches)
+    budget = GaugeMetricFamily("staged_pool_batch_budget_tokens", "Tokens of a batch at most, now", labels=("lane",))
+    for lane, budget_tokens in device.budget_tokens.items():
+        budget.add_metric((lane,), budget_tokens)
+    yield budget
     yield _counter("device_items", "Items that went through the device", device.items)
     yield _counter("coalesced_items", "Items that were given the row of another like them", device.coalesced_items)
     yield _counter("device_tokens", "Tokens that went through the device, padding not counted", device.tokens)

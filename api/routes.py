@@ -110,7 +110,8 @@ class Routes:
             exchange.encode,
             body_bytes=len(body),
             timeout_s=call.timeout_s(),
-            share=call.share(),
+            priority=call.priority(),
+            tenant=call.tenant,
             timeline=call.timeline,
         )
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
@@ -126,7 +127,8 @@ class Routes:
             call.lines.give,
             body_bytes=len(body),
             timeout_s=call.timeout_s(),
-            share=call.share(),
+            priority=call.priority(),
+            tenant=call.tenant,
             timeline=call.timeline,
         )
         return Answer(exchange.last(tokens))

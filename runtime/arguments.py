@@ -7,6 +7,7 @@ from typing import TypeAlias, TypeGuard
 
 from staged_pool.runtime.requests import Chat, Content, Image, Output, Outputs, PairInput, TextInput, content_bytes
 from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.work import Priority
 
 Texts: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
 """A text, several, or the token ids of several."""
@@ -16,6 +17,18 @@ Inputs: TypeAlias = Texts | Content | Sequence[Content | Sequence[int]]
 
 _TEXT_OR_IDS = "a text or a list of token ids"
 _ANY = "a text, a list of token ids, an Image or a Chat"
+
+
+def priority(given: object) -> Priority:
+    """See `Priority`.
+
+    Raises:
+        InvalidInput: It is none.
+    """
+    for known in Priority:
+        if given == known:
+            return known
+    raise InvalidInput(f"priority: expected {' or '.join(Priority)}", param="priority")
 
 
 def text_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput, ...]:

@@ -135,6 +135,11 @@ class EngineConfig:
     requests wait, growing to 1024 where dozens do: alone small ones are as quick a token, but every call of a kernel
     may have to wait for the interpreter, and they make twice as many."""
 
+    target_batch_s: float | None = None
+    """How long the forward of one batch is to take at most, in seconds: its budget is then what keeps to that, as
+    measured, up to `max_batch_tokens`. Shorter lets whoever comes next wait less for the device, and costs throughput
+    where small batches take longer a token. None: the budget is what `max_batch_tokens` says."""
+
     max_batch_items: int = 256
     """Items of one batch at most."""
 
@@ -201,6 +206,8 @@ class EngineConfig:
             self._check(name, 1, math.inf)
         if self.max_batch_tokens is not None:
             self._check("max_batch_tokens", 1, math.inf)
+        if self.target_batch_s is not None:
+            self._check("target_batch_s", 0.0001, 86_400)
         if self.torch_threads is not None:
             self._check("torch_threads", 1, 1024)
         if self.forward_workers is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -13,12 +13,13 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from staged_pool.runtime.admission import Admission, Room
+from staged_pool.runtime.admission import ANYBODY, Admission, Asker, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
+from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
-from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
+from staged_pool.runtime.pipeline import PARSE_WORKERS, POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
 from staged_pool.runtime.requests import Chat, content_bytes
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
@@ -39,7 +40,7 @@ from staged_pool.stages.parse import Arrival
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
-from staged_pool.stages.work import Item, Plan, Request
+from staged_pool.stages.work import Item, Plan, Priority, Request
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -83,6 +84,10 @@ class Engine(EngineTasks):
         self._phase = Phase.READY
         self._fault: str | None = None
 
+        batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
+        on_device = 2 * model.card.forward_workers * batch_tokens  # and on the way to it
+        self._gate = Gate(config.waiting_tokens + on_device, PARSE_WORKERS)
+        """For texts. Pictures are fed by their callers in turns, and one that is being fetched must hold up nobody."""
         self._pipeline = Pipeline(
             config,
             model,
@@ -126,7 +131,8 @@ class Engine(EngineTasks):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
-        share: float = 1.0,
+        priority: Priority = Priority.INTERACTIVE,
+        tenant: Hashable = None,
         stream: RowStream | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer.
@@ -142,7 +148,9 @@ class Engine(EngineTasks):
             body_bytes: Size of what `decode` reads.
             timeout_s: The answer is of no use after so many seconds.
             timeline: Filled in with the times of each stage.
-            share: Of the device, compared with other requests. Less than 1 for what may wait.
+            priority: How it stands to other requests that want the device; see `Priority`.
+            tenant: Whose it is. Tenants share the device fairly, however many requests each has, and the requests of a
+                tenant share what it gets. None is a tenant, too.
             stream: For `stream`, below.
 
         Raises:
@@ -154,11 +162,22 @@ class Engine(EngineTasks):
         scope_ends_at = anyio.current_effective_deadline()
         if scope_ends_at == -math.inf:  # a caller who has left is not one whose deadline is too short
             await anyio.lowlevel.checkpoint_if_cancelled()
-        room, now, deadline = self._enter(body_bytes, timeout_s, scope_ends_at)
-        ticket = Ticket(decode, encode, room, deadline=deadline, timeline=timeline, share=share, stream=stream)
+        room, now, deadline = self._enter(body_bytes, timeout_s, scope_ends_at, Asker(priority, tenant))
+        ticket = Ticket(
+            decode,
+            encode,
+            room,
+            deadline=deadline,
+            timeline=timeline,
+            priority=priority,
+            tenant=tenant,
+            stream=stream,
+        )
         self._tickets[ticket] = room
         try:
             with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
+                if room.lane == "text" and room.asker != ANYBODY:
+                    await self._gate.enter(ticket, room.tokens)
                 try:
                     await self._pipeline.enter(Arrival(ticket, body_bytes, now))
                 except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -180,6 +199,7 @@ class Engine(EngineTasks):
             elif isinstance(ticket.error, DeadlineExceeded):
                 self._expired[ticket.error.stage] += 1
             del self._tickets[ticket], self._scopes[ticket]
+            self._gate.leave(ticket)
             answered = ticket.error is None
             self._admission.leave(room, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
             if not self._tickets:
@@ -194,7 +214,8 @@ class Engine(EngineTasks):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
-        share: float = 1.0,
+        priority: Priority = Priority.INTERACTIVE,
+        tenant: Hashable = None,
     ) -> int:
         """As `submit`, and hand over results as they are done, in any order. Returns the tokens of the request.
 
@@ -208,7 +229,8 @@ class Engine(EngineTasks):
             body_bytes: See `submit`.
             timeout_s: The last row is of no use after so many seconds.
             timeline: See `submit`.
-            share: See `submit`.
+            priority: See `submit`.
+            tenant: See `submit`.
 
         Raises:
             StagedPoolError: As for `submit`.
@@ -224,7 +246,8 @@ class Engine(EngineTasks):
                         body_bytes=body_bytes,
                         timeout_s=timeout_s,
                         timeline=timeline,
-                        share=share,
+                        priority=priority,
+                        tenant=tenant,
                         stream=rows,
                     )
                 except StagedPoolError as error:
@@ -242,9 +265,11 @@ class Engine(EngineTasks):
             if given is not None:
                 await give(given)
 
-    def overload(self, body_bytes: int) -> Overloaded | None:
+    def overload(
+        self, body_bytes: int, *, priority: Priority = Priority.INTERACTIVE, tenant: Hashable = None
+    ) -> Overloaded | None:
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
-        return self._admission.overload(body_bytes)
+        return self._admission.overload(body_bytes, Asker(priority, tenant))
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served here. None and "" mean whichever is.
@@ -290,13 +315,15 @@ class Engine(EngineTasks):
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""
-        room, _, _ = self._enter(body_bytes, math.inf, anyio.current_effective_deadline())
+        room, _, _ = self._enter(body_bytes, math.inf, anyio.current_effective_deadline(), ANYBODY)
         try:
             return await self._preprocess_offloads[lane](function, argument)
         finally:
             self._admission.leave(room)
 
-    def _enter(self, body_bytes: int, timeout_s: float, scope_ends_at: float) -> tuple[Room, float, float]:
+    def _enter(
+        self, body_bytes: int, timeout_s: float, scope_ends_at: float, asker: Asker
+    ) -> tuple[Room, float, float]:
         """Let a request in, or refuse it; its room, the time now, and its deadline."""
         if self._phase is not Phase.READY or self.fault:
             raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
@@ -304,7 +331,7 @@ class Engine(EngineTasks):
             raise InvalidInput(f"timeout_s={timeout_s}: must be above 0.", param="timeout_s")
         left_s = timeout_s if scope_ends_at == math.inf else min(timeout_s, scope_ends_at - anyio.current_time())
         now = self._clock()
-        return self._admission.enter(body_bytes=body_bytes, timeout_s=left_s), now, now + left_s
+        return self._admission.enter(body_bytes=body_bytes, timeout_s=left_s, asker=asker), now, now + left_s
 
     def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
         """What parse asks of a decoded request: how this model does it, within this server's limits."""
@@ -318,6 +345,8 @@ class Engine(EngineTasks):
         )
         if len(card.lanes) > 1 and (obstruction := self._pipeline.obstruction(lanes)):  # else the door has seen it
             raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
+        if "text" not in lanes:
+            self._gate.leave(ticket)
         if "image" in lanes:
             _check_pictures(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
         if (room := self._tickets.get(ticket)) is not None:
@@ -349,6 +378,12 @@ class Engine(EngineTasks):
             expired=dict(self._expired),
             overdue_preprocess_calls=self._pipeline.overdue_calls(),
             stages=self._pipeline.stage_statistics(),
+            priorities={
+                priority: self._pipeline.priority_statistics(
+                    priority, requests=self._admission.requests_of(priority), at_gate=self._gate.waiting(priority)
+                )
+                for priority in Priority
+            },
             device=self._pipeline.device_statistics(),
             image_cache=self._model.image_cache,
             result_cache=None if (results := self._pipeline.results) is None else results.statistics,
@@ -464,7 +499,6 @@ async def run_engine(
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
     """
-    batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
     tokenize = preprocess or ThreadOffload(config.preprocess_limit)
     offloads: dict[Lane, tuple[Offload, Offload]] = {
         "text": (device, tokenize),
@@ -474,7 +508,9 @@ async def run_engine(
         config,
         model,
         lanes={
-            lane: LaneParts(device=offloads[lane][0], preprocess=offloads[lane][1], pace=lane_pace(lane, batch_tokens))
+            lane: LaneParts(
+                device=offloads[lane][0], preprocess=offloads[lane][1], pace=lane_pace(lane, config, model.card)
+            )
             for lane in model.card.lanes
         },
         tokenize=tokenize,

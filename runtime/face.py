@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from staged_pool.runtime import arguments
@@ -24,7 +24,7 @@ from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResul
 from staged_pool.runtime.tasks.score import check_top_n, rank
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.ticket import Timeline
-from staged_pool.stages.work import Request
+from staged_pool.stages.work import Priority, Request
 
 R = TypeVar("R")
 
@@ -35,7 +35,9 @@ class EngineTasks(ABC):
     Every method raises `InvalidInput` for what is wrong with its arguments (with the index of the input, where it is
     one), `Unsupported` where the model cannot do the task, and whatever `submit` raises. `timeout_s` bounds the time to
     the result; a deadline of the host's own scopes holds as well. `max_tokens` cuts longer inputs to so many tokens,
-    `MODEL_MAX` to what the model takes; None refuses an input that is too long.
+    `MODEL_MAX` to what the model takes; None refuses an input that is too long. `priority` is `interactive` or `bulk`:
+    bulk work gets what interactive work leaves of the device, and an eighth of it at least. `tenant` says for whom a
+    host asks, by any hashable value: tenants share the device fairly, however many requests each has.
     """
 
     @abstractmethod
@@ -47,7 +49,8 @@ class EngineTasks(ABC):
         body_bytes: int = 0,
         timeout_s: float = math.inf,
         timeline: Timeline | None = None,
-        share: float = 1.0,
+        priority: Priority = Priority.INTERACTIVE,
+        tenant: Hashable = None,
         stream: RowStream | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer."""
@@ -63,6 +66,8 @@ class EngineTasks(ABC):
         prompt: str | None = None,
         max_tokens: int | None = None,
         timeout_s: float = math.inf,
+        priority: Priority | str = Priority.INTERACTIVE,
+        tenant: Hashable = None,
     ) -> EmbedResult:
         """Vectors of each input.
 
@@ -76,6 +81,8 @@ class EngineTasks(ABC):
             prompt: Put this before each text.
             max_tokens: See the class.
             timeout_s: See the class.
+            priority: See the class.
+            tenant: See the class.
 
         Returns:
             `embeddings`: float32 [inputs, width]; `sparse`, `multi_vector`; `usage.prompt_tokens`.
@@ -92,7 +99,7 @@ class EngineTasks(ABC):
             prompt_name=prompt_name,
             prompt=prompt,
         )
-        result: EmbedResult = await self._ask(request, arguments.size(given), timeout_s)
+        result: EmbedResult = await self._ask(request, arguments.size(given), timeout_s, priority, tenant)
         return result
 
     async def classify(
@@ -102,6 +109,8 @@ class EngineTasks(ABC):
         activate: bool = True,
         max_tokens: int | None = None,
         timeout_s: float = math.inf,
+        priority: Priority | str = Priority.INTERACTIVE,
+        tenant: Hashable = None,
     ) -> ClassifyResult:
         """How well each of the model's labels fits each input.
 
@@ -110,13 +119,15 @@ class EngineTasks(ABC):
             activate: False returns logits.
             max_tokens: See the class.
             timeout_s: See the class.
+            priority: See the class.
+            tenant: See the class.
 
         Returns:
             `scores`: float32 [inputs, labels]; `labels`.
         """
         given = arguments.inputs_or_pairs(inputs, max_tokens)
         request = ClassifyRequest(inputs=given, activate=activate)
-        result: ClassifyResult = await self._ask(request, arguments.size(given), timeout_s)
+        result: ClassifyResult = await self._ask(request, arguments.size(given), timeout_s, priority, tenant)
         return result
 
     async def classify_tokens(
@@ -127,6 +138,8 @@ class EngineTasks(ABC):
         activate: bool = True,
         max_tokens: int | None = None,
         timeout_s: float = math.inf,
+        priority: Priority | str = Priority.INTERACTIVE,
+        tenant: Hashable = None,
     ) -> TokenClassifyResult:
         """The label of each token, and the entities that tokens spell.
 
@@ -136,10 +149,12 @@ class EngineTasks(ABC):
             activate: False returns logits for `scores`.
             max_tokens: See the class.
             timeout_s: See the class.
+            priority: See the class.
+            tenant: See the class.
         """
         texts = arguments.text_inputs(inputs, max_tokens)
         request = TokenClassifyRequest(inputs=texts, aggregation=aggregation, activate=activate)
-        result: TokenClassifyResult = await self._ask(request, arguments.size(texts), timeout_s)
+        result: TokenClassifyResult = await self._ask(request, arguments.size(texts), timeout_s, priority, tenant)
         return result
 
     async def score(
@@ -151,6 +166,8 @@ class EngineTasks(ABC):
         instruction: str | None = None,
         max_tokens: int | None = None,
         timeout_s: float = math.inf,
+        priority: Priority | str = Priority.INTERACTIVE,
+        tenant: Hashable = None,
     ) -> ScoreResult:
         """How well each document answers its query.
 
@@ -161,6 +178,8 @@ class EngineTasks(ABC):
             instruction: What the model is to look for; for models whose template has a place for it.
             max_tokens: Of what the model reads at once: a pair, or one text. See the class.
             timeout_s: See the class.
+            priority: See the class.
+            tenant: See the class.
 
         Returns:
             `scores`: float32 [documents], higher is better: of a cross-encoder, the cosine of two embeddings, or the
@@ -176,7 +195,7 @@ class EngineTasks(ABC):
             max_tokens=max_tokens,
         )
         body_bytes = sum(map(content_bytes, request.queries)) + sum(map(content_bytes, request.documents))
-        result: ScoreResult = await self._ask(request, body_bytes, timeout_s)
+        result: ScoreResult = await self._ask(request, body_bytes, timeout_s, priority, tenant)
         return result
 
     async def rerank(
@@ -189,6 +208,8 @@ class EngineTasks(ABC):
         instruction: str | None = None,
         max_tokens: int | None = None,
         timeout_s: float = math.inf,
+        priority: Priority | str = Priority.INTERACTIVE,
+        tenant: Hashable = None,
     ) -> RerankResult:
         """Documents in the order of how well they answer a query, the best first.
 
@@ -200,6 +221,8 @@ class EngineTasks(ABC):
             instruction: See `score`.
             max_tokens: See `score`.
             timeout_s: See the class.
+            priority: See the class.
+            tenant: See the class.
         """
         arguments.whole_number("top_n", top_n)
         check_top_n(top_n)
@@ -210,8 +233,19 @@ class EngineTasks(ABC):
             instruction=instruction,
             max_tokens=max_tokens,
             timeout_s=timeout_s,
+            priority=priority,
+            tenant=tenant,
         )
         return rank(result, top_n)
 
-    async def _ask(self, request: Request, body_bytes: int, timeout_s: float) -> Any:
-        return await self.submit(lambda: request, lambda result: result, body_bytes=body_bytes, timeout_s=timeout_s)
+    async def _ask(
+        self, request: Request, body_bytes: int, timeout_s: float, priority: Priority | str, tenant: Hashable
+    ) -> Any:
+        return await self.submit(
+            lambda: request,
+            lambda result: result,
+            body_bytes=body_bytes,
+            timeout_s=timeout_s,
+            priority=arguments.priority(priority),
+            tenant=tenant,
+        )

@@ -14,13 +14,14 @@ import structlog
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Errands, Fetch
 from staged_pool.runtime.identity import Identities
-from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Payload, Row
 from staged_pool.runtime.result_cache import ResultCache, freeze
-from staged_pool.runtime.statistics import DeviceStatistics
+from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
 from staged_pool.stages.batch import BatchStage
+from staged_pool.stages.budget import Budget
 from staged_pool.stages.channel import Channel, Outlet
 from staged_pool.stages.forming import BatchBuilder
-from staged_pool.stages.meter import StageStatistics
+from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import LanePace, Pace
 from staged_pool.stages.parse import Arrival, ParseStage
@@ -29,7 +30,7 @@ from staged_pool.stages.preprocess import Preprocess, PreprocessStage
 from staged_pool.stages.sharing import Sharing
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Item, Plan, Request
+from staged_pool.stages.work import Item, Plan, Priority, Request
 
 PARSE_WORKERS = 64
 """Requests that are being cut at once. One that waits for its own items to be done holds its worker, so this is also
@@ -95,9 +96,14 @@ class LaneLimits:
         )
 
 
-def lane_pace(lane: Lane, batch_tokens: int) -> LanePace:
+def lane_pace(lane: Lane, config: EngineConfig, card: ModelCard) -> LanePace:
     """How fast a lane is, before anything has been measured."""
-    return LanePace(batch_tokens=batch_tokens, preprocess=Pace() if lane == "image" else None)
+    budget = Budget(
+        config.batch_tokens(card.device, card.memory_tokens),
+        start=config.least_batch_tokens(card.device, card.memory_tokens),
+        target_s=config.target_batch_s,
+    )
+    return LanePace(budget=budget, preprocess=Pace() if lane == "image" else None)
 
 
 class Pipeline:
@@ -154,7 +160,7 @@ class Pipeline:
                 device=parts.device,
                 builder=BatchBuilder(
                     max_items=config.max_batch_items,
-                    max_cost=batch_tokens,
+                    max_cost=parts.pace.budget.tokens,
                     least_cost=config.least_batch_tokens(model.card.device, model.card.memory_tokens),
                     pads=model.pads(lane),
                     min_share=MIN_SHARE_TOKENS if lane == "text" else IMAGE_MIN_SHARE_TOKENS,
@@ -162,6 +168,7 @@ class Pipeline:
                 ),
                 options=options,
                 pace=parts.pace.device,
+                budget=parts.pace.budget,
                 slots=model.card.forward_workers,
                 ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
                 waiting_tokens=limits[lane].waiting_tokens,
@@ -201,6 +208,7 @@ class Pipeline:
             chunk_items=config.chunk_items,
             workers=PARSE_WORKERS,
             request_waiting_tokens=config.request_waiting_tokens,
+            waiting_tokens=config.waiting_tokens,
         )
         self.errands = Errands(
             {lane: inputs[lane].outlet for lane in lanes if lane not in fed_by_parse},
@@ -290,6 +298,20 @@ class Pipeline:
             for stage, channel in zip(self.stages, self.channels, strict=True)
         )
 
+    def priority_statistics(self, priority: Priority, *, requests: int, at_gate: int) -> PriorityStatistics:
+        waiting = [stage.waiting_of(priority) for stage in self.batch.values()]
+        waits = [stage.waits[priority].snapshot() for stage in self.batch.values()]
+        return PriorityStatistics(
+            requests=requests,
+            at_gate=at_gate,
+            waiting_items=sum(each.items for each in waiting),
+            waiting_tokens=sum(each.cost for each in waiting),
+            wait=HistogramSnapshot(
+                counts=tuple(map(sum, zip(*[wait.counts for wait in waits], strict=True))),
+                sum_s=sum(wait.sum_s for wait in waits),
+            ),
+        )
+
     def device_statistics(self) -> DeviceStatistics:
         batches: Counter[str] = Counter()
         for stage in self.batch.values():
@@ -297,6 +319,7 @@ class Pipeline:
         return DeviceStatistics(
             devices=tuple(self._model.devices),
             batches=dict(batches),
+            budget_tokens={lane: stage.budget_tokens for lane, stage in self.batch.items()},
             items=sum(stage.meter.done - stage.coalesced - stage.recalled for stage in self.batch.values()),
             coalesced_items=sum(stage.coalesced for stage in self.batch.values()),
             tokens=sum(stage.tokens for stage in self.batch.values()),

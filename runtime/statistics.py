@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from staged_pool.stages.meter import StageStatistics
+from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 
 
 class Phase(enum.StrEnum):
@@ -46,14 +46,32 @@ class AdmissionStatistics:
     """Requests let in since the start."""
     refused: Mapping[str, int]
     """Requests refused since the start, by the limit that was reached; `delay` is the target delay, `deadline` that
-    of the request itself."""
+    of the request itself, `part` what one tenant, or bulk work, may have of a limit."""
     drain_s: float
     """How long everything inside needs, as predicted: that of the slowest lane."""
     lag_s: float
     """How much longer than predicted requests have taken lately, in the lane where it is most."""
     bytes_per_token: float
     """Of texts, as learned."""
+    tenants: int
+    """That have something inside; one that has requests of both priorities counts twice."""
     lanes: Mapping[str, LaneStatistics]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityStatistics:
+    """Where the requests of one priority wait."""
+
+    requests: int
+    """Inside the engine."""
+    at_gate: int
+    """Requests that wait until the pipeline has room for them."""
+    waiting_items: int
+    """Prepared, and in front of the device."""
+    waiting_tokens: int
+    """Of these."""
+    wait: HistogramSnapshot
+    """In front of the device, by item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +97,8 @@ class DeviceStatistics:
 
     batches: Mapping[str, int]
     """By the trigger that cut them."""
+    budget_tokens: Mapping[str, int]
+    """Of a batch at most, now, by lane: the target of `target_batch_s` and the device's memory move it."""
     items: int
     coalesced_items: int
     """Beside those: items that were given the row of another one that was the same work."""
@@ -132,6 +152,8 @@ class EngineStatistics:
     stages: tuple[StageStatistics, ...]
     """parse, preprocess, batch, postprocess; with preprocess_images and batch_images beside the ones for texts where
     the model reads both, or in their place where it reads pictures only."""
+    priorities: Mapping[str, PriorityStatistics]
+    """`interactive` and `bulk`."""
     device: DeviceStatistics
     image_cache: ImageCacheStatistics | None = None
     """None: prepared pictures are not kept, or the model reads none."""

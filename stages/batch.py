@@ -12,18 +12,21 @@ from typing import Generic, Protocol, TypeVar
 import anyio
 import structlog
 
+from staged_pool.stages.budget import Budget
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import cause, is_wanted
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.isolate import run_isolated
+from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import Overlap, Pace
 from staged_pool.stages.sharing import Flights, Sharing, said_again
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import Custody, custody
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Batch, Item
+from staged_pool.stages.turns import Waiting
+from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -71,6 +74,7 @@ class BatchStage(Stage, Generic[P, R]):
         device: Runs it, `slots` calls at once, and then those that wait. `DeviceLost` from it ends the stage.
         builder: The waiting room.
         pace: Told how long the whole device was busy with each batch.
+        budget: Of the builder's batches; told how long each forward took, and what the device had no room for.
         slots: Forwards at once.
         ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
@@ -88,6 +92,7 @@ class BatchStage(Stage, Generic[P, R]):
         device: Offload,
         builder: BatchBuilder[P],
         pace: Pace,
+        budget: Budget,
         options: StageOptions,
         slots: int,
         ahead: int = 1,
@@ -106,6 +111,7 @@ class BatchStage(Stage, Generic[P, R]):
         self._kept = sharing.kept if sharing is not None else None
         self._flights = Flights(builder, coalesce=sharing is not None and sharing.coalesce)
         self._pace = pace
+        self._budget = budget
         self._slots = slots
         self._forwards = Overlap()
         self._max_ahead = ahead
@@ -120,6 +126,8 @@ class BatchStage(Stage, Generic[P, R]):
         self._work_waits = anyio.Event()
         self._room_freed = anyio.Event()
         self.triggers: Counter[str] = Counter()
+        self.waits = {priority: Histogram() for priority in Priority}
+        """As the meter's, by priority."""
         self.tokens = 0
         self.padding_tokens = 0
         self.wasted_tokens = 0
@@ -132,6 +140,15 @@ class BatchStage(Stage, Generic[P, R]):
     def waiting(self) -> int:
         """Items in the waiting room, and those that wait for the row of another."""
         return len(self._builder) + self._flights.following
+
+    def waiting_of(self, priority: Priority) -> Waiting:
+        """What of a priority is in the waiting room."""
+        return self._builder.turns.waiting(priority)
+
+    @property
+    def budget_tokens(self) -> int:
+        """Of a batch at most, as things are."""
+        return self._builder.max_cost
 
     @property
     def running(self) -> int:
@@ -184,6 +201,7 @@ class BatchStage(Stage, Generic[P, R]):
             else:
                 item.ticket.load.recalled(self._builder.lane, item.cost)
                 self.meter.wait.observe(now - item.sent_at)
+                self.waits[item.ticket.priority].observe(now - item.sent_at)
                 found.append(item.carrying(row, sent_at=now))
         self.recalled += len(found)
         self.meter.done += len(found)
@@ -289,7 +307,7 @@ class BatchStage(Stage, Generic[P, R]):
                 self._call,
                 [item.payload for item in batch.items],
                 stage=self.meter.name,
-                on_out_of_memory=self._lower_budget,
+                on_out_of_memory=partial(self._lower_budget, batch),
             )
         finally:
             ended, device_s = self._end(turn)
@@ -298,8 +316,11 @@ class BatchStage(Stage, Generic[P, R]):
         started = turn.began_at
         self.meter.service.observe(ended - started)
         self._pace.observe(batch.cost, device_s)
+        self._budget.observe(batch.cost, ended - started, was_limit=batch.trigger is BatchTrigger.COST)
+        self._builder.max_cost = self._budget.tokens
         for item in batch.items:
             self.meter.wait.observe(started - item.sent_at)
+            self.waits[item.ticket.priority].observe(started - item.sent_at)
         tokens = sum(item.cost for item in batch.items)
         self.tokens += tokens
         self.padding_tokens += batch.cost - tokens
@@ -344,7 +365,16 @@ class BatchStage(Stage, Generic[P, R]):
     def _run_forward(self, at_once: int, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
         return self._forward(payloads, at_once)
 
-    def _lower_budget(self, items: int) -> None:
-        """The device had no room for a batch: plan smaller ones from now on."""
-        self._builder.max_items = max(1, min(self._builder.max_items, items // 2))
-        log.warning("device.out_of_memory", items=items, max_batch_items=self._builder.max_items)
+    def _lower_budget(self, batch: Batch[P], items: int) -> None:
+        """The device had no room for so many items of a batch: plan smaller ones from now on."""
+        builder = self._builder
+        builder.max_items = max(1, min(builder.max_items, items // 2))
+        if items == len(batch.items) > 1:  # of its halves, one that is too large by itself would be all that counts
+            self._budget.out_of_memory(batch.cost)
+            builder.max_cost = self._budget.tokens
+        log.warning(
+            "device.out_of_memory",
+            items=items,
+            max_batch_items=builder.max_items,
+            max_batch_tokens=self._budget.tokens,
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from staged_pool.stages.budget import Budget
+
 
 class Overlap:
     """How much of the device a batch had, where several run at once.
@@ -94,8 +96,8 @@ class Pace:
 class LanePace:
     """How fast one lane works: as fast as the slower of preprocess and the device, which work side by side."""
 
-    batch_tokens: int
-    """Of one batch at most."""
+    budget: Budget
+    """Of one batch."""
     device: Pace = field(default_factory=Pace)
     """Told the tokens of batches."""
     preprocess: Pace | None = None
@@ -103,5 +105,5 @@ class LanePace:
 
     def drain_s(self, tokens: float, inputs: float) -> float:
         """How long so many tokens for the device take, of which so many inputs are not prepared yet."""
-        device_s = self.device.drain_s(tokens, self.batch_tokens)
+        device_s = self.device.drain_s(tokens, self.budget.tokens)
         return device_s if self.preprocess is None else max(device_s, self.preprocess.drain_s(inputs, 1))

@@ -49,6 +49,8 @@ class ParseStage(Stage, Generic[S]):
         workers: Requests in hand at once.
         request_waiting_tokens: A request is fed no further while so many of its tokens wait for the device: the
             channels behind it are first come, first served, and a large request would fill them all.
+        waiting_tokens: The requests in hand share half of so many, where that is less: the other half is for whoever
+            comes next.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ParseStage(Stage, Generic[S]):
         chunk_items: int,
         workers: int,
         request_waiting_tokens: int,
+        waiting_tokens: int,
     ) -> None:
         super().__init__("parse", workers=workers, options=options)
         self._inlet = inlet
@@ -74,6 +77,7 @@ class ParseStage(Stage, Generic[S]):
         self._inline_bytes = inline_bytes
         self._chunk_items = chunk_items
         self._request_waiting_tokens = request_waiting_tokens
+        self._waiting_tokens = waiting_tokens
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it settles what is in hand."""
@@ -125,7 +129,8 @@ class ParseStage(Stage, Generic[S]):
         self, ticket: Ticket, lane: Hashable, outlet: Outlet[Sequence[Item[S]]], inputs: Sequence[tuple[int, S]]
     ) -> None:
         for start in range(0, len(inputs), self._chunk_items):
-            await ticket.wait_for_room(lane, self._request_waiting_tokens)
+            part = self._waiting_tokens // (2 * self.meter.busy)
+            await ticket.wait_for_room(lane, max(1, min(self._request_waiting_tokens, part)))
             if ticket.settled:
                 return
             sent_at = self._clock()

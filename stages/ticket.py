@@ -11,7 +11,7 @@ import anyio
 
 from staged_pool.stages.errors import InvalidInput, MediaUnavailable, ModelFailed, StagedPoolError
 from staged_pool.stages.rows import RowStream
-from staged_pool.stages.work import Item, Parts, Plan, Request
+from staged_pool.stages.work import Item, Parts, Plan, Priority, Request
 
 Decode: TypeAlias = Callable[[], Request]
 """Makes the request out of what the caller sent. Runs once, in parse; may run in a thread."""
@@ -91,7 +91,8 @@ class Ticket:
         load: See `Load`.
         deadline: On the clock of the stages, in seconds; `math.inf` for none.
         timeline: Where the stages note their times; the caller may hold it too.
-        share: Of the device, compared with other requests.
+        priority: How it stands to other requests that want the device.
+        tenant: Whose it is: tenants share the device fairly. None is a tenant, too.
         stream: Gets each row, too. `encode` then makes the answer out of the number of tokens alone.
     """
 
@@ -110,9 +111,10 @@ class Ticket:
         "deadline",
         "load",
         "numbers",
+        "priority",
         "settled",
-        "share",
         "stage",
+        "tenant",
         "timeline",
     )
 
@@ -124,13 +126,15 @@ class Ticket:
         *,
         deadline: float = math.inf,
         timeline: Timeline | None = None,
-        share: float = 1.0,
+        priority: Priority = Priority.INTERACTIVE,
+        tenant: Hashable = None,
         stream: RowStream | None = None,
     ) -> None:
         self.load = load
         self.deadline = deadline
         self.timeline = timeline if timeline is not None else Timeline()
-        self.share = share
+        self.priority = priority
+        self.tenant = tenant
         self.stage = "door"
         """Where the request was last seen: names the stage in a deadline's message and in metrics."""
         self.settled = False

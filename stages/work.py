@@ -80,6 +80,15 @@ class Item(Generic[P_co]):
         return Item(self.ticket, self.index, payload, sent_at, self.cost, self.batch_key, self.part, self.identity)
 
 
+class Priority(enum.StrEnum):
+    """How a request stands to others that want the device."""
+
+    INTERACTIVE = "interactive"
+    """Somebody waits for it."""
+    BULK = "bulk"
+    """It may wait: it gets what interactive work leaves of the device, and an eighth of it at least."""
+
+
 class BatchTrigger(enum.StrEnum):
     """Why a batch was cut where it was."""
 

@@ -8,12 +8,13 @@ from typing import Any, Final
 import orjson
 
 from staged_pool import __version__
-from staged_pool.api.call import MAX_TIMEOUT_S, PRIORITIES
+from staged_pool.api.call import MAX_TIMEOUT_S
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.openapi import answers
 from staged_pool.api.openapi.operations import BYTES, OPERATIONS, TAGS, Operation
 from staged_pool.api.openapi.schemas import Schema, components
+from staged_pool.stages.work import Priority
 
 ABOUT: Final = (
     "Pooling models: vectors, scores and labels. Fields of bodies that are not named here are ignored. A request that "
@@ -72,8 +73,8 @@ _REQUEST_TIMEOUT: Final[Schema] = {
 _PRIORITY: Final[Schema] = {
     "name": "X-Priority",
     "in": "header",
-    "description": "A request that may wait gets less of the device than others.",
-    "schema": {"enum": list(PRIORITIES), "default": PRIORITIES[0]},
+    "description": "Bulk work gets what interactive work leaves of the device, and an eighth of it at least.",
+    "schema": {"enum": list(Priority), "default": Priority.INTERACTIVE},
 }
 _TRACE: Final[Schema] = {
     "name": "traceparent",

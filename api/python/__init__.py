@@ -59,6 +59,7 @@ from staged_pool.stages.errors import (
     UnsupportedMedia,
     UnusableMedia,
 )
+from staged_pool.stages.work import Priority
 
 if TYPE_CHECKING:
     from staged_pool.client import AsyncClient, Client, RetryPolicy
@@ -94,6 +95,7 @@ __all__ = [
     "Overloaded",
     "PairInput",
     "Phase",
+    "Priority",
     "Ranked",
     "RerankResult",
     "RetryPolicy",

@@ -381,8 +381,8 @@ async def test_under_overload_every_task_is_turned_away_before_its_body_is_read(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.embed, "a")
             await gate.arrived()
-            problem = application.turn_away({"path": route}, 10)
-            other = application.turn_away({"path": "/v1/models"}, 10)
+            problem = application.turn_away({"path": route, "headers": []}, 10)
+            other = application.turn_away({"path": "/v1/models", "headers": []}, 10)
             gate.open()
     assert problem is not None
     assert (problem.status, other) == (429, None)

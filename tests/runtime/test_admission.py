@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.runtime.admission import Admission, Room
+from staged_pool.runtime.admission import Admission, Asker, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
 from staged_pool.runtime.model import Lane
+from staged_pool.stages.budget import Budget
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.pace import LanePace, Pace
+from staged_pool.stages.work import Priority
 
 FOREVER = float("inf")
 
@@ -26,7 +28,7 @@ class Clock:
 
 
 def door(pace: Pace | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
-    paces: dict[Lane, LanePace] = {"text": LanePace(batch_tokens=2048, device=pace or Pace())}
+    paces: dict[Lane, LanePace] = {"text": LanePace(budget=Budget(2048), device=pace or Pace())}
     return Admission(EngineConfig(**limits), paces, clock or Clock())
 
 
@@ -43,8 +45,8 @@ PICTURE_BYTES = 500_000
 
 def door_of_both(text: Pace, image: Pace, decode: Pace | None = None, **limits: Any) -> Admission:
     paces: dict[Lane, LanePace] = {
-        "text": LanePace(batch_tokens=512, device=text),
-        "image": LanePace(batch_tokens=512, device=image, preprocess=decode or Pace()),
+        "text": LanePace(budget=Budget(512), device=text),
+        "image": LanePace(budget=Budget(512), device=image, preprocess=decode or Pace()),
     }
     return Admission(EngineConfig(**limits), paces, Clock())
 
@@ -300,3 +302,88 @@ def test_whatever_happens_what_is_counted_is_what_is_inside(
     s = admission.statistics()
     assert (s.requests, s.items, s.tokens, s.body_bytes) == (0, 0, 0, 0)
     assert all(lane.tokens == 0 for lane in s.lanes.values())
+
+
+# Tenants and priorities
+
+
+def a_backlog(admission: Admission, requests: int, asker: Asker, *, body_bytes: int = 4000) -> list[Room]:
+    return [admission.enter(body_bytes=body_bytes, timeout_s=FOREVER, asker=asker) for _ in range(requests)]
+
+
+BULK = Priority.BULK
+HEAVY, LIGHT, NOBODY = Asker(tenant="heavy"), Asker(tenant="light"), Asker()
+
+
+def test_a_tenant_is_not_refused_for_the_backlog_of_another() -> None:
+    admission = door(a_pace(1000), target_delay_s=10)
+    with pytest.raises(Overloaded, match="would take about"):
+        a_backlog(admission, 100, HEAVY)
+    (room,) = a_backlog(admission, 1, LIGHT)
+    assert room.expected_s == pytest.approx(2 * 1000 / 1000, rel=0.1), "itself, and as much of the other tenant"
+
+
+def test_requests_of_one_tenant_wait_for_each_other() -> None:
+    admission = door(a_pace(1000))
+    rooms = a_backlog(admission, 5, LIGHT)
+    assert [round(room.expected_s) for room in rooms] == [1, 2, 3, 4, 5]
+    admission.leave(rooms.pop())
+    assert round(a_backlog(admission, 1, LIGHT)[0].expected_s) == 5
+
+
+def test_interactive_work_waits_for_an_eighth_of_bulk_work_and_bulk_work_for_seven_of_interactive() -> None:
+    admission = door(a_pace(1000))
+    a_backlog(admission, 12, Asker(BULK))
+    (interactive,) = a_backlog(admission, 1, NOBODY)
+    assert interactive.expected_s == pytest.approx(8 / 7, rel=0.05)
+    a_backlog(admission, 5, NOBODY)
+    (bulk,) = a_backlog(admission, 1, Asker(BULK, "somebody"))
+    assert bulk.expected_s == pytest.approx(2 + 6, rel=0.05), "itself, as much of other bulk work, all interactive work"
+
+
+@pytest.mark.parametrize("asker", [HEAVY, Asker(BULK)], ids=["a tenant", "bulk work"])
+@pytest.mark.parametrize("limit", ["max_requests", "max_items", "max_tokens", "max_bytes"])
+def test_nobody_takes_up_a_limit_alone(asker: Asker, limit: str) -> None:
+    each = {"max_requests": 1, "max_items": 1, "max_tokens": 1000, "max_bytes": 4000}
+    limits: dict[str, Any] = {limit: 16 * each[limit]}
+    admission = door(**limits)
+    with pytest.raises(Overloaded, match="its part"):
+        a_backlog(admission, 100, asker)
+    assert admission.statistics().requests == 14
+    assert admission.statistics().refused == {"part": 1}
+    a_backlog(admission, 1, LIGHT)
+
+
+def test_requests_of_no_tenant_may_take_up_a_limit() -> None:
+    admission = door(max_requests=16)
+    a_backlog(admission, 16, NOBODY)
+    with pytest.raises(Overloaded, match="16 requests"):
+        a_backlog(admission, 1, NOBODY)
+
+
+def test_that_bulk_work_is_late_is_not_held_against_interactive_work() -> None:
+    clock = Clock()
+    admission = door(a_pace(1e9), clock, target_delay_s=0.5)
+    for _ in range(100):
+        (room,) = a_backlog(admission, 1, Asker(BULK))
+        clock.now += 10
+        admission.leave(room, answered=True)
+    a_backlog(admission, 1, Asker(BULK))
+    assert admission.overload(100, Asker(BULK)) is not None
+    assert admission.overload(100) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from((None, "a", "b")), st.sampled_from(Priority), st.booleans()), max_size=30))
+def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | None, Priority, bool]]) -> None:
+    admission = door()
+    rooms = []
+    for tenant, priority, answered in visits:
+        room = admission.enter(body_bytes=400, timeout_s=FOREVER, asker=Asker(priority, tenant))
+        admission.count_items(room, {"text": 3})
+        room.prepared("text", 7)
+        rooms.append((room, answered))
+    assert admission.statistics().tenants == len({visit[:2] for visit in visits})
+    for room, answered in rooms:
+        admission.leave(room, answered=answered)
+    assert admission.statistics().tenants == 0
+    assert all(not any(inside.amounts) for inside in admission._priorities.values())

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from staged_pool.runtime.admission import Room
+from staged_pool.runtime.admission import Asker, Room
 from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.model import Lane, Payload, Row
 from staged_pool.runtime.requests import EmbedRequest
@@ -128,9 +128,9 @@ class Simulation:
         admission = engine._admission
         enter, count_items, leave = admission.enter, admission.count_items, admission.leave
 
-        def watched_enter(*, body_bytes: int, timeout_s: float) -> Room:
+        def watched_enter(*, body_bytes: int, timeout_s: float, asker: Asker) -> Room:
             try:
-                room = enter(body_bytes=body_bytes, timeout_s=timeout_s)
+                room = enter(body_bytes=body_bytes, timeout_s=timeout_s, asker=asker)
             except StagedPoolError as error:
                 watch.refused(error, others=len(watch.rooms))
                 raise
@@ -166,6 +166,8 @@ class Simulation:
             batch = take(still_wanted, among=among)
             if batch is not None:
                 self.watch.batch_formed(lane, batch, waiting_cost, in_hand=stage.meter.busy)
+            if not builder and (remembered := builder.turns.tenants):
+                self.watch.fail(f"nothing waits, and {remembered} tenants are remembered")
             return batch
 
         setattr(builder, "take", watched_take)  # noqa: B010  # a method, which mypy would not let go
@@ -307,6 +309,8 @@ class Simulation:
                     body_bytes=client.body_bytes,
                     timeout_s=client.timeout_s,
                     timeline=timeline,
+                    priority=client.priority,
+                    tenant=client.tenant,
                 )
         except (StagedPoolError, TimeoutError) as error:
             return error

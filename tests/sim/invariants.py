@@ -386,6 +386,23 @@ class Watch:
                 )
                 for lane, inside in counted._lanes.items()
             ),
+            *(
+                (f"{what} of {priority} work", sum(totals), sum(parts))
+                for priority, of_tenants in counted._tenants.items()
+                for what, totals, parts in (
+                    (
+                        "requests",
+                        [inside.requests for inside in of_tenants.values()],
+                        [room.asker.priority is priority for room in rooms],
+                    ),
+                    (
+                        "tokens",
+                        [sum(inside.tokens.values()) for inside in of_tenants.values()],
+                        [room.tokens for room in rooms if room.asker.priority is priority],
+                    ),
+                )
+            ),
+            ("tenants", sum(map(len, counted._tenants.values())), len({room.asker for room in rooms})),
         ):
             if abs(total - parts) > EPSILON:
                 self.fail(f"admission counts {total:g} {what}, and {parts:g} are inside")
@@ -436,7 +453,7 @@ class Watch:
                 self.fail(f"the channel in front of {channel.name} is open")
         if running := sum(stage.running for stage in engine._pipeline.batch.values()):
             self.fail(f"{running} batches are thought to be on the device")
-        if engine.fault is None and self.cancelled_at == math.inf:
+        if self.cancelled_at == math.inf and not self.may_be_broken():
             for batch in engine._pipeline.batch.values():
                 if batch.waiting or batch._flights._flights or batch._builder.cost:
                     self.fail(f"everything has passed, and {batch.meter.name} holds something")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 from unittest import mock
@@ -21,13 +21,14 @@ from staged_pool.runtime.admission import Admission, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.errands import Errands
+from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.identity import Identities
 from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
 from staged_pool.runtime.pipeline import LaneLimits
 from staged_pool.runtime.result_cache import ResultCache
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
-from staged_pool.stages import door, forming, isolate, preprocess, supervise
+from staged_pool.stages import door, isolate, preprocess, supervise
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError, StageFailed
@@ -40,7 +41,9 @@ from staged_pool.stages.preprocess import PreprocessStage
 from staged_pool.stages.sharing import Flights
 from staged_pool.stages.stage import Stage
 from staged_pool.stages.supervise import Custody, Supervisor
+from staged_pool.stages.tenants import TenantQueue
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.turns import Turns
 from staged_pool.stages.work import Item
 from tests.sim.clock import Backend
 from tests.sim.doubles import SimOffload
@@ -345,12 +348,12 @@ def two_drains_and_one_is_forgotten() -> Plan:
 def door_open_while_draining() -> Plan:
     original = Engine._enter
 
-    def enter(self: Engine, body_bytes: int, timeout_s: float, scope_ends_at: float) -> tuple[Room, float, float]:
+    def enter(self: Engine, *args: Any) -> tuple[Room, float, float]:
         phase = self._phase
         if phase is Phase.DRAINING:
             self._phase = Phase.READY
         try:
-            return original(self, body_bytes, timeout_s, scope_ends_at)
+            return original(self, *args)
         finally:
             self._phase = phase
 
@@ -529,15 +532,35 @@ def failed_forwards_count_as_running_for_ever() -> Plan:
 
 @mutation
 def batch_keys_ignored() -> Plan:
-    def add(self: BatchBuilder[Any], items: Iterable[Item[Any]]) -> None:
-        for item in items:
-            waits = forming._Waiting(0.0, next(self._arrivals), item)
-            self._waiting.setdefault(None, []).append(waits)
-            self._requests[item.ticket] += 1
-            self._items += 1
-            self._cost += item.cost
+    def offer(self: Turns[Any], key: Hashable, still_wanted: Callable[[Item[Any]], bool]) -> Item[Any] | None:
+        first = self.first(still_wanted)
+        return None if first is None else first[1]
 
-    return [(BatchBuilder, "add", add)]
+    def take(self: Turns[Any], key: Hashable, item: Item[Any]) -> None:
+        original(self, item.batch_key, item)
+
+    original = Turns.take
+    return [(Turns, "offer", offer), (Turns, "take", take)]
+
+
+@mutation
+def idle_tenants_never_forgotten() -> Plan:
+    return [(TenantQueue, "end_batch", lambda self: self._touched.clear() or 0)]
+
+
+@mutation
+def tokens_not_given_back_to_the_tenant() -> Plan:
+    def count(self: Admission, room: Room, lane: Lane, tokens: float) -> None:
+        self._lanes[lane].tokens += tokens
+        for inside in room.counts if tokens > 0 else ():
+            inside.tokens[lane] += tokens
+
+    return [(Admission, "_count", count)]
+
+
+@mutation
+def room_at_the_gate_not_given_back() -> Plan:
+    return [(Gate, "leave", _nothing)]
 
 
 @mutation
@@ -558,14 +581,15 @@ def token_budget_ignored() -> Plan:
 
 @mutation
 def waiting_cost_not_given_back_for_unwanted_items() -> Plan:
-    original = BatchBuilder._drop_unwanted_heads
+    original = TenantQueue.pop
 
-    def drop(self: BatchBuilder[Any], still_wanted: Callable[[Item[Any]], bool]) -> None:
-        cost = self._cost
-        original(self, still_wanted)
-        self._cost = cost
+    def pop(self: TenantQueue[Any], key: Hashable, *, taken: bool) -> None:
+        cost = self.cost
+        original(self, key, taken=taken)
+        if not taken:
+            self.cost = cost
 
-    return [(BatchBuilder, "_drop_unwanted_heads", drop)]
+    return [(TenantQueue, "pop", pop)]
 
 
 # ---- the ends of streams ----
@@ -710,7 +734,7 @@ def fetches_not_ended_by_the_failure_of_another() -> Plan:
 
 @mutation
 def failure_of_a_fetch_not_told() -> Plan:
-    async def fetch_one(self: Errands, item: Item[Any], images: list[Any], place: int) -> None:
+    async def fetch_one(self: Errands, item: Item[Any], images: list[Any], place: int, gathered: Any) -> None:
         try:
             images[place] = await self._fetch(images[place])
         except Exception:  # noqa: BLE001  # the planted bug
@@ -721,7 +745,7 @@ def failure_of_a_fetch_not_told() -> Plan:
 
 @mutation
 def fetch_begun_for_a_request_that_has_failed() -> Plan:
-    async def fetched(self: Errands, item: Item[Any]) -> Any:
+    async def fetched(self: Errands, item: Item[Any], gathered: Any) -> Any:
         images = list(item.payload.images)
         for place, image in enumerate(images):
             try:
@@ -813,8 +837,9 @@ def followers_lost_when_the_worker_of_the_leader_crashes() -> Plan:
 def followers_lost_when_the_lead_is_handed_over() -> Plan:
     original = Flights._bequeath
 
-    def bequeath(self: Flights[Any], flight: Any, still_wanted: Any) -> bool:
-        handed_over = original(self, flight, still_wanted)
+    def bequeath(self: Flights[Any], identity: Any, still_wanted: Any) -> bool:
+        flight = self._flights[identity]
+        handed_over = original(self, identity, still_wanted)
         flight.followers = []
         return handed_over
 
@@ -859,6 +884,42 @@ def tokens_of_an_heir_not_counted_again() -> Plan:
 @mutation
 def leader_that_was_overtaken_goes_as_well() -> Plan:
     return [(BatchBuilder, "withdraw", _nothing)]
+
+
+@mutation
+def leaders_of_other_tenants_go_as_well() -> Plan:
+    def go(self: Flights[Any], flight: Any, item: Item[Any], passed: Any) -> None:
+        flight.gone = item
+        flight.leaders.clear()
+
+    return [(Flights, "_go", go)]
+
+
+@mutation
+def leaders_of_other_tenants_lost_when_one_goes() -> Plan:
+    original = Flights._go
+
+    def go(self: Flights[Any], flight: Any, item: Item[Any], passed: Any) -> None:
+        original(self, flight, item, passed)
+        flight.followers = [(turn, one) for turn, one in flight.followers if one.ticket.tenant == item.ticket.tenant]
+
+    return [(Flights, "_go", go)]
+
+
+@mutation
+def item_passed_over_for_one_that_did_not_go_is_lost() -> Plan:
+    return [(Flights, "_put_back", _nothing)]
+
+
+@mutation
+def withdrawn_item_still_counts_as_waiting() -> Plan:
+    original = TenantQueue.withdraw
+
+    def withdraw(self: TenantQueue[Any], item: Item[Any]) -> None:
+        original(self, item)
+        self.items += 1
+
+    return [(TenantQueue, "withdraw", withdraw)]
 
 
 @mutation

@@ -14,6 +14,7 @@ from typing import Literal
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
 from staged_pool.stages.supervise import RestartPolicy
+from staged_pool.stages.work import Priority
 
 ItemFault = Literal["invalid", "preprocess raises", "forward raises", "nan", "out of memory"]
 CodecFault = Literal["raises", "refuses"]
@@ -88,6 +89,8 @@ class ClientPlan:
     """On asyncio, it is cancelled by `Task.cancel` rather than by a scope."""
     decode: CodecFault | None = None
     encode: CodecFault | None = None
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str | None = None
     tokenizes: bool = False
     """It calls `tokenize` and not `submit`."""
 
@@ -183,6 +186,7 @@ def draw(seed: int) -> World:
     world.min_share_tokens = rng.choice((1, 4, 12))
     _draw_pictures(random.Random(seed * 7919 + 2), world)
     _draw_repetitions(random.Random(seed * 7919 + 3), world)
+    _draw_askers(random.Random(seed * 7919 + 4), world)
     return world
 
 
@@ -209,6 +213,18 @@ def _draw_repetitions(rng: random.Random, world: World) -> None:
 
 def _item(world: World, name: tuple[int, int]) -> ItemPlan:
     return world.clients[name[0]].items[name[1]]
+
+
+def _draw_askers(rng: random.Random, world: World) -> None:
+    """Say whose requests they are, and which of them may wait. From numbers of its own, as pictures."""
+    if rng.random() < 0.5:
+        return
+    tenants = rng.choice(((None,), ("a", "b"), ("a", "a", "a", "b"), (None, "a", "b", "c")))
+    bulk = rng.choice((0.0, 0.2, 0.5, 1.0))
+    for client in world.clients:
+        client.tenant = rng.choice(tenants)
+        if rng.random() < bulk:
+            client.priority = Priority.BULK
 
 
 def _draw_pictures(rng: random.Random, world: World) -> None:

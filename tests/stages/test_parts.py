@@ -161,6 +161,7 @@ async def test_parse_feeds_the_lanes_that_it_has_an_outlet_for_and_leaves_the_ot
         chunk_items=2,
         workers=1,
         request_waiting_tokens=100,
+        waiting_tokens=1000,
     )
     ticket = a_ticket()
     async with anyio.create_task_group() as tasks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,10 @@ from staged_pool.stages.errors import (
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.sharing import Flights, said_again
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Item, Request
+from staged_pool.stages.turns import INTERACTIVE_PER_BULK
+from staged_pool.stages.work import Item, Priority, Request
+
+Asker: TypeAlias = tuple[str | None, Priority]
 
 
 class CountingLoad:
@@ -44,22 +48,32 @@ class CountingLoad:
 
 
 class World:
-    """A waiting room, a device that is asked by hand, and requests of one-letter works, each of two tokens."""
+    """A waiting room, a device that is asked by hand, and requests of one-letter works, each of two tokens.
+
+    Args:
+        max_cost: Of a batch.
+        coalesce: See `Flights`.
+        pads: See `BatchBuilder`.
+        even: Whether works are of two tokens; else each has a number of its own, up to `MOST`.
+    """
 
     COST = 2
+    MOST = 13
 
-    def __init__(self, *, max_cost: int = 100, coalesce: bool = True, pads: bool = False) -> None:
+    def __init__(self, *, max_cost: int = 100, coalesce: bool = True, pads: bool = False, even: bool = True) -> None:
+        self.even = even
         self.builder: BatchBuilder[str] = BatchBuilder(max_items=100, max_cost=max_cost, pads=pads)
         self.flights = Flights(self.builder, coalesce=coalesce)
         self.loads: dict[Ticket, CountingLoad] = {}
 
-    def asks(self, works: str) -> Ticket:
+    def asks(self, works: str, tenant: Hashable = None, priority: Priority = Priority.INTERACTIVE) -> Ticket:
         load = CountingLoad()
-        ticket = Ticket(Request, lambda result: None, load)
+        ticket = Ticket(Request, lambda result: None, load, tenant=tenant, priority=priority)
         self.loads[ticket] = load
         for index, work in enumerate(works):
-            load.prepared(None, self.COST)
-            self.flights.add(Item(ticket, index, work, 0.0, self.COST, None, 0, work.encode()))
+            cost = self.COST if self.even else ord(work) * 7 % self.MOST + 1
+            load.prepared(None, cost)
+            self.flights.add(Item(ticket, index, work, 0.0, cost, None, 0, work.encode()))
         return ticket
 
     def next_batch(self) -> Sequence[Item[str]] | None:
@@ -84,6 +98,14 @@ class World:
 
     def leave(self, ticket: Ticket) -> None:
         ticket.fail(Abandoned("the caller left"))
+
+    def rest(self) -> str:
+        """The works that still go, in their order, with a space between two batches."""
+        batches = []
+        while batch := self.next_batch():
+            batches.append("".join(sorted(item.payload for item in batch)))
+            self.land(batch)
+        return " ".join(batches)
 
     def is_empty(self) -> bool:
         return not (len(self.builder) or self.builder.cost or self.flights._flights or self.flights.following)
@@ -195,9 +217,127 @@ def test_a_crash_of_the_leaders_worker_has_another_one_try() -> None:
     assert world.is_empty()
 
 
+def test_interactive_work_takes_bulk_work_along_that_asks_for_the_same() -> None:
+    world = World(max_cost=World.COST)
+    bulk = world.asks("abz", priority=Priority.BULK)
+    interactive = world.asks("xz")
+    assert world.flights.following == 0, "each keeps its place until one of them goes"
+    first = world.next_batch()
+    assert first is not None
+    assert world.land(first) == [(interactive, 0, "x")]
+    second = world.next_batch()
+    assert second is not None
+    assert world.builder.turns.waiting(Priority.BULK) == (2, 1, 2 * World.COST)
+    assert world.loads[bulk].tokens == 2 * World.COST
+    assert world.land(second) == [(interactive, 1, "z"), (bulk, 2, "z")]
+    assert world.rest() == "a b"
+    assert world.is_empty()
+
+
+def test_bulk_work_that_is_due_does_not_wait_for_interactive_work_that_asks_for_the_same() -> None:
+    world = World(max_cost=World.COST)
+    backlog = "abcdefghijklmnopqrstuvwxyz"
+    interactive, bulk = world.asks(backlog), world.asks("z", priority=Priority.BULK)
+    for work in backlog[:INTERACTIVE_PER_BULK]:
+        batch = world.next_batch()
+        assert batch is not None
+        assert world.land(batch) == [(interactive, backlog.index(work), work)]
+    due = world.next_batch()
+    assert due is not None
+    assert world.land(due) == [(bulk, 0, "z"), (interactive, 25, "z")]
+    assert world.rest() == " ".join(backlog[INTERACTIVE_PER_BULK:-1])
+
+
+def test_a_tenant_does_not_wait_for_the_backlog_of_another_that_asks_for_the_same() -> None:
+    world = World(max_cost=World.COST)
+    heavy, light = world.asks("abcdefz", "heavy"), world.asks("z", "light")
+    assert world.rest() == "a z b c d e f"
+    assert not heavy.settled
+    assert not light.settled
+    assert world.is_empty()
+
+
+def test_the_tenant_of_the_one_that_goes_pays_for_all() -> None:
+    world = World(max_cost=World.COST)
+    world.asks("zab", "one")
+    world.asks("zcd", "two")
+    assert world.rest() == "z c a d b"
+
+
+@pytest.mark.parametrize("pads", [False, True])
+def test_of_two_tenants_items_that_are_alike_one_is_in_a_batch_that_has_room_for_both(pads: bool) -> None:
+    world = World(pads=pads)
+    one, two = world.asks("az", "one"), world.asks("zb", "two")
+    batch = world.next_batch()
+    assert batch is not None
+    assert sorted(item.payload for item in batch) == ["a", "b", "z"]
+    assert sorted(world.land(batch), key=lambda row: (row[0] is two, row[1])) == [
+        (one, 0, "a"),
+        (one, 1, "z"),
+        (two, 0, "z"),
+        (two, 1, "b"),
+    ]
+    assert world.is_empty()
+
+
+def test_with_padding_items_that_are_alike_and_left_out_of_a_batch_all_keep_their_places() -> None:
+    world = World(max_cost=World.COST, pads=True)
+    world.asks("az", "one")
+    two, three = world.asks("bz", "two"), world.asks("cz", "three")
+    first = world.next_batch()
+    assert first is not None
+    assert len(world.builder) == 5
+    assert world.flights.following == 0
+    for ticket in (two, three):
+        assert ticket.standing(None).turn == 2 * World.COST, "none is charged again"
+    world.land(first)
+    assert sorted(world.rest()) == sorted("b c z")
+    assert world.is_empty()
+
+
+def test_after_a_crash_each_tenant_has_a_place_again() -> None:
+    world = World(max_cost=World.COST)
+    one = world.asks("z", "one")
+    two, three = world.asks("zz", "two"), world.asks("z", "three", Priority.BULK)
+    batch = world.next_batch()
+    assert batch is not None
+    assert [item.ticket for item in batch] == [one]
+    world.lose(batch)
+    assert (len(world.builder), world.flights.following) == (2, 1)
+    again = world.next_batch()
+    assert again is not None
+    assert world.land(again) == [(two, 0, "z"), (two, 1, "z"), (three, 0, "z")]
+    assert world.is_empty()
+
+
+askers = st.tuples(st.sampled_from([None, "one", "two"]), st.sampled_from(Priority))
+
+
+@given(st.lists(st.tuples(st.text("abcdefgh", min_size=1, max_size=8), askers), max_size=8), st.booleans())
+def test_nobody_waits_longer_than_if_each_were_worked_on_by_itself(
+    requests: list[tuple[str, Asker]], even: bool
+) -> None:
+    """But for an item of each other request, where these are of several lengths: turns are not more exact than that."""
+
+    def waits(world: World) -> dict[tuple[int, int], int]:
+        """How many tokens have gone, one item at a time, when each row is there."""
+        tickets = [world.asks(works, *asker) for works, asker in requests]
+        after: dict[tuple[int, int], int] = {}
+        gone = 0
+        while batch := world.next_batch():
+            gone += sum(item.cost for item in batch)
+            after |= {(tickets.index(ticket), index): gone for ticket, index, _ in world.land(batch)}
+        return after
+
+    shared, alone = (waits(World(max_cost=1, even=even, coalesce=coalesce)) for coalesce in (True, False))
+    assert shared.keys() == alone.keys()
+    bound = 0 if even else World.MOST * (len(requests) - 1)
+    assert {item: (shared[item], alone[item]) for item in alone if shared[item] > alone[item] + bound} == {}
+
+
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("ask"), st.text("abc", min_size=1, max_size=5)),
+        st.tuples(st.just("ask"), st.tuples(st.text("abc", min_size=1, max_size=5), askers)),
         st.tuples(st.sampled_from(["leave", "land", "lose"]), st.integers(0, 20)),
         st.tuples(st.just("take"), st.just(0)),
     ),
@@ -207,7 +347,7 @@ steps = st.lists(
 
 @given(steps, st.integers(1, 12), st.booleans())
 def test_whatever_happens_each_who_waits_gets_one_row_and_no_work_is_done_twice_at_once(
-    script: list[tuple[str, int | str]], max_cost: int, pads: bool
+    script: list[tuple[str, int | tuple[str, Asker]]], max_cost: int, pads: bool
 ) -> None:
     world = World(max_cost=max_cost, pads=pads)
     asked: dict[tuple[Ticket, int], str] = {}
@@ -230,10 +370,11 @@ def test_whatever_happens_each_who_waits_gets_one_row_and_no_work_is_done_twice_
             got.setdefault((ticket, index), []).append(row)
 
     for step, argument in script:
-        if isinstance(argument, str):
-            ticket = world.asks(argument)
+        if isinstance(argument, tuple):
+            works, asker = argument
+            ticket = world.asks(works, *asker)
             tickets.append(ticket)
-            asked |= {(ticket, index): work for index, work in enumerate(argument)}
+            asked |= {(ticket, index): work for index, work in enumerate(works)}
         elif step == "take":
             take()
         elif step == "leave" and tickets:

@@ -1,0 +1,278 @@
+"""How tenants, their requests and the two priorities share the device, against a reference that is slow and plain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority, Request
+from tests.doubles import NoLoad
+
+MOST = 40
+"""Tokens of an item."""
+
+costs = st.lists(st.integers(1, MOST), min_size=1, max_size=12)
+requests = st.lists(costs, min_size=1, max_size=6)
+
+
+def a_builder(*, max_cost: int = 100, max_items: int = 1000, pads: bool = False) -> BatchBuilder[int]:
+    return BatchBuilder(max_items=max_items, max_cost=max_cost, pads=pads)
+
+
+def ask(
+    builder: BatchBuilder[int],
+    costs: Sequence[int],
+    tenant: Hashable = None,
+    priority: Priority = Priority.INTERACTIVE,
+    key: Hashable = None,
+) -> Ticket:
+    ticket = Ticket(Request, lambda result: None, NoLoad(), tenant=tenant, priority=priority)
+    builder.add([Item(ticket, place, place, 0.0, cost, key) for place, cost in enumerate(costs)])
+    return ticket
+
+
+def take(builder: BatchBuilder[int]) -> Batch[int]:
+    batch = builder.take(lambda item: True)
+    assert batch is not None
+    return batch
+
+
+def tokens_by_tenant(batch: Batch[int]) -> Counter[Hashable]:
+    tokens: Counter[Hashable] = Counter()
+    for item in batch.items:
+        tokens[item.ticket.tenant] += item.cost
+    return tokens
+
+
+def poured(amount: float, backlogs: Sequence[float]) -> list[float]:
+    """What each of several gets of an amount that all share equally, but none takes more of than it has waiting."""
+    got = [0.0] * len(backlogs)
+    thirsty = list(range(len(backlogs)))
+    while thirsty and amount > 1e-9:
+        each = min(amount / len(thirsty), *[backlogs[i] - got[i] for i in thirsty])
+        for i in thirsty:
+            got[i] += each
+        amount -= each * len(thirsty)
+        thirsty = [i for i in thirsty if backlogs[i] - got[i] > 1e-9]
+    return got
+
+
+@given(st.lists(requests, min_size=1, max_size=5), st.integers(1, 200))
+def test_tenants_and_their_requests_get_what_a_fluid_would_give_them(
+    wanted: list[list[list[int]]], max_cost: int
+) -> None:
+    builder = a_builder(max_cost=max_cost)
+    tickets = [[ask(builder, costs, tenant) for costs in each] for tenant, each in enumerate(wanted)]
+    backlogs = [[sum(costs) for costs in each] for each in wanted]
+    got: Counter[Ticket] = Counter()
+    while builder:
+        for item in take(builder).items:
+            got[item.ticket] += item.cost
+        shares = poured(got.total(), [sum(each) for each in backlogs])
+        for tenant, of_tenant in enumerate(tickets):
+            has = sum(got[ticket] for ticket in of_tenant)
+            assert abs(has - shares[tenant]) <= len(wanted) * MOST
+            for ticket, share in zip(of_tenant, poured(has, backlogs[tenant]), strict=True):
+                assert abs(got[ticket] - share) <= len(of_tenant) * MOST
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), costs), min_size=1, max_size=30),
+    st.integers(1, 200),
+    st.sampled_from((1, 2, 5)),
+)
+def test_of_two_tenants_that_wait_none_is_ever_far_ahead(
+    arrivals: list[tuple[str, list[int]]], max_cost: int, at_once: int
+) -> None:
+    builder = a_builder(max_cost=max_cost)
+    left: Counter[str] = Counter()
+    lead, least, most = 0, 0, 0
+    coming = list(arrivals)
+    while coming or builder:
+        for tenant, costs in coming[:at_once]:
+            ask(builder, costs, tenant)
+            left[tenant] += sum(costs)
+        coming = coming[at_once:]
+        if not builder:
+            continue
+        tokens = tokens_by_tenant(take(builder))
+        left["a"] -= tokens["a"]
+        left["b"] -= tokens["b"]
+        if left["a"] and left["b"]:
+            lead += tokens["a"] - tokens["b"]
+            least, most = min(least, lead), max(most, lead)
+            assert most - least <= 4 * MOST, "over any stretch of time in which both wait"
+        else:
+            lead = least = most = 0
+
+
+def test_one_request_does_not_wait_for_the_thousand_of_another_tenant() -> None:
+    builder = a_builder(max_cost=100)
+    for _ in range(1000):
+        ask(builder, [10], "heavy")
+    take(builder)
+    light = ask(builder, [10] * 20, "light")
+    assert builder.ahead(light) == pytest.approx(400, abs=20), "of its own, and as much of the other's"
+    served, left = 0, 20
+    while left:
+        batch = take(builder)
+        served += batch.cost
+        left -= sum(item.ticket is light for item in batch.items)
+    assert served <= 2 * 200 + 100, "it has half of the device"
+
+
+def test_a_tenant_that_pauses_after_each_item_gains_nothing() -> None:
+    builder = a_builder(max_cost=500)
+    got: Counter[Hashable] = Counter()
+    ask(builder, [20] * 5000, "steady")
+    for _ in range(150):
+        ask(builder, [500], "pausing")  # while all that it had is gone, or nearly
+        while not got or builder.turns.tenants > 1:
+            got += tokens_by_tenant(take(builder))
+    assert got["pausing"] <= got["steady"] + 1000
+
+
+def test_a_tenant_gets_on_however_many_new_ones_come() -> None:
+    builder = a_builder(max_cost=20)
+    ask(builder, [10] * 30, "large")
+    batches, left, number = 0, 30, 0
+    while left:
+        for _ in range(2):  # as much as the device can do
+            ask(builder, [10], number := number + 1)
+        left -= tokens_by_tenant(take(builder))["large"] // 10
+        batches += 1
+        assert batches < 1000
+
+
+def test_tenants_of_which_nothing_waits_are_forgotten() -> None:
+    builder = a_builder(max_cost=20)
+    ask(builder, [10] * 3000, "large")
+    remembered = []
+    for number in range(1000):
+        ask(builder, [10], number)
+        take(builder)
+        remembered.append(builder.turns.tenants)
+    assert max(remembered) <= 10
+    while builder:
+        take(builder)
+    assert builder.turns.tenants == 0
+
+
+def test_interactive_work_goes_before_bulk_work_that_has_waited_longer() -> None:
+    builder = a_builder(max_cost=20)
+    bulk = ask(builder, [10] * 8, priority=Priority.BULK)
+    ask(builder, [10] * 2)
+    tickets = {item.ticket for item in take(builder).items}
+    assert bulk not in tickets
+    assert {item.ticket for item in take(builder).items} == {bulk}
+
+
+@given(st.lists(st.integers(1, MOST), min_size=60, max_size=200), st.integers(1, 400), st.booleans())
+def test_bulk_work_has_an_eighth_of_the_device_while_interactive_work_waits(
+    sizes: list[int], max_cost: int, pads: bool
+) -> None:
+    builder = a_builder(max_cost=max_cost, pads=pads)
+    ask(builder, sizes, priority=Priority.BULK)
+    ask(builder, sizes * 8)
+    got: Counter[Priority] = Counter()
+    left = sum(sizes)
+    while True:
+        batch = take(builder)
+        for item in batch.items:
+            got[item.ticket.priority] += item.cost
+        if got[Priority.BULK] == left or got[Priority.INTERACTIVE] == 8 * left:
+            break
+        most = max(max_cost, MOST) if pads else MOST
+        lag = got[Priority.INTERACTIVE] / 7 - got[Priority.BULK]
+        assert -most <= lag <= MOST + max(max_cost, MOST) / 7, "it lags by an item, and by what a batch adds"
+
+
+def test_bulk_work_fills_a_batch_that_interactive_work_leaves_room_in() -> None:
+    builder = a_builder(max_cost=50)
+    ask(builder, [10] * 10, priority=Priority.BULK)
+    ask(builder, [10] * 2)
+    batch = take(builder)
+    assert Counter(item.ticket.priority for item in batch.items) == {Priority.INTERACTIVE: 2, Priority.BULK: 3}
+    assert batch.trigger is BatchTrigger.COST
+
+
+def test_bulk_work_gives_a_batch_no_depth() -> None:
+    builder = a_builder(max_cost=20)
+    for _ in range(50):
+        ask(builder, [10], priority=Priority.BULK)
+    assert not builder.has_depth
+    for _ in range(4):
+        ask(builder, [10])
+    assert builder.has_depth
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((None, "a", "b", "c")),
+            st.sampled_from(Priority),
+            st.sampled_from("xy"),
+            costs,
+            st.booleans(),
+        ),
+        max_size=20,
+    ),
+    st.integers(1, 8),
+    st.integers(1, 100),
+    st.booleans(),
+    st.integers(1, 5),
+)
+def test_whatever_is_wanted_goes_once_and_the_device_is_never_left_without_work(
+    arrivals: list[tuple[str | None, Priority, str, list[int], bool]],
+    max_items: int,
+    max_cost: int,
+    pads: bool,
+    at_once: int,
+) -> None:
+    builder = a_builder(max_items=max_items, max_cost=max_cost, pads=pads)
+    unwanted: set[Ticket] = set()
+    waiting: set[tuple[Ticket, int]] = set()
+    coming = list(arrivals)
+    while coming or waiting:
+        for tenant, priority, key, sizes, wanted in coming[:at_once]:
+            ticket = ask(builder, sizes, tenant, priority, key)
+            if wanted:
+                waiting |= {(ticket, place) for place in range(len(sizes))}
+            else:
+                unwanted.add(ticket)
+        coming = coming[at_once:]
+        batch = builder.take(lambda item: item.ticket not in unwanted)
+        if batch is None:
+            assert not waiting
+            continue
+        taken = {(item.ticket, item.index) for item in batch.items}
+        assert len(taken) == len(batch.items) <= max_items
+        assert taken <= waiting
+        assert len({item.batch_key for item in batch.items}) == 1
+        assert len(taken) == 1 or batch.cost <= max_cost
+        waiting -= taken
+    assert builder.take(lambda item: item.ticket not in unwanted) is None
+    assert (len(builder), builder.cost, builder.turns.requests, builder.turns.tenants) == (0, 0, 0, 0)
+
+
+@given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20))
+def test_what_goes_before_a_request_is_no_more_than_what_really_does(own: int, others: int, bulk: int) -> None:
+    builder = a_builder(max_cost=10)
+    for _ in range(others):
+        ask(builder, [10] * 5, "other")
+    for _ in range(bulk):
+        ask(builder, [10] * 5, "other", Priority.BULK)
+    ticket = ask(builder, [10] * own, "own")
+    ahead, served, left = builder.ahead(ticket), 0, own
+    builder.add([Item(ticket, own, own, 0.0, 10)])
+    while left >= 0:
+        batch = take(builder)
+        left -= sum(item.ticket is ticket for item in batch.items)
+        served += batch.cost if left >= 0 else 0
+    assert abs(served - ahead) <= 30
