@@ -103,6 +103,6 @@ KILLS: dict[str, tuple[Backend, int]] = {
     "item_passed_over_for_one_that_did_not_go_is_lost": ("asyncio", 1053),
     "withdrawn_item_still_counts_as_waiting": ("trio", 46),
     "failure_of_a_row_told_to_the_leader_only": ("trio", 25),
-    "followers_not_in_custody": ("trio", 768),
+    "followers_not_in_custody": ("asyncio", 768),
 }
 """The first seed that notices each planted bug; `python -m tests.sim --mutations` prints them anew."""
