@@ -104,14 +104,22 @@ class BatchBuilder(Generic[P]):
         """The turn that the next item of a request has among its tenant's if it comes now."""
         return self.turns.turn(ticket)
 
-    def add(self, items: Iterable[Item[P]], turn: float | None = None) -> None:
-        """Have items wait.
+    def add(self, items: Iterable[Item[P]]) -> None:
+        """Have items wait, of any requests."""
+        for item in items:
+            self.turns.add(item)
+
+    def enter(self, item: Item[P], turn: float | None = None) -> float:
+        """Have an item wait.
 
         Args:
-            items: Of any requests.
-            turn: What `turn` said of them at some time before. None: they come now.
+            item: Of any request.
+            turn: What `turn` or this said of it at some time before. None: it comes now.
+
+        Returns:
+            Its turn.
         """
-        self.turns.add(items, turn)
+        return self.turns.add(item, turn)
 
     def withdraw(self, item: Item[P]) -> None:
         """Let go of an item that waits, whenever its turn is. It is not to be added again."""

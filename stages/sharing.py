@@ -69,7 +69,7 @@ class _Flight(Generic[P]):
         self.payload = item.payload
         """Carried by all that join it, for theirs is the same: however many these are, there is one of it."""
         self.leaders: dict[_Asker, tuple[float, Item[P]]] = {_asker(item.ticket): (turn, item)}
-        """In the waiting room, each with its turn; none once one has gone."""
+        """In the waiting room, each with its turn; of no meaning once one has gone."""
         self.gone: Item[P] | None = None
         """On the device, or on its way to it."""
         self.followers: list[tuple[float, Item[P]]] = []
@@ -101,12 +101,11 @@ class Flights(Generic[P]):
         if item.identity is None or not self._coalesce:
             self._enter(item)
             return
-        turn = self._builder.turn(item.ticket)
         flight = self._flights.get(item.identity)
         if flight is None:
-            self._flights[item.identity] = _Flight(item, turn)
-            self._enter(item, turn)
+            self._flights[item.identity] = _Flight(item, self._enter(item))
             return
+        turn = self._builder.turn(item.ticket)
         asker = _asker(item.ticket)
         led = flight.leaders.get(asker)
         if flight.gone is not None or (led is not None and led[0] <= turn):
@@ -141,7 +140,9 @@ class Flights(Generic[P]):
             for item in batch.items if batch is not None else ():
                 item.ticket.waits(self._builder.lane, -item.cost)
                 if (flight := self._flights.get(item.identity)) is not None:
-                    self._go(flight, item, passed)
+                    flight.gone = item
+                    if len(flight.leaders) > 1:
+                        self._take_along(flight, item, passed)
             heirs = [self._bequeath(identity, still_wanted) for identity in bereft]
             self._put_back(passed)
             if batch is not None or not any(heirs):
@@ -162,6 +163,7 @@ class Flights(Generic[P]):
             flight = self._flights.get(item.identity)
             if flight is not None and flight.gone is item:
                 flight.gone = None
+                flight.leaders.clear()
                 self._bequeath(item.identity, still_wanted)
 
     def _led_by(self, item: Item[P]) -> _Flight[P] | None:
@@ -169,21 +171,20 @@ class Flights(Generic[P]):
         led = None if flight is None else flight.leaders.get(_asker(item.ticket))
         return flight if led is not None and led[1] is item else None
 
-    def _go(self, flight: _Flight[P], item: Item[P], passed: set[Item[P]]) -> None:
-        """Have the other leaders follow one that was cut into a batch; those passed over wait no more already."""
-        flight.gone = item
-        for turn, other in flight.leaders.values():
-            if other is not item:
-                if other not in passed:
-                    self._builder.withdraw(other)
-                self._step_back(flight, other, turn)
+    def _take_along(self, flight: _Flight[P], gone: Item[P], passed: set[Item[P]]) -> None:
+        """Have the other leaders follow the one that goes; those passed over have left the waiting room already."""
+        for turn, item in flight.leaders.values():
+            if item is not gone:
+                if item not in passed:
+                    self._builder.withdraw(item)
+                self._step_back(flight, item, turn)
         flight.leaders.clear()
 
     def _put_back(self, passed: Iterable[Item[P]]) -> None:
         """Have those wait on that were passed over for one that is like them, and was then left where it is."""
         for item in passed:
             if (flight := self._led_by(item)) is not None:
-                self._builder.add((item,), flight.leaders[_asker(item.ticket)][0])
+                self._builder.enter(item, flight.leaders[_asker(item.ticket)][0])
 
     def _step_back(self, flight: _Flight[P], leader: Item[P], turn: float) -> None:
         leader.ticket.waits(self._builder.lane, -leader.cost)
@@ -215,9 +216,9 @@ class Flights(Generic[P]):
             del self._flights[identity]
         return has_heirs
 
-    def _enter(self, item: Item[P], turn: float | None = None) -> None:
+    def _enter(self, item: Item[P], turn: float | None = None) -> float:
         item.ticket.waits(self._builder.lane, item.cost)
-        self._builder.add((item,), turn)
+        return self._builder.enter(item, turn)
 
 
 def _asker(ticket: Ticket) -> _Asker:

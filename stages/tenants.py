@@ -86,14 +86,17 @@ class TenantQueue(Generic[P]):
         tenant = self.tenants.get(ticket.tenant)
         return max(origin if tenant is None else tenant.now, ticket.standing(self._lane).turn)
 
-    def add(self, item: Item[P], arrival: int, origin: float, turn: float | None = None) -> None:
+    def add(self, item: Item[P], arrival: int, origin: float, turn: float | None = None) -> float:
         """Have an item wait.
 
         Args:
             item: Of any tenant.
             arrival: Decides where turns are equal.
             origin: Virtual time of its tenant's requests, if nothing of that waits.
-            turn: What `turn` said of it at some time before. None: it comes now.
+            turn: What `turn` or this said of it at some time before. None: it comes now.
+
+        Returns:
+            Its turn.
         """
         ticket, key, cost = item.ticket, item.batch_key, item.cost
         if (tenant := self.tenants.get(ticket.tenant)) is None:
@@ -112,6 +115,7 @@ class TenantQueue(Generic[P]):
         tenant.cost += cost
         self.cost += cost
         self.items += 1
+        return turn
 
     def head(self, key: Hashable) -> Item[P]:
         """The item whose turn is first of those with this key."""

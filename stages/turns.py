@@ -90,10 +90,9 @@ class Turns(Generic[P]):
         """The turn that the next item of a request has if it comes now: among those of its tenant and priority."""
         return self._of[ticket.priority].turn(ticket, self._given)
 
-    def add(self, items: Iterable[Item[P]], turn: float | None = None) -> None:
-        """Have items wait, with a turn that they were told before; None: they come now."""
-        for item in items:
-            self._of[item.ticket.priority].add(item, next(self._arrivals), self._given, turn)
+    def add(self, item: Item[P], turn: float | None = None) -> float:
+        """Have an item wait, with a turn that it had before; None: it comes now. Returns its turn."""
+        return self._of[item.ticket.priority].add(item, next(self._arrivals), self._given, turn)
 
     def withdraw(self, item: Item[P]) -> None:
         """Let go of an item that waits, between two batches. It is not to be added again."""

@@ -887,23 +887,14 @@ def leader_that_was_overtaken_goes_as_well() -> Plan:
 
 
 @mutation
-def leaders_of_other_tenants_go_as_well() -> Plan:
-    def go(self: Flights[Any], flight: Any, item: Item[Any], passed: Any) -> None:
-        flight.gone = item
-        flight.leaders.clear()
-
-    return [(Flights, "_go", go)]
-
-
-@mutation
 def leaders_of_other_tenants_lost_when_one_goes() -> Plan:
-    original = Flights._go
+    original = Flights._take_along
 
-    def go(self: Flights[Any], flight: Any, item: Item[Any], passed: Any) -> None:
-        original(self, flight, item, passed)
-        flight.followers = [(turn, one) for turn, one in flight.followers if one.ticket.tenant == item.ticket.tenant]
+    def take_along(self: Flights[Any], flight: Any, gone: Item[Any], passed: Any) -> None:
+        original(self, flight, gone, passed)
+        flight.followers = [(turn, item) for turn, item in flight.followers if item.ticket.tenant == gone.ticket.tenant]
 
-    return [(Flights, "_go", go)]
+    return [(Flights, "_take_along", take_along)]
 
 
 @mutation

@@ -98,7 +98,6 @@ KILLS: dict[str, tuple[Backend, int]] = {
     "followers_still_count_as_inside": ("trio", 2),
     "tokens_of_an_heir_not_counted_again": ("trio", 299),
     "leader_that_was_overtaken_goes_as_well": ("trio", 318),
-    "leaders_of_other_tenants_go_as_well": ("trio", 443),
     "leaders_of_other_tenants_lost_when_one_goes": ("trio", 46),
     "item_passed_over_for_one_that_did_not_go_is_lost": ("asyncio", 1053),
     "withdrawn_item_still_counts_as_waiting": ("trio", 46),
