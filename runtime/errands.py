@@ -104,7 +104,8 @@ class Errands:
         at_hand = [item for item in items if not _urls(item.payload)]
         to_fetch = [item for item in items if _urls(item.payload)]
         async with anyio.create_task_group() as workers:
-            workers.start_soon(self._work, ticket, iter(at_hand))
+            if at_hand:
+                workers.start_soon(self._work, ticket, iter(at_hand))
             left = iter(to_fetch)
             for _ in range(min(len(to_fetch), self._limit)):
                 workers.start_soon(self._work, ticket, left)
