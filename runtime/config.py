@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from staged_pool.runtime.device_names import device_names
@@ -248,7 +248,7 @@ class EngineConfig:
 
     def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
-        kind = int if "int" in str(next(f.type for f in fields(self) if f.name == name)) else (int, float)
+        kind = int if "int" in EngineConfig.__annotations__[name] else (int, float)
         if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
             wanted = f"at least {low}" if high == math.inf else f"between {low} and {high}"
             raise ConfigError(f"{name}={value!r}: must be {wanted}")
