@@ -58,8 +58,9 @@ class Callers:
         return [text for batch in self._model.forwarded for text in batch]
 
     async def until_ready(self, items: int) -> None:
-        """Wait until so many stand before the device."""
-        await until(lambda: self._served.engine._pipeline.batch["text"].waiting == items)
+        """Wait until so many stand before the device; one of them may have been handed to it."""
+        batch = self._served.engine._pipeline.batch["text"]
+        await until(lambda: batch.waiting + len(batch._ahead) == items)
 
 
 @asynccontextmanager
