@@ -251,7 +251,7 @@ class Connection:
         if express is None or not self._at_a_beginning() or (request := express.read(data, self._client)) is None:
             return data
         if has_come := isinstance(request, Arriving):
-            if not express.has_room(request.length) or not await self._has_arrived(express, request):
+            if not express.may_arrive(request) or not await self._has_arrived(express, request):
                 return request.so_far()
             request = request.whole()
         if (refusal := express.refuse(request)) is not None:

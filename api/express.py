@@ -67,10 +67,10 @@ class Arriving:
         length: Bytes of the body.
     """
 
-    __slots__ = ("_body", "_data", "_scope", "_start", "count", "length")
+    __slots__ = ("_body", "_data", "_start", "count", "length", "scope")
 
     def __init__(self, scope: Scope, data: bytes, start: int, length: int) -> None:
-        self._scope = scope
+        self.scope = scope
         self._data = data
         self._start = start
         self._body: bytearray | None = None
@@ -89,7 +89,7 @@ class Arriving:
     def whole(self) -> Whole:
         """The request, when all of its body is here."""
         assert self._body is not None
-        return Whole(self._scope, self._body)
+        return Whole(self.scope, self._body)
 
     def so_far(self) -> bytes:
         """All that has arrived, the head too."""
@@ -165,6 +165,10 @@ class Express:
             and self._traffic.body_bytes + size <= config.bodies_limit_bytes
             and self._traffic.requests < config.max_http_requests
         )
+
+    def may_arrive(self, arriving: Arriving) -> bool:
+        """Whether the body of a request is to be waited for here: nothing is read for a caller without a key."""
+        return self.has_room(arriving.length) and self._application.admit(arriving.scope) is None
 
     @contextmanager
     def holding(self, arriving: Arriving) -> Iterator[Callable[[int], None]]:

@@ -290,6 +290,16 @@ async def test_of_a_client_that_leaves_within_its_body_nothing_remains() -> None
 
 
 @pytest.mark.anyio
+async def test_a_body_is_not_waited_for_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "AT_ONCE_S", math.inf)
+    async with serving(engine_on(LetterModel()), api_keys=("a-key-of-some-length",)) as served:
+        async with await served.connect() as stream:
+            await stream.send(padded(2 * ROOM_BYTES)[:5000])
+            assert (await read_answer(stream)).startswith(b"HTTP/1.1 401")
+        await until(lambda: served.server.traffic.connections == 0)
+
+
+@pytest.mark.anyio
 async def test_a_body_that_there_is_no_room_for_is_refused_as_ever() -> None:
     async with serving(engine_on(LetterModel()), body_limit_bytes=100_000) as served:
         async with await served.connect() as stream:
