@@ -17,7 +17,7 @@ from tests.sim.clock import BACKENDS, Backend
 from tests.sim.mutations import MUTATIONS, first_kill
 from tests.sim.running import Report, prepared, run_block, run_seed
 
-BLOCK = 50
+BLOCK = 100
 """Seeds that a process takes at once."""
 
 

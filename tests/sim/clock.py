@@ -102,6 +102,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _shuffle(self) -> None:
         ready = self._ready
+        if len(ready) < 2:
+            return
         steps = [i for i, handle in enumerate(ready) if _is_step(handle)]
         if len(steps) > 1:
             handles = [ready[i] for i in steps]
@@ -119,6 +121,13 @@ class SimLoop(asyncio.BaseEventLoop):
 def _is_step(handle: asyncio.Handle) -> bool:
     callback = handle._callback  # type: ignore[attr-defined]
     return isinstance(getattr(callback, "__self__", None), asyncio.Task)
+
+
+def clock() -> Callable[[], float]:
+    """Of the loop that runs now, which `anyio.current_time` would find out at each look."""
+    if trio.lowlevel.in_trio_run():
+        return trio.lowlevel.current_clock().current_time
+    return asyncio.get_running_loop().time
 
 
 def run(main: Callable[[], Awaitable[None]], *, backend: Backend, seed: int) -> list[str]:

@@ -78,7 +78,7 @@ class SimPreprocess(SimOffload):
             return await super().__call__(function, argument)
         given: Any = argument
         names = [name_of(one) for one in given]
-        watch.note(f"preprocess call {call}: {names}")
+        watch.note("preprocess call {}: {}", call, names)
         watch.preprocess_starts(names, {one.lane for one in given} == {self._lane}, self._lane)
         await anyio.lowlevel.checkpoint()
         async with self.limiter:
@@ -90,7 +90,7 @@ class SimPreprocess(SimOffload):
                 return await self._call(function, argument, seconds)
             finally:
                 watch.preprocessing -= 1
-                watch.note(f"preprocess call {call} has ended")
+                watch.note("preprocess call {} has ended", call)
 
 
 class SimDevice:
@@ -120,7 +120,7 @@ class SimDevice:
             raise DeviceLost("one of the device's threads is stuck")
         call = watch.device_calls
         watch.device_calls += 1
-        watch.note(f"device call {call}: {argument}")
+        watch.note("device call {}: {}", call, argument)
         watch.device_starts(self._lane)
         seconds = world.slow_device.get(call)
         if seconds is None:
@@ -130,7 +130,7 @@ class SimDevice:
         watch.on_device[self._lane] += 1
         with anyio.CancelScope(shield=True):
             await anyio.sleep(min(seconds, patience_s))
-        watch.note(f"device call {call} has ended")
+        watch.note("device call {} has ended", call)
         watch.active()
         stuck = seconds > patience_s
         if stuck or call == world.lost_at_call:
@@ -177,10 +177,11 @@ class SimModel:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._world = watch.world
+        self._card = replace(CARD, forward_workers=self._world.slots, lanes=self._world.lanes)
 
     @property
     def card(self) -> ModelCard:
-        return replace(CARD, forward_workers=self._world.slots, lanes=self._world.lanes)
+        return self._card
 
     def pads(self, lane: Lane) -> bool:
         return self._world.pads

@@ -101,7 +101,7 @@ class Simulation:
                     image_preprocess=self.preprocess["image"],
                     offload=self.offload,
                     fetch=SimFetch(watch),
-                    options=StageOptions(restarts=world.restarts, seam=self._seam),
+                    options=StageOptions(restarts=world.restarts, clock=watch.now, seam=self._seam),
                 ) as engine:
                     self._observe(engine)
                     self._started.set()
@@ -109,7 +109,7 @@ class Simulation:
                         await self._until_quiet()
                     else:
                         await self._leave_block.wait()
-                    watch.note(f"the engine's block ends: {world.end}")
+                    watch.note("the engine's block ends: {}", world.end)
                     watch.stopping_at = min(watch.stopping_at, watch.now())
                     watch.drains_until = min(watch.drains_until, watch.now() + world.config.drain_timeout_s)
                     if world.end == "raise":
@@ -190,12 +190,12 @@ class Simulation:
         world, watch = self.world, self.watch
         if (delay_s := world.delays.get((point, count))) is not None:
             watch.active(delay_s)
-            watch.note(f"{point} is held up")
+            watch.note("{} is held up", point)
             await anyio.sleep(delay_s)
         elif world.yields:
             await anyio.lowlevel.checkpoint()
         if (point, count) in world.crashes:
-            watch.note(f"{point} crashes")
+            watch.note("{} crashes", point)
             watch.active()
             watch.crashed_at.setdefault(point.split(".", maxsplit=1)[0], []).append(watch.now())
             raise WorkerCrash(point)
@@ -220,7 +220,7 @@ class Simulation:
         if world.end == "quiet" and events:
             self.watch.busy_until = max(self.watch.busy_until, events[-1][0])
         for moment, _, act in events:
-            if moment > anyio.current_time():
+            if moment > self.watch.now():
                 await anyio.sleep_until(moment)
             act()
 
@@ -230,7 +230,7 @@ class Simulation:
     def _departure(self, client: ClientPlan) -> Callable[[], object]:
         def leave() -> None:
             if (act := self._leave.get(client.number)) is not None:
-                self.watch.note(f"client {client.number} leaves")
+                self.watch.note("client {} leaves", client.number)
                 act()
             elif client.number not in self.watch.outcomes:
                 self._leave[client.number] = lambda: None  # it leaves before it has come
@@ -246,7 +246,7 @@ class Simulation:
             self.watch.drained(began_at, timeout_s)
 
         def start() -> None:
-            self.watch.note(f"drain for {timeout_s:g} s")
+            self.watch.note("drain for {:g} s", timeout_s)
             self.watch.stopping_at = min(self.watch.stopping_at, self.watch.now())
             self.watch.drains_until = min(self.watch.drains_until, self.watch.now() + timeout_s)
             tasks.start_soon(drain)
@@ -271,7 +271,7 @@ class Simulation:
     async def _client(self, client: ClientPlan) -> None:
         watch = self.watch
         watch.active()
-        watch.note(f"client {client.number} comes: {len(client.items)} items, {client.body_bytes} bytes")
+        watch.note("client {} comes: {} items, {} bytes", client.number, len(client.items), client.body_bytes)
         if client.native and _on_asyncio():
             outcome = await self._ask_natively(client)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -32,6 +32,7 @@ from staged_pool.stages.errors import (
 )
 from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import Batch
+from tests.sim.clock import clock
 from tests.sim.world import ClientPlan, World
 
 IDLE_S = 60.0
@@ -88,6 +89,7 @@ class Watch:
 
     world: World
     verbose: bool = False
+    now: Callable[[], float] = field(default_factory=clock)
     violations: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     engine: Engine | None = None
@@ -125,17 +127,14 @@ class Watch:
     ended: bool = False
     """Whether the engine's block has been left."""
 
-    def now(self) -> float:
-        return anyio.current_time()
-
-    def note(self, text: str) -> None:
-        """A line of the trace, with the time in milliseconds."""
+    def note(self, text: str, *values: object) -> None:
+        """A line of the trace, with the time in milliseconds. The text has a {} for each value."""
         if self.verbose:
-            self.trace.append(f"{self.now() * 1000:10.0f}  {text}")
+            self.trace.append(f"{self.now() * 1000:10.0f}  {text.format(*values)}")
 
     def fail(self, text: str) -> None:
         self.violations.append(f"{text} (at {self.now() * 1000:.0f} ms)")
-        self.note(f"VIOLATION: {text}")
+        self.note("VIOLATION: {}", text)
 
     def active(self, for_s: float = 0.0) -> None:
         """Something happens, and goes on for so long."""
@@ -220,7 +219,7 @@ class Watch:
     def outcome(self, client: ClientPlan, outcome: Outcome) -> None:
         """A client has its outcome: the only one, in time, and one that this world explains."""
         number = client.number
-        self.note(f"client {number}: {_named(outcome)}")
+        self.note("client {}: {}", number, _Named(outcome))
         self.active()
         if number in self.outcomes:
             self.fail(f"client {number} has two outcomes")
@@ -237,7 +236,7 @@ class Watch:
                 elif self.now() > ticket.times[0] + EPSILON:
                     self.fail(f"client {number} heard of its outcome after {self.now() - ticket.times[0]:g} s")
         if wrong := self._unexplained(client, outcome):
-            self.fail(f"client {number}: {_named(outcome)}: {wrong}")
+            self.fail(f"client {number}: {_Named(outcome)}: {wrong}")
         self.admission_adds_up()
         if len(self.outcomes) == len(self.world.clients):
             self.all_done.set()
@@ -497,5 +496,12 @@ def _kind(outcome: Outcome) -> str:
             return type(outcome).__name__
 
 
-def _named(outcome: Outcome) -> str:
-    return f"{_kind(outcome)}: {outcome}" if isinstance(outcome, Exception) else _kind(outcome)
+class _Named:
+    """Says what an outcome is, if anybody asks."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def __str__(self) -> str:
+        outcome = self._outcome
+        return f"{_kind(outcome)}: {outcome}" if isinstance(outcome, Exception) else _kind(outcome)

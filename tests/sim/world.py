@@ -197,10 +197,10 @@ def _draw_repetitions(rng: random.Random, world: World) -> None:
         return
     world.config = replace(world.config, coalesce=chance() < 0.9, result_cache_mb=rng.choice((0, 0, 1)))
     share = rng.choice((0.1, 0.5, 0.9))
-    originals: list[tuple[int, int]] = []
+    originals: dict[Lane, list[tuple[int, int]]] = {"text": [], "image": []}
     for client in world.clients:
         for index, item in enumerate(client.items):
-            alike = [name for name in originals if bool(_item(world, name).pictures) == bool(item.pictures)]
+            alike = originals[item.lane]
             if alike and chance() < share:
                 item.like = rng.choice(alike[-4:])
                 original = _item(world, item.like)
@@ -208,7 +208,7 @@ def _draw_repetitions(rng: random.Random, world: World) -> None:
                 item.pictures = original.pictures
                 item.fetches = {place: plan for place, plan in item.fetches.items() if place < item.pictures}
             else:
-                originals.append((client.number, index))
+                alike.append((client.number, index))
 
 
 def _item(world: World, name: tuple[int, int]) -> ItemPlan:
