@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from operator import is_
+from typing import Final, Generic, TypeVar, TypeVarTuple
 
 import structlog
 
@@ -25,6 +26,9 @@ from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
 from staged_pool.stages.errors import shortened
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Priority
+
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R")
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """A refusal for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
@@ -50,6 +54,8 @@ class Application:
         self._keys = Keys(self._config.api_keys, self._config.tenant_header)
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
         self._refusals = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
+        self._problem = _Latest(status.problem)
+        self._refusal = _Latest(Answer.of)
         resources = Routes(lobby, self._metrics, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
 
@@ -79,14 +85,14 @@ class Application:
             return None
         priority = priority_of(dict(scope["headers"])) or Priority.INTERACTIVE  # else it is refused on the usual way
         error = engines[0].overload(body_bytes, priority=priority, tenant=scope.get(TENANT))
-        return None if error is None else status.problem(error)
+        return None if error is None else self._problem(error)
 
     def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[int, Headers, bytes] | None:
         """The answer to a request that is turned away, logged and counted; None where it is not."""
         if (problem := self.admit(scope) or self.turn_away(scope, body_bytes)) is None:
             return None
         call = _call(scope, _nothing_to_receive)
-        answer = Answer.of(problem, call.describe)
+        answer = self._refusal(problem, call.describe)
         call.body_bytes = body_bytes
         self._finish(call, answer, 0.0)
         return answer.status, self._headers(call, answer, 0.0), b"".join(answer.pieces)
@@ -185,6 +191,19 @@ class Application:
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.respond(no_such_route, scope, receive, send)
+
+
+class _Latest(Generic[*Ts, R]):
+    """A function whose last result is kept: while a refusal stands, it is asked for the same thing each time."""
+
+    def __init__(self, function: Callable[[*Ts], R]) -> None:
+        self._function = function
+        self._kept: tuple[tuple[*Ts], R] | None = None
+
+    def __call__(self, *arguments: *Ts) -> R:
+        if self._kept is None or not all(map(is_, arguments, self._kept[0])):
+            self._kept = arguments, self._function(*arguments)
+        return self._kept[1]
 
 
 class _Sample:

@@ -195,7 +195,7 @@ class Connection:
             data = b""
             with anyio.CancelScope(deadline=self._patient_until) as self._receiving:
                 data = await self._transport.receive()
-            if self._receiving.cancel_called and anyio.current_time() < self._patient_until:
+            if self._receiving.cancel_called and self._transport.time() < self._patient_until:
                 continue  # requests were refused meanwhile
             if self._receiving.cancel_called:  # out of patience, also with a client that talks on and asks nothing
                 await self._protocol.protocol.farewell()
@@ -209,7 +209,7 @@ class Connection:
             await self._protocol.handle(RawData(left))
             if self._idle and self._protocol.protocol.in_head and not self._in_head:
                 self._in_head = True
-                self._patient_until = anyio.current_time() + self._limits.head_timeout_s
+                self._patient_until = self._transport.time() + self._limits.head_timeout_s
         await self._protocol.handle(Closed())
 
     async def _receive_body(self) -> bool:
@@ -241,7 +241,7 @@ class Connection:
         ):
             return False
         self._transport.send_nowait(refusal)
-        self._patient_until = anyio.current_time() + self._limits.keep_alive_s  # which is looked at when it is over
+        self._patient_until = self._transport.time() + self._limits.keep_alive_s  # which is looked at when it is over
         return True
 
     async def _left_by_the_short_way(self, data: bytes) -> bytes | None:
@@ -269,10 +269,10 @@ class Connection:
         """Receive the rest of a body; whether all of it has come, and soon enough."""
         self._update(idle=False)
         self._transport.rest()
-        latest = anyio.current_time() + AT_ONCE_S + request.length / AT_ONCE_BYTES_PER_S
+        latest = self._transport.time() + AT_ONCE_S + request.length / AT_ONCE_BYTES_PER_S
         with express.holding(request) as came:
             while request.count < request.length:
-                if self._traffic.leaving or anyio.current_time() > latest:
+                if self._traffic.leaving or self._transport.time() > latest:
                     return False
                 async with self._traffic.turns:
                     with request.room() as room:
@@ -351,7 +351,7 @@ class Connection:
         self._idle = idle
         self._in_head = False
         patience_s = math.inf if not idle else 0.0 if self._traffic.leaving else self._limits.keep_alive_s
-        self._patient_until = anyio.current_time() + patience_s
+        self._patient_until = self._transport.time() + patience_s
         if self._receiving is not None:
             self._receiving.deadline = self._patient_until
 

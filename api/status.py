@@ -107,7 +107,7 @@ def problem(error: BaseException) -> Problem:
     """
     if isinstance(error, HttpRefusal):
         return error.problem
-    row = next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), UNEXPECTED)
+    row = TABLE.get(type(error)) or next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), UNEXPECTED)
     if row is UNEXPECTED:
         return Problem(row=row, message="Internal server error")
     retry_after_s = getattr(error, "retry_after_s", None)

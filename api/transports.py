@@ -54,6 +54,9 @@ class Spawner(Protocol):
 class Transport(Protocol):
     """One connection to a client. One task receives; calls of `send` do not overlap."""
 
+    time: Callable[[], float]
+    """The event loop's, in seconds."""
+
     @property
     def socket(self) -> Any:
         """For its addresses."""
@@ -110,6 +113,7 @@ class AsyncioTransport:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self.time = asyncio.get_running_loop().time
         writer.transport.set_write_buffer_limits(0)  # `send` waits until everything is the kernel's
         plain = os.name == "posix" and writer.get_extra_info("sslcontext") is None
         self._descriptor: int | None = self.socket.fileno() if plain else None
@@ -325,6 +329,9 @@ _OF_THREAD: Final = threading.local()
 
 class TrioTransport:
     def __init__(self, stream: trio.SocketStream | TrioTls) -> None:
+        import trio
+
+        self.time = trio.current_time
         self._stream = stream
         transport: Any = getattr(stream, "transport_stream", stream)
         self._socket = transport.socket

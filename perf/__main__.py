@@ -174,7 +174,7 @@ def overload_command(
     dtype: DTypeOption = "auto",
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
-    load: Load = "m8",
+    load: Load = overload.DEFAULT_SHAPE,
     seconds: Annotated[float, typer.Option(min=1, max=600, help="Of one level in one round.")] = 20.0,
     rounds: Annotated[int, typer.Option(min=1, help="Up and down the levels in turns.")] = 2,
     target_delay: Annotated[float, typer.Option(min=0.001, help="Of the server, in seconds.")] = 1.0,
@@ -249,7 +249,7 @@ def all_commands(
     liveness.run(options, rounds=1, seconds=15.0, clients=64)
     throughput.run(options, seconds=4.0)
     fanout.run(options, rounds=5, seconds=6.0, clients=8)
-    overload.run(options, shape="m8", seconds=20.0, rounds=1, target_delay_s=1.0)
+    overload.run(options, shape=overload.DEFAULT_SHAPE, seconds=20.0, rounds=1, target_delay_s=1.0)
     answers.run(backend=backend, rounds=10)
     memory.run(options, requests=10_000)
     of_pictures = replace(options, model=None)  # one that is named is a model of texts

@@ -77,21 +77,14 @@ class Connection:
         chunk = self.socket.recv(_READ_BYTES)
         if not chunk:
             raise ConnectionError("the server closed the connection")
-        self._buffer += chunk
-        head_bytes = self._buffer.find(_HEAD_END) + len(_HEAD_END)
-        if head_bytes < len(_HEAD_END):
-            return None
-        length = _LENGTH.search(self._buffer, 0, head_bytes)
-        if length is None and _CHUNKED.search(self._buffer, 0, head_bytes) is None:
-            raise ConnectionError("the answer has no Content-Length, and does not come in chunks")
-        if length is not None and len(self._buffer) < head_bytes + int(length[1]):
-            return None
-        answer = bytes(self._buffer)
-        body = answer[head_bytes:] if length is not None else _of_chunks(answer, head_bytes)
-        if body is None:
-            return None
-        self._buffer.clear()
-        return Reply(int(answer[9:12]), answer[:head_bytes], body)
+        if self._buffer:
+            self._buffer += chunk
+            chunk = bytes(self._buffer)
+        if (reply := _reply(chunk)) is not None:
+            self._buffer.clear()
+        elif not self._buffer:
+            self._buffer += chunk
+        return reply
 
     def exchange(self, request: bytes) -> Reply:
         """Send one request and wait for its answer."""
@@ -99,6 +92,23 @@ class Connection:
         while (reply := self.receive()) is None:
             pass
         return reply
+
+
+def _reply(answer: bytes) -> Reply | None:
+    """What has been received, if it is a complete answer."""
+    head_bytes = answer.find(_HEAD_END) + len(_HEAD_END)
+    if head_bytes < len(_HEAD_END):
+        return None
+    length = _LENGTH.search(answer, 0, head_bytes)
+    if length is not None:
+        if len(answer) < head_bytes + int(length[1]):
+            return None
+        body: bytes | None = answer[head_bytes:]
+    elif _CHUNKED.search(answer, 0, head_bytes) is not None:
+        body = _of_chunks(answer, head_bytes)
+    else:
+        raise ConnectionError("the answer has no Content-Length, and does not come in chunks")
+    return None if body is None else Reply(int(answer[9:12]), answer[:head_bytes], body)
 
 
 def _of_chunks(answer: bytes, start: int) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import selectors
+import select
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -108,11 +108,8 @@ class OpenLoop:
     def __call__(self, arrivals: Arrivals) -> ArrivalsOutcome:
         """Run one load, then probes; ends when every request has its answer or its time-out."""
         cpu_before_s = time.process_time()
-        with selectors.EpollSelector() as selector:
-            for connection in self._idle:
-                selector.register(connection.socket, selectors.EVENT_READ, connection)
-            run = _Run(arrivals, self._requests, selector, self._idle, self._port)
-            outcome = run.run()
+        with select.epoll() as answers:
+            outcome = _Run(arrivals, self._requests, answers, self._idle, self._port).run()
         outcome.client_cpu_s = time.process_time() - cpu_before_s
         return outcome
 
@@ -135,16 +132,20 @@ class _Run:
         self,
         arrivals: Arrivals,
         requests: Iterator[bytes],
-        selector: selectors.BaseSelector,
+        answers: select.epoll,
         idle: list[Connection],
         port: int,
     ) -> None:
         rng = random.Random(arrivals.seed)
         self._arrivals = arrivals
         self._requests = requests
-        self._selector = selector
+        self._answers = answers
         self._idle = idle
         self._port = port
+        self._open: dict[int, Connection] = {}
+        """By their descriptors."""
+        for connection in idle:
+            self._look_out_for(connection)
         self._outcome = ArrivalsOutcome(offered=round(arrivals.rate * arrivals.seconds))
         times = sorted(rng.uniform(0.0, arrivals.seconds) for _ in range(self._outcome.offered))
         self._started = time.perf_counter()
@@ -162,10 +163,9 @@ class _Run:
             now = time.perf_counter()
             self._send_due(now)
             wake = min(self._due[0] if self._due else math.inf, self._probe_due, self._drop_late(now))
-            ready = self._selector.select(None if wake == math.inf else max(0.0, wake - time.perf_counter()))
-            for key, _ in ready:
-                self._read(key.data)
-            outcome.connections = max(outcome.connections, len(self._idle) + len(self._waiting))
+            for descriptor, _ in self._answers.poll(None if wake == math.inf else max(0.0, wake - time.perf_counter())):
+                self._read(self._open[descriptor])
+            outcome.connections = max(outcome.connections, len(self._open))
         outcome.accepted_s = self._last_accepted - self._started
         return outcome
 
@@ -202,8 +202,12 @@ class _Run:
     def _connect(self) -> Connection:
         connection = Connection(self._port, timeout_s=self._arrivals.timeout_s)
         connection.socket.settimeout(None)  # it is read when there is something: no call need ask the kernel first
-        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        self._look_out_for(connection)
         return connection
+
+    def _look_out_for(self, connection: Connection) -> None:
+        self._open[connection.socket.fileno()] = connection
+        self._answers.register(connection.socket, select.EPOLLIN)
 
     def _drop_late(self, now: float) -> float:
         """Give up what has waited too long; returns when the next one will have."""
@@ -261,5 +265,6 @@ class _Run:
                 self._probe_due = time.perf_counter() + RECOVERY_PAUSE_S
         elif connection in self._idle:
             self._idle.remove(connection)
-        self._selector.unregister(connection.socket)
+        del self._open[connection.socket.fileno()]
+        self._answers.unregister(connection.socket)
         connection.close()

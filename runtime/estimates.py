@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from staged_pool.runtime.model import Lane
 
@@ -47,8 +47,7 @@ class Mean:
         self.value += max(_LEARN, 1.0 / self._seen) * (value - self.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(NamedTuple):
     """What a body is taken to hold for one lane."""
 
     tokens: float
@@ -95,7 +94,7 @@ class Estimates:
             tokens = self._alone(self._lanes[0], body_bytes)
             return {self._lanes[0]: Guess(tokens, tokens, likely=True)}
         small = body_bytes < PICTURE_BYTES
-        habits = self._habits.get(_magnitude(body_bytes))
+        habits = self._habits.get(magnitude(body_bytes))
         if habits is None:
             expected: Lane = "text" if small else "image"
             tokens = self._alone(expected, body_bytes)
@@ -122,7 +121,7 @@ class Estimates:
         """A request turned out to have so many tokens: those of the lanes that it used, and of no others."""
         if not body_bytes:
             return
-        habits = self._habits.setdefault(_magnitude(body_bytes), _Habits())
+        habits = self._habits.setdefault(magnitude(body_bytes), _Habits())
         for lane in self._lanes if self._lanes != ("text",) else ():  # then the rate of texts says it all
             habits.used.setdefault(lane, Mean(0.0)).observe(lane in tokens)
             habits.tokens_per_byte.setdefault(lane, Mean(0.0)).observe(tokens.get(lane, 0) / body_bytes)
@@ -135,7 +134,7 @@ class Estimates:
 
     def _alone(self, lane: Lane, body_bytes: int) -> float:
         """The tokens of a body that holds inputs of this lane only."""
-        habits = self._habits.get(_magnitude(body_bytes))
+        habits = self._habits.get(magnitude(body_bytes))
         if lane == "text":
             rate = habits.text_alone if habits is not None else None
             return body_bytes * (rate if rate is not None else self._tokens_per_byte).value
@@ -144,6 +143,6 @@ class Estimates:
         return body_bytes * habits.tokens_per_byte[lane].value
 
 
-def _magnitude(body_bytes: int) -> int:
-    """The power of four that a size lies below."""
+def magnitude(body_bytes: int) -> int:
+    """The power of four that a size lies below: bodies that have the same are expected to hold the same."""
     return (body_bytes.bit_length() + 1) // 2

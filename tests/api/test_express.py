@@ -223,6 +223,30 @@ async def test_it_answers_as_the_usual_way_does() -> None:
     assert bodies[0] == bodies[1] == bodies[2]
 
 
+@pytest.mark.anyio
+async def test_a_refusal_that_stands_is_an_answer_of_its_own_each_time() -> None:
+    gate = Gate()
+    async with serving(engine_on(LetterModel(on_forward=gate)), engine=EngineConfig(max_requests=1)) as served:
+        async with await served.connect() as first, await served.connect() as second:
+            await first.send(EMBED)
+            await until(lambda: served.inside == 1)
+            heads, bodies = set(), set()
+            for _ in range(3):
+                await second.send(EMBED)
+                head, _, body = (await read_answer(second)).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 429")
+                assert b"retry-after: 1" in head
+                heads.add(head)
+                bodies.add(body)
+            assert len(heads) == 3, "they have the same id"
+            assert len(bodies) == 1
+            assert served.engine.statistics().admission.refused == {"requests": 3}
+            gate.open()
+            await read_answer(first)
+            await second.send(EMBED)
+            assert (await read_answer(second)).startswith(b"HTTP/1.1 200")
+
+
 def padded(size: int) -> bytes:
     """A request for one letter with so many blanks around it."""
     return post(b'{"input":' + b" " * size + b'"a"}')
