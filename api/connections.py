@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("staged_pool.api")
 
 
-TURN_S: Final = 0.01
+TURN_S: Final = 0.0025
 """How long a connection that sends a large body may keep its turn while nothing comes."""
 
 AT_ONCE_S: Final = 1.0
@@ -221,6 +221,7 @@ class Connection:
             async with self._traffic.turns:
                 with protocol.room() as room:
                     count = await self._transport.receive_into(room, TURN_S)
+                await anyio.lowlevel.checkpoint()  # others on this loop come first
         finally:
             await protocol.received(count or 0)
         return count is not None
@@ -277,10 +278,10 @@ class Connection:
                 async with self._traffic.turns:
                     with request.room() as room:
                         count = await self._transport.receive_into(room, TURN_S)
+                    await anyio.lowlevel.checkpoint()  # others on this loop come first
                 if count is None:
                     return False
                 came(count)
-                await anyio.lowlevel.checkpoint()  # there may be more at once, as long as its client likes
         return True
 
     async def _answer(self, express: Express, request: Whole, scope: anyio.CancelScope) -> None:

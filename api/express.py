@@ -45,7 +45,7 @@ _LENGTH: Final = re.compile(rb"[0-9]{1,10}")
 LARGEST_BODY_BYTES: Final = 2**25
 """Of those that go the short way. Room for all of it is set aside before it is here, which takes no memory yet."""
 
-ROOM_BYTES: Final = 2**19
+ROOM_BYTES: Final = 2**18
 """What is received of it at once. The event loop spends a few tenths of a millisecond on that."""
 
 

@@ -15,9 +15,10 @@ GRACE_S: Final = 2.0
 """What a client gets to take the next piece of its answer, or to send the rest of its request, once the server ends."""
 
 
-BODIES_AT_ONCE: Final = 4
+BODIES_AT_ONCE: Final = 1
 """Connections from which parts of large bodies are received at the same time. The event loop reads from each that has
-something before it comes to anything else: with hundreds of them it would be tenths of a second later."""
+something before it comes to anything else, and a quarter of a megabyte takes it about half a millisecond: with hundreds
+of them it would be tenths of a second later, and with four the `/health` of a flooded server took twice as long."""
 
 ARRIVALS_AT_ONCE: Final = 8
 """Connections that begin in the same turn of the event loop: each takes it a few tenths of a millisecond, and hundreds

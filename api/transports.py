@@ -174,7 +174,7 @@ class AsyncioTransport:
 
     def show_first(self, look: Callable[[bytes], bool]) -> None:
         if self._descriptor is not None:
-            _Looking(self._writer.transport, self._reader, look)
+            _Looking(self._writer.transport, self._reader, look, self.rest)
 
     def rest(self) -> None:
         transport: Any = self._writer.transport
@@ -231,25 +231,32 @@ class _Looking(asyncio.BufferedProtocol):
     """Stands before a connection's protocol, and shows what arrives to somebody who may take it.
 
     It takes no more at first than a head and a small body have: of a large one, which hundreds of clients may begin to
-    send at the same time, the rest has its turn in `receive_into`.
+    send at the same time, the rest has its turn in `receive_into`. As long as its buffer is filled, uvloop goes on
+    reading, up to 32 times: so the transport is told to rest.
     """
 
     _most = ARRIVAL_BYTES
 
-    def __init__(self, transport: Any, reader: asyncio.StreamReader, look: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self, transport: Any, reader: asyncio.StreamReader, look: Callable[[bytes], bool], rest: Callable[[], None]
+    ) -> None:
         self._usual = transport.get_protocol()
         self._reader = reader
         self._look = look
+        self._rest = rest
         transport.set_protocol(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _arrivals()[: self._most]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._most = min(2 * self._most, RECEIVE_BYTES) if nbytes == self._most else ARRIVAL_BYTES
+        is_full = nbytes == self._most
+        self._most = min(2 * self._most, RECEIVE_BYTES) if is_full else ARRIVAL_BYTES
         data = bytes(_arrivals()[:nbytes])
         if self._reader._buffer or not self._look(data):  # type: ignore[attr-defined]  # no other way to see it
             self._usual.data_received(data)
+            if is_full:
+                self._rest()
 
     def eof_received(self) -> bool | None:
         stays: bool | None = self._usual.eof_received()

@@ -21,7 +21,7 @@ from staged_pool.api.express import LARGEST_BODY_BYTES, ROOM_BYTES, Arriving, Ex
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.protocols import Http1
 from staged_pool.api.traffic import Traffic
-from staged_pool.api.transports import ARRIVAL_BYTES
+from staged_pool.api.transports import ARRIVAL_BYTES, RECEIVE_BYTES
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import EMBED, Served, engine_on, post, read_answer, serving
 from tests.doubles import Gate, LetterModel, until
@@ -266,6 +266,22 @@ async def test_a_large_body_goes_it_too(size: int, monkeypatch: pytest.MonkeyPat
                     await anyio.wait_all_tasks_blocked()
                 assert b'"embedding"' in await read_answer(stream)
         await until(lambda: served.server.traffic.requests == served.server.traffic.body_bytes == 0)
+
+
+@pytest.mark.anyio
+async def test_of_a_large_body_little_is_taken_before_it_has_its_turn(anyio_backend_name: str) -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        traffic = served.server.traffic
+        async with traffic.turns, await served.connect() as stream:
+            await stream.send(EMBED)  # before a connection has begun, its loop takes what comes
+            await read_answer(stream)
+            await stream.send(padded(ROOM_BYTES))
+            await until(lambda: traffic.requests == 1)
+            await anyio.wait_all_tasks_blocked()
+            assert 0 < traffic.body_bytes <= (ARRIVAL_BYTES if anyio_backend_name == "asyncio" else RECEIVE_BYTES)
+            traffic.turns.release()
+            assert b'"embedding"' in await read_answer(stream)
+            await traffic.turns.acquire()
 
 
 @pytest.mark.anyio
