@@ -161,6 +161,9 @@ class EmbedRequest(Request):
 
     inputs: tuple[TextInput | Image, ...]
 
+    name: str | None = field(default=None, compare=False)
+    """What the caller calls the inputs, for errors. None: as everybody does."""
+
     outputs: Outputs = DENSE_ONLY
     """Any of dense, sparse and multi_vector that the model has."""
 
@@ -210,6 +213,9 @@ class ScoreRequest(Request):
     """One for all documents, or one for each."""
 
     documents: tuple[Content, ...]
+
+    names: tuple[str, str] = field(default=("queries", "documents"), compare=False)
+    """What the caller calls the two of them, for errors."""
 
     activate: bool = True
     """False returns a cross-encoder's logit instead of what its activation makes of it."""

@@ -38,7 +38,7 @@ class Plan(Generic[P_co]):
     is complete once. None: there is only the whole."""
     locate: Callable[[int], tuple[str, int]] | None = None
     """Which field of the request an input was made of, and where in it it stands; for errors. None: the inputs are
-    those of the request, in its order."""
+    those of the request, in its order, and it calls them as everybody does."""
 
 
 class Parts(list[object]):

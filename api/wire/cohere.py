@@ -65,9 +65,10 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
     types = tuple(dict.fromkeys(fields.embedding_types or ("float",)))
     for name in types:
         check_bits(encoding_of(name).dtype, fields.output_dimension or card.width, "embedding_types")
-    inputs = _inputs(fields)
+    field, inputs = _inputs(fields)
     request = EmbedRequest(
         inputs=inputs,
+        name=field,
         model=fields.model,
         dimensions=fields.output_dimension,
         prompt_name=_prompt_name(fields.input_type, card),
@@ -82,17 +83,18 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
     return request, named(write, fields.request_id)
 
 
-def _inputs(fields: EmbedBody) -> tuple[TextInput | Image, ...]:
+def _inputs(fields: EmbedBody) -> tuple[str, tuple[TextInput | Image, ...]]:
+    """The inputs, and in which field they stand."""
     given = [name for name in ("texts", "images", "inputs") if getattr(fields, name)]
     if len(given) != 1:
         message = "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
         raise (InvalidInput if given else NoInputs)(message, param="texts")
     if fields.images:
         images = (read_image(url, f"images[{index}]", index, bare=False) for index, url in enumerate(fields.images))
-        return tuple(with_options(image, fields.image_options()) for image in images)
+        return "images", tuple(with_options(image, fields.image_options()) for image in images)
     if fields.inputs:
-        return tuple(_input(each, index, fields) for index, each in enumerate(fields.inputs))
-    return tuple(_text(text, fields) for text in fields.texts or ())
+        return "inputs", tuple(_input(each, index, fields) for index, each in enumerate(fields.inputs))
+    return "texts", tuple(_text(text, fields) for text in fields.texts or ())
 
 
 def _input(given: Input, index: int, fields: EmbedBody) -> TextInput | Image:

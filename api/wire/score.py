@@ -101,7 +101,8 @@ def _read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, ScoreBody]:
     if len(queries) not in (1, len(documents)):
         found = f"`{names[0]}` has {len(queries)}, `{names[1]}` has {len(documents)}"
         raise InvalidInput(f"Input lengths must be either 1:1, 1:N or N:N; {found}", param=names[0])
-    return _request(fields, queries, documents, card, activate=fields.use_activation is not False), fields
+    activate = fields.use_activation is not False
+    return _request(fields, queries, documents, card, names=names, activate=activate), fields
 
 
 def read_score_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWriter]:
@@ -156,7 +157,7 @@ def _read_ranking(fields: RerankBody, card: ModelCard) -> tuple[ScoreRequest, tu
         raise wrong("documents", "this field is required")
     documents = _contents(fields.documents, "documents", fields)
     activate = fields.use_activation is not False and not fields.raw_scores
-    request = _request(fields, query, documents, card, activate=activate)
+    request = _request(fields, query, documents, card, names=("query", "documents"), activate=activate)
     return request, None if fields.return_documents is False else documents
 
 
@@ -167,7 +168,8 @@ def _read_tei_ranking(
     cut = auto_truncate if fields.truncate is None else fields.truncate
     if fields.truncation_direction == "Left":
         raise wrong("truncation_direction", "of a query and a text, the longer one is cut on the right")
-    request = _request(fields, query, documents, card, activate=not fields.raw_scores, cut=cut)
+    names = "query", "texts"
+    request = _request(fields, query, documents, card, names=names, activate=not fields.raw_scores, cut=cut)
     return request, partial(tei.encode_rerank, texts=texts if fields.return_text else None)
 
 
@@ -221,6 +223,7 @@ def _request(
     documents: tuple[Content, ...],
     card: ModelCard,
     *,
+    names: tuple[str, str],
     activate: bool,
     cut: bool = True,
 ) -> ScoreRequest:
@@ -232,6 +235,7 @@ def _request(
     return ScoreRequest(
         queries=queries,
         documents=documents,
+        names=names,
         model=fields.model,
         activate=activate,
         max_tokens=longest if fields.truncate_prompt_tokens is None else fields.truncate_prompt_tokens,

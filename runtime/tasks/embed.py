@@ -41,7 +41,12 @@ def plan(request: EmbedRequest, card: ModelCard) -> Plan[ModelInput]:
         else ModelInput(source, request.outputs, prompt, role, may_split)
         for source in request.inputs
     ]
-    return Plan(inputs, partial(_finish, request, card), partial(_finish_some, request, card))
+    locate = None if request.name is None else partial(_locate, request.name)
+    return Plan(inputs, partial(_finish, request, card), partial(_finish_some, request, card), locate)
+
+
+def _locate(name: str, index: int) -> tuple[str, int]:
+    return name, index
 
 
 def _check_outputs(outputs: Outputs, card: ModelCard) -> None:

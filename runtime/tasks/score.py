@@ -55,7 +55,7 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
         queries + documents,
         partial(_finish_texts, request, card),
         partial(_some_texts, request, card),
-        partial(_locate, len(queries)),
+        partial(_locate, request),
     )
 
 
@@ -86,18 +86,19 @@ def check_top_n(top_n: int | None) -> None:
 
 
 def _check(request: ScoreRequest, card: ModelCard) -> None:
+    query, document = request.names
     if not request.queries:
-        raise InvalidInput("The request has no query; one is needed.", param="queries")
+        raise InvalidInput("The request has no query; one is needed.", param=query)
     if "" in request.queries:
         index = request.queries.index("")
-        raise InvalidInput("A query is empty; it must say what is looked for.", param="queries", index=index)
+        raise InvalidInput("A query is empty; it must say what is looked for.", param=query, index=index)
     if not request.documents:
-        raise InvalidInput("The request has no documents; at least one is needed.", param="documents")
+        raise InvalidInput("The request has no documents; at least one is needed.", param=document)
     if len(request.queries) not in (1, len(request.documents)):
         raise InvalidInput(
             f"There are {len(request.queries)} queries and {len(request.documents)} documents: "
             "give one query, or as many as documents.",
-            param="queries",
+            param=query,
         )
     for name in ("max_query_tokens", "max_document_tokens"):
         value: int | None = getattr(request, name)
@@ -143,9 +144,10 @@ def _alone(content: Content, role: Role, request: ScoreRequest, card: ModelCard)
     return ModelInput(source, outputs, prompt, role)
 
 
-def _locate(queries: int, index: int) -> tuple[str, int]:
+def _locate(request: ScoreRequest, index: int) -> tuple[str, int]:
     """Where an input of a plan without pairs stands in the request."""
-    return ("queries", index) if index < queries else ("documents", index - queries)
+    (query, document), queries = request.names, len(request.queries)
+    return (query, index) if index < queries else (document, index - queries)
 
 
 def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:

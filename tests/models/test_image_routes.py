@@ -90,6 +90,18 @@ async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot
         wrong = await ask("/score", model, queries="a cat", documents=[documents[0], {"content": [part(DAMAGED)]}])
         assert (wrong["error"]["code"], wrong["error"]["param"], wrong["error"]["index"]) == (422, "documents", 1)
 
+    damaged = {"content": [part(DAMAGED)]}
+    mistakes: tuple[tuple[str, dict[str, Any], str, int], ...] = (
+        ("/score", {"text_1": "a cat", "text_2": [documents[0], damaged]}, "text_2", 1),
+        ("/rerank", {"query": damaged, "documents": documents}, "query", 0),
+        ("/rerank", {"query": "a cat", "documents": [*documents, damaged]}, "documents", 2),
+        ("/v2/embed", {"images": [CAT, DAMAGED]}, "images", 1),
+        ("/v2/embed", {"inputs": [documents[0], damaged]}, "inputs", 1),
+    )
+    for path, fields, name, index in mistakes:
+        error = (await ask(path, "clip", **fields))["error"]
+        assert (error["param"], error["index"]) == (name, index), (path, error)
+
     for path, model, fields, status in (
         ("/v1/embeddings", "bert-mean", {"input": ["a", {"image": ELSEWHERE}]}, 501),  # whatever the URL
         ("/score", "bert-mean", {"queries": "a", "documents": [{"content": [part(ELSEWHERE)]}]}, 501),
