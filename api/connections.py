@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger("staged_pool.api")
 
 
-TURN_S: Final = 0.0025
-"""How long a connection that sends a large body may keep its turn while nothing comes."""
-
 AT_ONCE_S: Final = 1.0
 """How long a body may take that goes the short way, which has no other limits for slow ones; and"""
 
@@ -220,7 +217,7 @@ class Connection:
         try:
             async with self._traffic.turns:
                 with protocol.room() as room:
-                    count = await self._transport.receive_into(room, TURN_S)
+                    count = await self._transport.receive_into(room, self._traffic.turn_s)
                 await anyio.lowlevel.checkpoint()  # others on this loop come first
         finally:
             await protocol.received(count or 0)
@@ -277,7 +274,7 @@ class Connection:
                     return False
                 async with self._traffic.turns:
                     with request.room() as room:
-                        count = await self._transport.receive_into(room, TURN_S)
+                        count = await self._transport.receive_into(room, self._traffic.turn_s)
                     await anyio.lowlevel.checkpoint()  # others on this loop come first
                 if count is None:
                     return False

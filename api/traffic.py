@@ -20,6 +20,12 @@ BODIES_AT_ONCE: Final = 1
 something before it comes to anything else, and a quarter of a megabyte takes it about half a millisecond: with hundreds
 of them it would be tenths of a second later, and with four the `/health` of a flooded server took twice as long."""
 
+TURN_S: Final = 0.0025
+"""How long a connection that sends a large body may keep its turn while nothing comes, if others wait for theirs,"""
+
+ALONE_S: Final = 0.01
+"""and if none does: the event loop is then woken less often."""
+
 ARRIVALS_AT_ONCE: Final = 8
 """Connections that begin in the same turn of the event loop: each takes it a few tenths of a millisecond, and hundreds
 may come at once."""
@@ -61,6 +67,11 @@ class Traffic:
         """Wait until a connection may begin."""
         async with self._arrivals:
             await anyio.lowlevel.checkpoint()
+
+    @property
+    def turn_s(self) -> float:
+        """How long the connection that has its turn may wait for more."""
+        return TURN_S if self.turns.statistics().tasks_waiting else ALONE_S
 
     def exit(self, leave: Callable[[], None]) -> None:
         """Count a connection no more."""
