@@ -37,6 +37,11 @@ class Load:
     """Whether an answer that is neither 200 nor 429 ends the measurement, or is counted as one that failed."""
 
 
+BURST: Final = Load(clients=64, seconds=3.0, patience_s=10.0)
+"""To warm up with: as much at once as under overload, so that the largest batches have had their memory before it is
+looked at."""
+
+
 @dataclass(slots=True)
 class LoadOutcome:
     """What became of a load."""

@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 
 from perf import report
-from perf.load import HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcome
+from perf.load import BURST, HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcome
 from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.report import number
 from perf.servers import Options, Server, serving
@@ -20,8 +20,6 @@ from perf.workers import Worker, worker
 
 DEFAULT_SHAPE: Final[Shape] = "m8"
 CAPACITY_CLIENTS: Final = (2, 4, 8, 16, 32)
-WARM_UP: Final = Load(clients=64, seconds=3.0, patience_s=10.0)
-"""As much at once as under overload, so that the largest batches have had their memory before it is looked at."""
 UNLOADED_REQUESTS: Final = 50
 LEVELS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 SEED: Final = 1
@@ -209,7 +207,7 @@ def _capacity(
     generate: Worker[Load, LoadOutcome], seconds: float, done: Callable[[], None]
 ) -> tuple[float, dict[int, float]]:
     """The median for a single client in ms, and for each number of clients the requests answered per second."""
-    generate(WARM_UP)
+    generate(BURST)
     unloaded = report.Summary.of(generate(Load(clients=1, max_requests=UNLOADED_REQUESTS)).latencies_ms)
     if unloaded is None:
         raise RuntimeError("an idle server refused every request")

@@ -14,7 +14,7 @@ import psutil
 
 from perf import report
 from perf.faults import BODY_LIMIT_MB, KINDS, Misuse, MisuseOutcome, Misusers
-from perf.load import Load, LoadGenerator
+from perf.load import BURST, Load, LoadGenerator
 from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.servers import Options, Server, serving
 from perf.texts import SHAPES, Shape, TextSource
@@ -22,8 +22,6 @@ from perf.workers import worker
 
 LOAD_SHARE: Final = 0.6
 """Of the capacity, as measured first."""
-WARM_UP: Final = Load(clients=64, seconds=3.0, patience_s=10.0)
-"""A burst, so that the largest batches have had their memory before the load begins."""
 CAPACITY_CLIENTS: Final = 16
 CAPACITY_S: Final = 5.0
 SAMPLE_S: Final = 2.0
@@ -124,7 +122,7 @@ def run(options: Options, *, shape: Shape, minutes: float, share: float) -> None
     with report.recording("soak", settings) as record, serving(command) as server:
         record.results["model"] = server.card()
         with worker(partial(LoadGenerator, server.port, workload.requests)) as generate:
-            generate(WARM_UP)
+            generate(BURST)
             closed = generate(Load(clients=CAPACITY_CLIENTS, seconds=CAPACITY_S, patience_s=TIMEOUT_S))
         capacity = len(closed.latencies_ms) / closed.elapsed_s
         rate = LOAD_SHARE * capacity
