@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from operator import is_
-from typing import Final, Generic, TypeVar, TypeVarTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import structlog
 
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
-from staged_pool.api.call import LINES, Answer, Call, Handler, Lines, priority_of
+from staged_pool.api.call import LINES, Answer, Call, Describe, Handler, Lines, priority_of
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.entrance import is_preflight
 from staged_pool.api.keys import TENANT, Keys
@@ -23,18 +22,34 @@ from staged_pool.api.routes import PROBES, TASKS, TEI_PATHS, Routes, no_such_rou
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
+from staged_pool.runtime.refusals import MOST_STANDING, Standing
 from staged_pool.stages.errors import shortened
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Priority
-
-Ts = TypeVarTuple("Ts")
-R = TypeVar("R")
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """A refusal for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
 which says how many had none."""
 
 log = structlog.get_logger("staged_pool.api")
+
+
+class Asks(NamedTuple):
+    """What a refusal for overload depends on, besides the size of the body."""
+
+    path: str
+    priority: Priority
+    tenant: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to a request that is turned away, but for the request's id."""
+
+    answer: Answer
+    headers: Headers
+    standing: tuple[Asks, Standing] | None = None
+    """Whom else it is said to, and for how long. None: only to the one that it was made for."""
 
 
 class Application:
@@ -53,9 +68,9 @@ class Application:
         self._config = config or ServerConfig()
         self._keys = Keys(self._config.api_keys, self._config.tenant_header)
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
-        self._refusals = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
-        self._problem = _Latest(status.problem)
-        self._refusal = _Latest(Answer.of)
+        self._samples = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
+        self._refused: dict[Asks, Refused] = {}
+        """The last refusal for overload of each kind."""
         resources = Routes(lobby, self._metrics, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
 
@@ -76,26 +91,54 @@ class Application:
 
         Everything else that can be wrong with it is found on the usual way, which asks admission again.
         """
+        standing = self._overload(_asks(scope), body_bytes)
+        return None if standing is None else status.problem(standing.error)
+
+    def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[Refused, str] | None:
+        """The answer to a request that is turned away, logged and counted, and its id; None where it is not."""
+        if (problem := self.admit(scope)) is not None:
+            answer = Answer.of(problem, _describe(scope["path"]))
+            refused = Refused(answer, _content_headers(answer) + self._closing(scope))
+        elif (standing := self._overload(asks := _asks(scope), body_bytes)) is not None:
+            refused = self._refused_for(asks, standing)
+        else:
+            return None
+        call = _call(scope, _nothing_to_receive)
+        call.body_bytes = body_bytes
+        self._finish(call, refused.answer, 0.0)
+        return refused, call.request_id
+
+    def refuse_again(self, asks: Asks, body_bytes: int) -> Refused | None:
+        """The same for a request like one that was refused for overload, as long as that refusal stands. None: it is to
+        be looked at, as any other."""
+        refused = self._refused.get(asks)
+        if refused is None or refused.standing is None or self._lobby.not_ready:
+            return None
+        sample = self._samples[refused.answer.status]
+        if (self._config.access_log and sample.is_due) or not refused.standing[1].again(body_bytes):
+            return None
+        sample.leave_out()
+        self._metrics.observe(asks.path, refused.answer.status, 0.0)
+        return refused
+
+    def _overload(self, asks: Asks, body_bytes: int) -> Standing | None:
         engines = self._lobby.engines
         # With several models, which one is meant stands in the body.
         if len(engines) != 1 or self._lobby.not_ready:
             return None
-        task = TASKS.get(scope["path"])
+        task = TASKS.get(asks.path)
         if task is None or not task.able(engines[0].card):
             return None
-        priority = priority_of(dict(scope["headers"])) or Priority.INTERACTIVE  # else it is refused on the usual way
-        error = engines[0].overload(body_bytes, priority=priority, tenant=scope.get(TENANT))
-        return None if error is None else self._problem(error)
+        return engines[0].overload(body_bytes, priority=asks.priority, tenant=asks.tenant)
 
-    def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[int, Headers, bytes] | None:
-        """The answer to a request that is turned away, logged and counted; None where it is not."""
-        if (problem := self.admit(scope) or self.turn_away(scope, body_bytes)) is None:
-            return None
-        call = _call(scope, _nothing_to_receive)
-        answer = self._refusal(problem, call.describe)
-        call.body_bytes = body_bytes
-        self._finish(call, answer, 0.0)
-        return answer.status, self._headers(call, answer, 0.0), b"".join(answer.pieces)
+    def _refused_for(self, asks: Asks, standing: Standing) -> Refused:
+        refused = self._refused.get(asks)
+        if refused is None or refused.standing != (asks, standing):
+            if len(self._refused) >= MOST_STANDING:
+                self._refused.clear()
+            answer = Answer.of(status.problem(standing.error), _describe(asks.path))
+            refused = self._refused[asks] = Refused(answer, _content_headers(answer), (asks, standing))
+        return refused
 
     def refuse(self, problem: Problem) -> App:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
@@ -134,32 +177,27 @@ class Application:
             self._finish(call, outcome, time.perf_counter() - started)
 
     def _line_headers(self, call: Call) -> Headers:
-        return [(b"content-type", LINES), (b"x-request-id", call.request_id.encode()), *self._closing(call)]
+        return [(b"content-type", LINES), (b"x-request-id", call.request_id.encode()), *self._closing(call.scope)]
 
-    def _closing(self, call: Call) -> Headers:
-        if self._lobby.leaving and call.scope["http_version"].startswith("1"):
+    def _closing(self, scope: Scope) -> Headers:
+        if self._lobby.leaving and scope["http_version"].startswith("1"):
             return [(b"connection", b"close")]
         return []
 
     def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
-        headers = [
-            (b"content-type", answer.content_type),
-            (b"content-length", str(sum(map(len, answer.pieces))).encode()),
-            (b"x-request-id", call.request_id.encode()),
-            *answer.headers,
-        ]
+        headers = [*_content_headers(answer), (b"x-request-id", call.request_id.encode())]
         if call.timeline is not None:
             headers.append((b"server-timing", _server_timing(call.timeline)))
             if call.describe is tei_error:
                 headers += timing_headers(call.timeline, seconds)
-        return headers + self._closing(call)
+        return headers + self._closing(call.scope)
 
     def _finish(self, call: Call, outcome: Answer, seconds: float) -> None:
         path = call.scope["path"]
         route = path if path in self._resources else "other"
         self._metrics.observe(route, outcome.status, seconds)
         left_out = 0
-        sample = self._refusals.get(outcome.status)
+        sample = self._samples.get(outcome.status)
         if not self._config.access_log or (sample is not None and (left_out := sample.count()) < 0):
             return
         fields: dict[str, object] = {
@@ -193,19 +231,6 @@ class Application:
         await self.respond(no_such_route, scope, receive, send)
 
 
-class _Latest(Generic[*Ts, R]):
-    """A function whose last result is kept: while a refusal stands, it is asked for the same thing each time."""
-
-    def __init__(self, function: Callable[[*Ts], R]) -> None:
-        self._function = function
-        self._kept: tuple[tuple[*Ts], R] | None = None
-
-    def __call__(self, *arguments: *Ts) -> R:
-        if self._kept is None or not all(map(is_, arguments, self._kept[0])):
-            self._kept = arguments, self._function(*arguments)
-        return self._kept[1]
-
-
 class _Sample:
     """Lets one event in a while through, and counts the others."""
 
@@ -214,10 +239,19 @@ class _Sample:
         self._next_at = 0.0
         self._left_out = 0
 
+    @property
+    def is_due(self) -> bool:
+        """The next event is let through."""
+        return time.monotonic() >= self._next_at
+
+    def leave_out(self) -> None:
+        """Count one that is not."""
+        self._left_out += 1
+
     def count(self) -> int:
         """Of an event that is let through, how many were left out since the last; -1 for one that is left out."""
-        if time.monotonic() < self._next_at:
-            self._left_out += 1
+        if not self.is_due:
+            self.leave_out()
             return -1
         self._next_at = time.monotonic() + self._every_s
         left_out, self._left_out = self._left_out, 0
@@ -242,12 +276,26 @@ class _Resource:
         return Answer(b'{"detail":"Method Not Allowed"}', 405, headers=[(b"allow", self._allow)], word="method")
 
 
+def _content_headers(answer: Answer) -> Headers:
+    length = sum(map(len, answer.pieces))
+    return [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *answer.headers]
+
+
 async def _nothing_to_receive() -> Message:
     raise RuntimeError("the body of a request that is turned away is not looked at")
 
 
 def _call(scope: Scope, receive: Receive) -> Call:
-    return Call(scope, receive, tei_error if scope["path"] in TEI_PATHS else Problem.answer)
+    return Call(scope, receive, _describe(scope["path"]))
+
+
+def _describe(path: str) -> Describe:
+    return tei_error if path in TEI_PATHS else Problem.answer
+
+
+def _asks(scope: Scope) -> Asks:
+    priority = priority_of(dict(scope["headers"])) or Priority.INTERACTIVE  # else it is refused on the usual way
+    return Asks(scope["path"], priority, scope.get(TENANT))
 
 
 async def _answer(handler: Handler, call: Call) -> Answer:

@@ -111,7 +111,7 @@ class Call:
         self._receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else f"{getrandbits(128):032x}"
+        self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else new_request_id()
         self.body_bytes: int | None = None
         self.timeline: Timeline | None = None
         self.model: str | None = None
@@ -195,6 +195,11 @@ class Call:
             message = f"{field}: expected a number of seconds above 0 and up to {MAX_TIMEOUT_S:.0f}"
             raise InvalidInput(message, param=field)
         return timeout_s
+
+
+def new_request_id() -> str:
+    """For a request that has none."""
+    return f"{getrandbits(128):032x}"
 
 
 def priority_of(headers: Mapping[bytes, bytes]) -> Priority | None:

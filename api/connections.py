@@ -234,10 +234,12 @@ class Connection:
             or not self._at_a_beginning()
             or self._sending.locked()
             or not self._transport.has_sent_all
-            or not isinstance(request := express.read(data, self._client), Whole)
-            or (refusal := express.refuse(request)) is None
         ):
             return False
+        if (refusal := express.refuse_again(data)) is None:
+            request = express.read(data, self._client)
+            if not isinstance(request, Whole) or (refusal := express.refuse(request)) is None:
+                return False
         self._transport.send_nowait(refusal)
         self._patient_until = self._transport.time() + self._limits.keep_alive_s  # which is looked at when it is over
         return True
@@ -246,15 +248,19 @@ class Connection:
         """What is left to the protocol of what has arrived, and of the rest of it that has been waited for. None: the
         request is refused, or being answered, without a protocol."""
         express = self._express
-        if express is None or not self._at_a_beginning() or (request := express.read(data, self._client)) is None:
+        if express is None or not self._at_a_beginning():
+            return data
+        if (refusal := express.refuse_again(data)) is not None:
+            await self._turn_away(refusal)
+            return None
+        if (request := express.read(data, self._client)) is None:
             return data
         if has_come := isinstance(request, Arriving):
             if not express.may_arrive(request) or not await self._has_arrived(express, request):
                 return request.so_far()
             request = request.whole()
         if (refusal := express.refuse(request)) is not None:
-            await self._handle(RawData(refusal))
-            self._update(idle=True)
+            await self._turn_away(refusal)
             return None
         if not has_come and not express.has_room(len(request.body)):
             return data
@@ -262,6 +268,10 @@ class Connection:
         self._answering = anyio.CancelScope()
         self._spawner.spawn(self._answer, express, request, self._answering)  # while this task looks out for the client
         return None
+
+    async def _turn_away(self, refusal: bytes) -> None:
+        await self._handle(RawData(refusal))
+        self._update(idle=True)
 
     async def _has_arrived(self, express: Express, request: Arriving) -> bool:
         """Receive the rest of a body; whether all of it has come, and soon enough."""

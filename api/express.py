@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import anyio
 
-from staged_pool.api.app import Application
+from staged_pool.api.app import Application, Asks, Refused
 from staged_pool.api.asgi import Headers, Message, Scope
 from staged_pool.api.bodies import unwritten
-from staged_pool.api.call import LINES
+from staged_pool.api.call import LINES, new_request_id
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.entrance import below
 from staged_pool.api.guard import TARGET_LIMIT_BYTES
@@ -39,6 +39,8 @@ _UNUSUAL: Final = frozenset({
 
 _KEEPS: Final = b"keep-alive"
 
+_HEAD_END: Final = b"\r\n\r\n"
+
 _LENGTH: Final = re.compile(rb"[0-9]{1,10}")
 
 
@@ -49,11 +51,22 @@ ROOM_BYTES: Final = 2**18
 """What is received of it at once. The event loop spends a few tenths of a millisecond on that."""
 
 
+_OF_ONE: Final = frozenset({b"x-request-id", b"traceparent"})
+"""Headers that belong to one request alone: no other will read like it."""
+
+MOST_HEADS: Final = 1024
+"""That are known again, of"""
+
+KNOWN_HEAD_BYTES: Final = 2**11
+"""at most: enough for the keys that services give out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """One complete request."""
 
     scope: Scope
+    head: bytes
     body: bytes | bytearray
 
 
@@ -89,7 +102,7 @@ class Arriving:
     def whole(self) -> Whole:
         """The request, when all of its body is here."""
         assert self._body is not None
-        return Whole(self.scope, self._body)
+        return Whole(self.scope, self._data[: self._start], self._body)
 
     def so_far(self) -> bytes:
         """All that has arrived, the head too."""
@@ -116,6 +129,9 @@ class Express:
         self._common_lines = b""
         self._common_second = 0
         """That they were made in: the date among them has whole seconds."""
+        self._heads: dict[bytes, tuple[int, Asks]] = {}
+        """Of requests that were refused for overload: how long the body is, and what else the refusal depended on.
+        Clients send the same few heads again and again, and reading one takes longer than all else."""
 
     def read(self, data: bytes, client: Any = None) -> Whole | Arriving | None:
         """The one request that `data` is, or the head and the beginning of; None where it is anything else.
@@ -145,16 +161,40 @@ class Express:
             "client": client,
         }
         if begun == length:
-            return Whole(scope, data[request.end() :])
+            return Whole(scope, data[: request.end()], data[request.end() :])
         return Arriving(scope, data, request.end(), length)
 
     def refuse(self, request: Whole) -> bytes | None:
         """The refusal of a request; None where it may enter."""
-        refusal = self._application.refuse_at_once(request.scope, len(request.body))
-        if refusal is None:
+        found = self._application.refuse_at_once(request.scope, len(request.body))
+        if found is None:
             return None
-        status, headers, body = refusal
-        return self._head(status, headers) + body
+        refused, request_id = found
+        if refused.standing is not None:
+            self._remember(request, refused.standing[0])
+        return self._refusal(refused, request_id)
+
+    def refuse_again(self, data: bytes) -> bytes | None:
+        """The refusal of a request that reads like one which was just refused; None where it is to be read."""
+        start = data.find(_HEAD_END) + len(_HEAD_END)
+        known = self._heads.get(data[:start])
+        if known is None:
+            return None
+        length, asks = known
+        if len(data) - start != length or (refused := self._application.refuse_again(asks, length)) is None:
+            return None
+        return self._refusal(refused, new_request_id())
+
+    def _remember(self, request: Whole, asks: Asks) -> None:
+        if len(request.head) > KNOWN_HEAD_BYTES or not _OF_ONE.isdisjoint(dict(request.scope["headers"])):
+            return
+        if len(self._heads) >= MOST_HEADS:
+            self._heads.clear()
+        self._heads[request.head] = len(request.body), asks
+
+    def _refusal(self, refused: Refused, request_id: str) -> bytes:
+        headers = [*refused.headers, (b"x-request-id", request_id.encode())]
+        return self._head(refused.answer.status, headers) + b"".join(refused.answer.pieces)
 
     def has_room(self, size: int) -> bool:
         """Whether a request with a body of so many bytes keeps within the limits of the server now; what becomes of

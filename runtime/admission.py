@@ -18,14 +18,13 @@ of others either: see `_beyond_part`.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.estimates import Estimates, Guess, magnitude
+from staged_pool.runtime.estimates import Estimates, Guess
 from staged_pool.runtime.model import Lane
+from staged_pool.runtime.refusals import Refusal, Refusals, Standing
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.pace import LanePace
@@ -40,16 +39,6 @@ _LIMITS: Final = ("requests", "items", "tokens", "bytes")
 
 _TIMES_FREE: Final = 7
 """How much of a limit one tenant, or all bulk work, may have: so many times what it leaves free."""
-
-_STANDS: Final = 0.02
-"""Of the target delay: how long a refusal stands, unless somebody leaves before. What is like it is refused without
-being judged: under ten times the load that can be served, judging all of it cost a fiftieth of the answers."""
-
-_LIKE: Final = 7 / 8
-"""How small a body may be beside the one that was refused, to be refused as it was."""
-
-_MOST_STANDING: Final = 64
-"""Refusals that stand. Tenants are as many as clients like."""
 
 _LEARN = 0.05
 """Weight of the newest observation in the running mean of the lag: about the last twenty requests count."""
@@ -110,16 +99,6 @@ class Asker(NamedTuple):
     priority: Priority = Priority.INTERACTIVE
     tenant: Hashable = None
     """Whose it is. None: nobody's in particular; all of these are one tenant."""
-
-
-class _Refusal(NamedTuple):
-    """Why nothing more is let in."""
-
-    limit: str
-    error: Overloaded
-    least_bytes: float = 0.0
-    """Of the bodies that it is said to, while it stands."""
-    until: float = -math.inf
 
 
 class Room:
@@ -221,9 +200,7 @@ class Admission:
         self._items = 0
         self._body_bytes = 0
         self._admitted = 0
-        self._refused: Counter[str] = Counter()
-        self._standing: dict[tuple[Asker, int], _Refusal] = {}
-        """By who asks, and the magnitude of what is sent."""
+        self._refusals = Refusals(clock, config.target_delay_s)
         self._allowed = (config.max_requests, config.max_items, config.max_tokens, config.max_bytes)
 
     @property
@@ -250,11 +227,11 @@ class Admission:
         lane, expected_s = expected = self._quickest(guesses, asker)
         takes_s = expected_s + self._lanes[lane].lag_s[asker.priority]
         if self._requests and takes_s > timeout_s:
-            self._refused["deadline"] += 1
+            self._refusals.counts["deadline"] += 1
             message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
             raise DeadlineExceeded(message, stage="door")
         if (refusal := self._overload(body_bytes, guesses, expected, asker)) is not None:
-            raise self._counted(refusal)
+            raise self._refusals.counted(refusal)
         tenants = self._tenants[asker.priority]
         if (of_tenant := tenants.get(asker.tenant)) is None:
             of_tenant = tenants[asker.tenant] = _Inside(self._lanes)
@@ -279,26 +256,17 @@ class Admission:
             self._put(room, of, _Part(guess.tokens, int(of == lane)))
         return room
 
-    def overload(self, body_bytes: int, asker: Asker = ANYBODY) -> Overloaded | None:
-        """Why a request of so many bytes is refused now, and counted as refused; None if it may enter.
-
-        For a few milliseconds the same error is returned for requests like it.
-        """
-        now, kind = self._clock(), (asker, magnitude(body_bytes))
-        refusal = self._standing.get(kind)
-        if refusal is None or now > refusal.until or body_bytes < refusal.least_bytes:
-            guesses = self._estimates.guess(body_bytes)
-            if (refusal := self._overload(body_bytes, guesses, self._quickest(guesses, asker), asker)) is None:
-                return None
-            if len(self._standing) >= _MOST_STANDING:
-                self._standing.clear()
-            until = now + _STANDS * self._config.target_delay_s
-            self._standing[kind] = refusal._replace(least_bytes=_LIKE * body_bytes, until=until)
-        return self._counted(refusal)
+    def overload(self, body_bytes: int, asker: Asker = ANYBODY) -> Standing | None:
+        """Why a request of so many bytes is refused now, and counted as refused; None if it may enter."""
+        if (standing := self._refusals.again(asker, body_bytes)) is not None:
+            return standing
+        guesses = self._estimates.guess(body_bytes)
+        refusal = self._overload(body_bytes, guesses, self._quickest(guesses, asker), asker)
+        return None if refusal is None else self._refusals.stand(refusal, asker, body_bytes)
 
     def _overload(
         self, body_bytes: int, guesses: Mapping[Lane, Guess], expected: tuple[Lane, float], asker: Asker
-    ) -> _Refusal | None:
+    ) -> Refusal | None:
         if not self._requests:  # an empty engine takes anything: its predictions would never be put right otherwise
             return None
         lane, expected_s = expected
@@ -344,7 +312,7 @@ class Admission:
         others, allowed = self._requests - 1, self._config.max_items
         if others and self._items + items - room.items > allowed:
             message = f"The server is at its limit of {allowed} items in flight."
-            raise self._counted(self._refuse("items", message, room.lane))
+            raise self._refusals.counted(self._refuse("items", message, room.lane))
         self._items += items - room.items
         for inside in room.counts:
             inside.items += items - room.items
@@ -367,7 +335,7 @@ class Admission:
         if others and room.tokens > guessed and self.tokens > self._config.max_tokens:
             allowed = self._config.max_tokens
             message = f"The server is at its limit of {allowed} tokens in flight."
-            raise self._counted(self._refuse("tokens", message, room.lane))
+            raise self._refusals.counted(self._refuse("tokens", message, room.lane))
         if tuple(inputs) == (room.lane,):
             return
         for lane, expected_s in expected.items():
@@ -376,7 +344,7 @@ class Admission:
                 and lane != room.lane
                 and (refusal := self._too_late(lane, expected_s, room.asker.priority)) is not None
             ):
-                raise self._counted(refusal)
+                raise self._refusals.counted(refusal)
         room.lane, room.expected_s = max(expected.items(), key=lambda pair: pair[1])
 
     def prepared(self, room: Room, lane: Lane, tokens: int) -> None:
@@ -403,7 +371,7 @@ class Admission:
             elsewhere_s: What it waited for that is not the engine's.
         """
         room.inside = False
-        self._standing.clear()
+        self._refusals.departures += 1
         self._requests -= 1
         self._items -= room.items
         self._body_bytes -= room.body_bytes
@@ -476,18 +444,14 @@ class Admission:
         inside, others = self._lanes[lane], self._requests - is_inside
         return inside.pace.drain_s(before, min(inside.inputs, others * inputs) + inputs)
 
-    def _too_late(self, lane: Lane, expected_s: float, priority: Priority) -> _Refusal | None:
+    def _too_late(self, lane: Lane, expected_s: float, priority: Priority) -> Refusal | None:
         delay_s = expected_s + self._lanes[lane].lag_s[priority]
         if delay_s <= _MARGIN * self._config.target_delay_s:
             return None
         return self._refuse("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.", lane)
 
-    def _refuse(self, limit: str, message: str, lane: Lane) -> _Refusal:
-        return _Refusal(limit, Overloaded(message, retry_after_s=self._lanes[lane].drain_s))
-
-    def _counted(self, refusal: _Refusal) -> Overloaded:
-        self._refused[refusal.limit] += 1
-        return refusal.error
+    def _refuse(self, limit: str, message: str, lane: Lane) -> Refusal:
+        return Refusal(limit, Overloaded(message, retry_after_s=self._lanes[lane].drain_s))
 
     def requests_of(self, priority: Priority) -> int:
         """Inside."""
@@ -505,7 +469,7 @@ class Admission:
             body_bytes=self._body_bytes,
             max_bytes=self._config.max_bytes,
             admitted=self._admitted,
-            refused=dict(self._refused),
+            refused=dict(self._refusals.counts),
             drain_s=max(lane.drain_s for lane in lanes),
             lag_s=max(max(lane.lag_s.values()) for lane in lanes),
             bytes_per_token=self._estimates.bytes_per_token,

@@ -20,6 +20,7 @@ from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import PARSE_WORKERS, POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
+from staged_pool.runtime.refusals import Standing
 from staged_pool.runtime.requests import Chat, content_bytes
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
@@ -29,7 +30,6 @@ from staged_pool.stages.errors import (
     EngineStopped,
     InvalidInput,
     NoInputs,
-    Overloaded,
     StagedPoolError,
     TooLarge,
     UnknownModel,
@@ -267,7 +267,7 @@ class Engine(EngineTasks):
 
     def overload(
         self, body_bytes: int, *, priority: Priority = Priority.INTERACTIVE, tenant: Hashable = None
-    ) -> Overloaded | None:
+    ) -> Standing | None:
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
         return self._admission.overload(body_bytes, Asker(priority, tenant))
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 from staged_pool.stages.budget import Budget
+
+_SHAPE_MEMORY: Final = 30
+"""How many times longer what a batch's size does is remembered than how long batches take."""
+
+_ALIKE: Final = 0.1
+"""Coefficient of variation of sizes that are about one size: below it, a slope would be noise."""
 
 
 class Overlap:
@@ -45,23 +52,58 @@ class Overlap:
 
 
 class Pace:
-    """Fits seconds = fixed + tokens x each to the batches of late, by least squares with fading weights.
+    """Fits seconds = fixed + tokens x each to the batches of late.
 
-    Pure: it is told what a batch took. Both coefficients are kept at 0 or above. As long as all batches have been of
-    about one size there is nothing to tell the two apart by, and all of it counts as fixed: a prediction for more
-    tokens is then too short rather than too long, so that nothing is refused that might have been in time.
+    Pure: it is told what a batch took. How fast the device is changes from one second to the next, with whatever else
+    the machine does; how much of a batch's time is fixed hardly ever does, and takes batches of many sizes to see. So
+    the mean of a few batches says how long one takes, and a fit to many (least squares, with fading weights) how that
+    depends on its size. When batches have been of about one size for long, what was found before is kept. Before
+    anything was, all of it counts as fixed: a prediction for more tokens is then too short rather than too long, so
+    that nothing is refused that might have been in time.
 
     Args:
-        memory: Batches after which a batch counts 1/e. A shorter memory follows a change sooner; a longer one is
-            misled less by an odd batch.
+        memory: Batches after which a batch counts 1/e in the mean. A shorter memory follows a change sooner; a longer
+            one is misled less by an odd batch.
     """
 
     def __init__(self, memory: float = 30.0) -> None:
-        self._fade = math.exp(-1.0 / memory)
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._late = _Moments(memory)
+        self._many = _Moments(_SHAPE_MEMORY * memory)
+        self._fixed_tokens = math.inf
+        """So many tokens take as long as a batch of none."""
+        self._fixed_s = self._each_s = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Count a batch of `tokens` that took `seconds` of the whole device."""
+        self._late.add(tokens, seconds)
+        mean_tokens, mean_s = self._late.means()
+        if mean_s > 0.0:  # as if the device had always been as fast
+            worth = mean_tokens + (self._fixed_tokens if self._fixed_tokens < math.inf else 0.0)
+            self._many.add(tokens, seconds / mean_s * worth)
+            if (fixed_tokens := self._many.fixed_tokens()) is not None:
+                self._fixed_tokens = fixed_tokens
+        self._each_s = mean_s / (self._fixed_tokens + mean_tokens)
+        self._fixed_s = mean_s - self._each_s * mean_tokens
+
+    def batch_s(self, tokens: float) -> float:
+        """How long one batch of so many tokens takes; 0 as long as nothing has been observed."""
+        return self._fixed_s + self._each_s * tokens
+
+    def drain_s(self, tokens: float, budget: int) -> float:
+        """How long so many tokens take in batches of at most `budget` tokens; 0 for none."""
+        return math.ceil(tokens / budget) * self._fixed_s + self._each_s * tokens
+
+
+class _Moments:
+    """Means of batches, in which older ones count less and less."""
+
+    __slots__ = ("_fade", "_weight", "_x", "_xx", "_xy", "_y")
+
+    def __init__(self, memory: float) -> None:
+        self._fade = math.exp(-1.0 / memory)
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
         fade = self._fade
         self._weight = self._weight * fade + 1.0
         self._x = self._x * fade + tokens
@@ -69,27 +111,18 @@ class Pace:
         self._xx = self._xx * fade + tokens * tokens
         self._xy = self._xy * fade + tokens * seconds
 
-    def _fit(self) -> tuple[float, float]:
-        """Seconds of a batch, and of each of its tokens."""
-        if not self._weight:
-            return 0.0, 0.0
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+    def means(self) -> tuple[float, float]:
+        """Tokens and seconds of a batch; there has been one."""
+        return self._x / self._weight, self._y / self._weight
+
+    def fixed_tokens(self) -> float | None:
+        """How many tokens the fixed part of a batch's time is worth; None where sizes differ too little to say."""
+        mean_x, mean_y = self.means()
         variance = self._xx / self._weight - mean_x * mean_x
-        if variance < (0.05 * mean_x) ** 2:  # sizes within 5 %: the slope would be noise
-            return mean_y, 0.0
-        each = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
-        fixed = mean_y - each * mean_x
-        return (fixed, each) if fixed >= 0.0 else (0.0, mean_y / mean_x)
-
-    def batch_s(self, tokens: float) -> float:
-        """How long one batch of so many tokens takes; 0 as long as nothing has been observed."""
-        fixed, each = self._fit()
-        return fixed + each * tokens
-
-    def drain_s(self, tokens: float, budget: int) -> float:
-        """How long so many tokens take in batches of at most `budget` tokens; 0 for none."""
-        fixed, each = self._fit()
-        return math.ceil(tokens / budget) * fixed + each * tokens
+        if variance < (_ALIKE * mean_x) ** 2:
+            return None
+        each = (self._xy / self._weight - mean_x * mean_y) / variance
+        return max(0.0, mean_y / each - mean_x) if each > 0.0 else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

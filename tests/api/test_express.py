@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,14 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api import connections
-from staged_pool.api.app import Application
+from staged_pool.api.app import Application, Asks, Refused
+from staged_pool.api.call import Answer
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.express import LARGEST_BODY_BYTES, ROOM_BYTES, Arriving, Express, Whole
+from staged_pool.api.express import (
+    KNOWN_HEAD_BYTES,
+    LARGEST_BODY_BYTES,
+    MOST_HEADS,
+    ROOM_BYTES,
+    Arriving,
+    Express,
+    Whole,
+)
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.protocols import Http1
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import ARRIVAL_BYTES, RECEIVE_BYTES
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.stages.work import Priority
 from tests.api.serving import EMBED, Served, engine_on, post, read_answer, serving
 from tests.doubles import Gate, LetterModel, until
 
@@ -40,10 +51,12 @@ class Refusing(Application):
     def __init__(self) -> None:
         super().__init__(Lobby())
         self.asked: list[tuple[str, int]] = []
+        self.standing = False
 
-    def refuse_at_once(self, scope: Any, body_bytes: int) -> Any:
+    def refuse_at_once(self, scope: Any, body_bytes: int) -> tuple[Refused, str]:
         self.asked.append((scope["path"], body_bytes))
-        return 429, [(b"x", b"y")], b"{}"
+        standing: Any = (Asks(scope["path"], Priority.INTERACTIVE, None), None) if self.standing else None
+        return Refused(Answer(b"{}", 429), [(b"x", b"y")], standing), "its-id"
 
 
 def express(**config: Any) -> tuple[Express, Refusing]:
@@ -60,7 +73,7 @@ def test_a_complete_request_is_refused() -> None:
     door, application = express()
     whole = door.read(request(b"accept: */*"))
     assert isinstance(whole, Whole)
-    assert door.refuse(whole) == b"HTTP/1.1 429 \r\nx: y\r\ndate: today\r\n\r\n{}"
+    assert door.refuse(whole) == b"HTTP/1.1 429 \r\nx: y\r\nx-request-id: its-id\r\ndate: today\r\n\r\n{}"
     assert application.asked == [("/v1/embeddings", len(BODY))]
 
 
@@ -245,6 +258,95 @@ async def test_a_refusal_that_stands_is_an_answer_of_its_own_each_time() -> None
             await read_answer(first)
             await second.send(EMBED)
             assert (await read_answer(second)).startswith(b"HTTP/1.1 200")
+
+
+async def refused_ids(stream: anyio.abc.SocketStream, *requests: bytes) -> list[bytes]:
+    """The request ids of the refusals of some requests, one after the other."""
+    ids = []
+    for sent in requests:
+        await stream.send(sent)
+        answer = await read_answer(stream)
+        assert answer.startswith(b"HTTP/1.1 429")
+        (found,) = re.findall(rb"x-request-id: (.*)\r\n", answer)
+        ids.append(found)
+    return ids
+
+
+@pytest.mark.anyio
+async def test_what_reads_like_a_refused_request_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with overloaded() as served, await served.connect() as first, await served.connect() as second:
+        ids = await refused_ids(first, EMBED)
+        monkeypatch.delattr(Express, "read")
+        ids += await refused_ids(first, EMBED)
+        ids += await refused_ids(second, EMBED)
+        assert len(set(ids)) == 3
+        assert served.engine.statistics().admission.refused == {"requests": 3}
+
+
+@pytest.mark.anyio
+async def test_a_refusal_that_is_to_be_logged_goes_the_usual_way(logged: list[dict[str, Any]]) -> None:
+    async with overloaded() as served, await served.connect() as stream:
+        await refused_ids(stream, *[EMBED] * 20)
+        lines = [line for line in logged if line["event"] == "request.finished" and line["status"] == 429]
+        left_out = sum(line.get("refusals_left_out", 0) for line in lines)
+        assert 1 <= len(lines) < 20
+        assert len(lines) + left_out <= 20
+        assert served.engine.statistics().admission.refused == {"requests": 20}
+
+
+@pytest.mark.anyio
+async def test_a_request_keeps_the_id_that_it_was_given() -> None:
+    ids = [b"one", b"two", b"two", b"one"]
+    requests = [post(b'{"input":"a"}', f"x-request-id: {given.decode()}") for given in ids]
+    async with overloaded() as served, await served.connect() as stream:
+        assert await refused_ids(stream, *requests) == ids
+
+
+@pytest.mark.anyio
+async def test_a_head_that_is_known_may_have_its_body_later() -> None:
+    async with overloaded() as served, await served.connect() as stream:
+        await refused_ids(stream, EMBED, EMBED)
+        await stream.send(EMBED[:-1])
+        await anyio.wait_all_tasks_blocked()
+        assert served.engine.statistics().admission.refused == {"requests": 2}
+        await refused_ids(stream, EMBED[-1:], EMBED)
+
+
+@pytest.mark.anyio
+async def test_a_known_head_is_no_way_around_a_drain() -> None:
+    async with overloaded() as served, await served.connect() as stream:
+        await refused_ids(stream, EMBED, EMBED)
+        served.server.lobby.close("the server is draining")
+        await stream.send(EMBED)
+        assert (await read_answer(stream)).startswith(b"HTTP/1.1 503")
+
+
+@pytest.mark.anyio
+async def test_a_refusal_of_bulk_work_is_not_one_of_interactive_work() -> None:
+    requests = [post(b'{"input":"a"}', f"x-priority: {priority}") for priority in Priority] * 2
+    async with overloaded() as served, await served.connect() as stream:
+        await refused_ids(stream, *requests)
+        refused = served.engine.statistics().admission.refused
+        assert sum(refused.values()) == 4
+
+
+def test_heads_that_are_known_are_not_more_than_a_few() -> None:
+    door, application = express()
+    application.standing = True
+    for number in range(2 * MOST_HEADS):
+        whole = door.read(request(b"number: %d" % number))
+        assert isinstance(whole, Whole)
+        door.refuse(whole)
+    assert 0 < len(door._heads) <= MOST_HEADS
+
+
+def test_a_head_that_is_very_long_is_not_kept() -> None:
+    door, application = express()
+    application.standing = True
+    whole = door.read(request(b"long: " + b"x" * KNOWN_HEAD_BYTES))
+    assert isinstance(whole, Whole)
+    assert door.refuse(whole)
+    assert not door._heads
 
 
 def padded(size: int) -> bytes:

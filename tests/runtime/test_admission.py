@@ -12,6 +12,7 @@ from staged_pool.runtime.admission import Admission, Asker, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
 from staged_pool.runtime.model import Lane
+from staged_pool.runtime.refusals import MOST_STANDING, Standing
 from staged_pool.stages.budget import Budget
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.pace import LanePace, Pace
@@ -373,7 +374,7 @@ def test_that_bulk_work_is_late_is_not_held_against_interactive_work() -> None:
     assert admission.overload(100) is None
 
 
-def a_refusal(clock: Clock) -> tuple[Admission, list[Room], Overloaded]:
+def a_refusal(clock: Clock) -> tuple[Admission, list[Room], Standing]:
     """Of 4000 bytes, at a door that nine requests are behind."""
     admission = door(clock=clock, target_delay_s=1.0, max_requests=9)
     rooms = a_backlog(admission, 9, NOBODY)
@@ -411,7 +412,7 @@ def test_refusals_that_stand_are_not_more_than_a_few() -> None:
     admission, _, _ = a_refusal(Clock())
     for tenant in range(1000):
         assert admission.overload(4000, Asker(tenant=tenant)) is not None
-    assert len(admission._standing) <= 64
+    assert len(admission._refusals._standing) <= MOST_STANDING
 
 
 @given(st.lists(st.tuples(st.sampled_from((None, "a", "b")), st.sampled_from(Priority), st.booleans()), max_size=30))
