@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from perf import report
+from perf.bare import BareLoop, given
 from perf.client import Connection, post, stage_times_ms, successful
 from perf.load import Load, LoadGenerator, LoadOutcome
 from perf.pictures import SIZES, Size, clip_folder, embedding_request, jpeg
@@ -45,7 +45,7 @@ class Bare:
     """What the machine does without a server."""
 
     images_per_s: float
-    """On all cores: each with a thread that decodes, prepares and computes, a few pictures at a time."""
+    """On all cores, a few pictures at a time."""
     prepare_s: float
     """Of one picture on one core with nothing beside it."""
     forward_s: float
@@ -53,53 +53,20 @@ class Bare:
 
 
 class BarePipeline:
-    """The best plain loop: the same code for pictures and the same model, without queues, stages and HTTP."""
+    """Measures it."""
 
     def __init__(self, options: Options, pictures: Sequence[bytes]) -> None:
-        from staged_pool.runtime.model import ModelInput
-        from staged_pool.runtime.models.load import load_model
-        from staged_pool.runtime.requests import DENSE_ONLY, Image
-
-        self._model = load_model(options.engine_config())
-        self._inputs = [ModelInput(Image(picture), DENSE_ONLY) for picture in pictures]
+        self._loop = BareLoop(options)
+        self._pictures = pictures
         self._cores = len(os.sched_getaffinity(0))
-        self._batch(0, 1)
 
     def __call__(self, seconds: float) -> Bare:
-        prepare_s, forward_s = zip(
-            *(self._batch(start, self._cores) for start in range(0, PICTURES, BATCH)), strict=True
+        batches = [list(map(given, self._pictures[start : start + BATCH])) for start in range(0, PICTURES, BATCH)]
+        prepare_s, forward_s = zip(*(self._loop.batch(batch, self._cores) for batch in batches), strict=True)
+        rate = self._loop([[picture] for picture in self._pictures], seconds, at_once=BATCH)
+        return Bare(
+            rate.groups / rate.elapsed_s, statistics.median(prepare_s) / BATCH, statistics.median(forward_s) / BATCH
         )
-        done = [0] * self._cores
-        started = time.perf_counter()
-        threads = [
-            threading.Thread(target=self._loop, args=(place, done, started + seconds)) for place in range(self._cores)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        rate = sum(done) / (time.perf_counter() - started)
-        return Bare(rate, statistics.median(prepare_s) / BATCH, statistics.median(forward_s) / BATCH)
-
-    def _loop(self, place: int, done: list[int], end: float) -> None:
-        start = place * BATCH
-        while time.perf_counter() < end:
-            self._batch(start % PICTURES, self._cores)
-            done[place] += BATCH
-            start += BATCH
-
-    def _batch(self, start: int, at_once: int) -> tuple[float, float]:
-        """Do a few pictures; the seconds of preparing and of computing them."""
-        from staged_pool.stages.work import Prepared
-
-        began = time.perf_counter()
-        prepared = self._model.preprocess(self._inputs[start : start + BATCH])
-        payloads = [one.payload for one in prepared if isinstance(one, Prepared)]
-        if len(payloads) < BATCH:
-            raise TypeError("a picture of the measurement cannot be read")
-        middle = time.perf_counter()
-        self._model.forward(payloads, at_once)
-        return middle - began, time.perf_counter() - middle
 
 
 @dataclass(slots=True)
@@ -227,7 +194,7 @@ def _report_throughput(
         }  # fmt: skip
     columns = ["image preprocess limit", "images/s", "of bare", "request p50 ms", f"{LARGE} in one request, s"]
     note = (
-        f"bare: {cores} threads that decode, prepare and compute; one picture alone on one core: prepare "
+        f"bare: all {cores} cores decode, prepare and compute; one picture alone on one core: prepare "
         f"{number(prepare_s * 1e3)} ms, forward {number(forward_s * 1e3)} ms"
     )
     report.show_table("Pictures per second, closed loop", columns, rows, note)

@@ -202,6 +202,22 @@ PEERS: Final = (
 """All of them, ours first: the others are compared with it."""
 
 
+def _no_server(launch: Launch) -> list[str]:
+    raise NotImplementedError("there is no server to start")
+
+
+BARE: Final = Peer(
+    name="bare",
+    pins=None,
+    package="torch",
+    command=_no_server,
+    dialect=dialects.OURS,
+    settings="no server: the model, tokenizer and decoder of staged-pool in a plain loop, at least 64 texts or 8 "
+    "pictures a forward; one thread with all cores, or one on each core, whichever does more",
+)
+"""What the machine can do. Not one of the peers: nobody can ask it anything."""
+
+
 def chosen(only: str | None) -> tuple[Peer, ...]:
     """Those whose names are in a list with commas between them, and ours; all if there is no list.
 

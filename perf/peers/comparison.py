@@ -10,7 +10,7 @@ from typing import Final
 from perf import report
 from perf.peers.catalogue import OURS, Peer
 from perf.peers.inputs import SCENARIOS, Scenario
-from perf.peers.visits import Cell, Level, Visit
+from perf.peers.visits import MIX, MIXED_LOAD, Cell, Level, Visit
 from perf.report import number
 from staged_pool.runtime.config import DType
 
@@ -120,10 +120,25 @@ def tables(contenders: Sequence[Contender], clients: Mapping[Scenario, tuple[int
         if rows:
             yield Table(f"{title}: {described} a request, closed loop", CLOSED, rows)
     levels = sorted({factor for contender in contenders for visit in contender.seen() for factor in visit.levels})
-    rows = [row for factor in levels for contender in contenders if (row := _open_row(contender, factor))]
+    rows = [
+        _open_row(f"{contender.peer.name}, {factor:g}x", found)
+        for factor in levels
+        for contender in contenders
+        if (found := [visit.levels[factor] for visit in contender.seen() if factor in visit.levels])
+    ]
     if rows:
         note = "load: times the most that this server did in the closed loop of the same round"
         yield Table(f"{title}: {SCENARIOS['s1']} a request, open loop", OPEN, rows, note)
+    rows = [
+        _open_row(f"{contender.peer.name}, {kind}", found)
+        for kind in MIX
+        for contender in contenders
+        if (found := [visit.mixed[kind] for visit in contender.seen() if kind in visit.mixed])
+    ]
+    if rows:
+        shares = " and ".join(f"{share:.0%} {SCENARIOS[kind]}" for kind, share in MIX.items())
+        note = f"{shares}; together {MIXED_LOAD:g} of what this server can do, by the closed loops of the same round"
+        yield Table(f"{title}: texts and pictures at once, open loop", OPEN, rows, note)
     rows = [_weight_row(contender) for contender in contenders if contender.seen()]
     yield Table(f"{title}: the servers", WEIGHT, rows, "memory after all loads; what processes share is once in PSS")
 
@@ -157,16 +172,14 @@ def _closed_row(contender: Contender, ours: Contender, scenario: Scenario, clien
     ]
 
 
-def _open_row(contender: Contender, factor: float) -> list[str] | None:
-    levels = [visit.levels[factor] for visit in contender.seen() if factor in visit.levels]
-    if not levels:
-        return None
+def _open_row(name: str, levels: Sequence[Level]) -> list[str]:
+    """Of a load in every round."""
     outcomes, probes = [level.outcome for level in levels], [level.health for level in levels]
     accepted = report.Summary.of([ms for outcome in outcomes for ms in outcome.accepted_ms])
     health = report.Summary.of([ms for probe in probes for ms in probe.latencies_ms])
     recovered = [outcome.recovered_s for outcome in outcomes if outcome.recovered_s is not None]
     return [
-        f"{contender.peer.name}, {factor:g}x",
+        name,
         number(statistics.median(level.offered_per_s for level in levels)),
         number(statistics.median(outcome.goodput for outcome in outcomes)),
         Spread.cell(Spread.of([level.outcome.goodput / level.capacity_per_s for level in levels])),
@@ -204,6 +217,7 @@ def _visit_result(visit: Visit) -> dict[str, object]:
             for (scenario, clients), cell in visit.cells.items()
         ],
         "levels": [{"factor": factor, **_level_result(level)} for factor, level in visit.levels.items()],
+        "mixed": [{"kind": kind, **_level_result(level)} for kind, level in visit.mixed.items()],
         "failures": visit.failures,
         "processes": visit.processes,
         "rss_mb": visit.rss_mb,

@@ -14,7 +14,7 @@ from perf.pictures import Size, jpeg
 from perf.servers import Server
 from perf.texts import SHAPES, TextSource
 
-Scenario = Literal["s1", "m8", "x64", "rank", "images"]
+Scenario = Literal["s1", "m8", "x64", "rank", "images", "captions"]
 
 SCENARIOS: Final[dict[Scenario, str]] = {
     "s1": SHAPES["s1"],
@@ -22,12 +22,16 @@ SCENARIOS: Final[dict[Scenario, str]] = {
     "x64": SHAPES["x64"],
     "rank": "1 query of 12 tokens and 100 documents of 64",
     "images": "1 JPEG of 640 x 480",
+    "captions": "1 text of 12 tokens, to the model of pictures",
 }
-UNITS: Final[dict[Scenario, int]] = {"s1": 1, "m8": 8, "x64": 64, "rank": 100, "images": 1}
+UNITS: Final[dict[Scenario, int]] = {"s1": 1, "m8": 8, "x64": 64, "rank": 100, "images": 1, "captions": 1}
 """Texts, documents or pictures of one request: what rates are counted in."""
 
 TEXTS: Final[tuple[Scenario, ...]] = ("s1", "m8", "x64", "rank")
-"""The scenarios of the model of texts; `images` has a model of its own."""
+"""The scenarios of the model of texts."""
+
+PICTURES: Final[tuple[Scenario, ...]] = ("images", "captions")
+"""Those of the model of pictures."""
 
 AGREED: Final = 0.99
 """The least cosine of a vector with ours in float32, for a server to be timed; of a score, how far it may be off is
@@ -58,8 +62,9 @@ class Inputs:
 
     folder: Path
     lists: Mapping[Scenario, Sequence[Sequence[str]]]
-    """The texts of each request; of a ranking, the query and then the documents. Empty for a model of pictures."""
+    """The texts of each request; of a ranking, the query and then the documents."""
     pictures: Sequence[bytes]
+    """Of each request; none for a model of texts."""
 
     @classmethod
     def texts(cls, source: TextSource) -> Inputs:
@@ -74,7 +79,8 @@ class Inputs:
     @classmethod
     def images(cls, folder: Path) -> Inputs:
         """For the model of pictures."""
-        return cls(folder, {}, [jpeg(_PICTURE, seed) for seed in range(_PICTURES)])
+        captions = TextSource(str(folder)).lists("s1")
+        return cls(folder, {"captions": captions}, [jpeg(_PICTURE, seed) for seed in range(_PICTURES)])
 
     def requests(self, dialect: Dialect, scenario: Scenario) -> tuple[bytes, ...]:
         """Complete with their HTTP heads, to be sent in this order again and again; none: it cannot be asked that."""
@@ -82,6 +88,8 @@ class Inputs:
             return tuple(dialect.see([picture]) for picture in self.pictures) if dialect.see else ()
         if scenario == "rank":
             return tuple(dialect.rank(query, docs) for query, *docs in self.lists["rank"]) if dialect.rank else ()
+        if scenario == "captions" and dialect.see is None:
+            return ()
         return tuple(dialect.embed(texts) for texts in self.lists[scenario])
 
     def first(self, dialect: Dialect) -> bytes:

@@ -12,21 +12,21 @@ from typing import Final
 
 from perf import report
 from perf.peers import comparison, plots
-from perf.peers.catalogue import PEERS, Launch, Peer, python_of
+from perf.peers.catalogue import BARE, PEERS, Launch, Peer, python_of
 from perf.peers.comparison import Contender
 from perf.peers.environments import ENVIRONMENTS, BuildFailed, build, version_of
-from perf.peers.inputs import SCENARIOS, TEXTS, Answers, Disagreement, Inputs, Scenario
-from perf.peers.visits import Plan, Visit, started, visit
+from perf.peers.inputs import PICTURES, SCENARIOS, TEXTS, Answers, Disagreement, Inputs, Scenario
+from perf.peers.visits import Plan, Visit, started, visit, visit_bare
 from perf.pictures import clip_folder
 from perf.servers import ROOT, Card, Options, ServerFailed, serving
 from perf.texts import TextSource
 from staged_pool.runtime.config import DType
 
 FULL: Final[Mapping[Scenario, tuple[int, ...]]] = {
-    "s1": (1, 16, 64), "m8": (1, 16, 64), "x64": (1, 4), "rank": (1, 4), "images": (1, 8),
+    "s1": (1, 16, 64), "m8": (1, 16, 64), "x64": (1, 4, 16), "rank": (1, 4), "images": (1, 8), "captions": (8,),
 }  # fmt: skip
 QUICK: Final[Mapping[Scenario, tuple[int, ...]]] = {
-    "s1": (16,), "m8": (8,), "x64": (2,), "rank": (1,), "images": (4,),
+    "s1": (16,), "m8": (8,), "x64": (2,), "rank": (1,), "images": (4,), "captions": (4,),
 }  # fmt: skip
 QUICK_SECONDS: Final = 2.0
 
@@ -67,13 +67,13 @@ def run(model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float
         "scenarios": SCENARIOS,
     }  # fmt: skip
     with report.recording("peers", settings) as record, ExitStack() as running:
-        missing, versions = build_all(peers)
-        built = [peer for peer in peers if peer.name in versions]
+        missing, versions = build_all([*peers, BARE])
+        built = [peer for peer in (*peers, BARE) if peer.name in versions]
         with serving(Options(model=model).serve_command()) as server:
             card = server.card()
         models = [
             _model(Inputs.texts(TextSource(model)), TEXTS, card),
-            _model(Inputs.images(running.enter_context(clip_folder())), ("images",), card),
+            _model(Inputs.images(running.enter_context(clip_folder())), PICTURES, card),
         ]
         best: DType = "float32" if card.dtype == "float32" else "bfloat16"  # as our own server chooses
         wanted: dict[str, DType] = {"Each at its best": best, "All in float32": "float32"}
@@ -165,6 +165,8 @@ def _rounds(
 
 
 def _visit(entry: Entry, model: Model, plan: Plan, turn: int, done: Callable[[], None]) -> Visit:
+    if entry[0] is BARE:
+        return visit_bare(model.launch(*entry), model.inputs, model.scenarios, plan=plan)
     return visit(
         entry[0],
         model.launch(*entry),
@@ -184,6 +186,7 @@ def _joined(parts: Sequence[Visit]) -> Visit | None:
     first, *others = parts
     for other in others:
         first.cells |= other.cells
+        first.mixed |= other.mixed
         first.failures |= other.failures
         first.least_cosine = min(first.least_cosine, other.least_cosine)
     return first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -13,11 +13,12 @@ from typing import Final, TypeVar
 import psutil
 
 from perf import report
+from perf.bare import BareLoop, Groups, Rate
 from perf.load import HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcome
 from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.peers.catalogue import Launch, Peer
 from perf.peers.inputs import UNITS, Answers, Inputs, Scenario, agreement
-from perf.servers import Server, family, serving
+from perf.servers import Options, Server, family, serving
 from perf.workers import worker
 
 START_TIMEOUT_S: Final = 300.0
@@ -25,7 +26,16 @@ PATIENCE_S: Final = 60.0
 WARM_UP_S: Final = 30.0
 """At most; it is one request of each client."""
 
+BARE_TEXTS: Final = 64
+BARE_PICTURES: Final = 8
+"""Of a forward without a server, at least: more are no quicker."""
+
 OPEN_SHAPE: Final[Scenario] = "s1"
+MIX: Final[Mapping[Scenario, float]] = {"captions": 0.4, "images": 0.6}
+"""Of the requests of a mixed load, which is"""
+MIXED_LOAD: Final = 0.8
+"""of what the server can do: of the time that it needs for one of each kind, as the closed loops have shown."""
+
 TIMEOUT_S: Final = 10.0
 MAX_CONNECTIONS: Final = 800
 RECOVERED_MS: Final = 250.0
@@ -48,7 +58,9 @@ class Plan:
     def steps(self, peer: Peer, scenarios: tuple[Scenario, ...], inputs: Inputs) -> int:
         """Cells and levels of a visit, for a bar of progress."""
         cells = sum(len(self.clients[scenario]) for scenario in scenarios if inputs.requests(peer.dialect, scenario))
-        return cells + (len(self.levels) if OPEN_SHAPE in scenarios else 0)
+        if OPEN_SHAPE in scenarios:
+            return cells + len(self.levels)
+        return cells + (1 if cells and set(MIX).issubset(scenarios) else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,8 @@ class Visit:
     least_cosine: float = 0.0
     cells: dict[tuple[Scenario, int], Cell] = field(default_factory=dict)
     levels: dict[float, Level] = field(default_factory=dict)
+    mixed: dict[Scenario, Level] = field(default_factory=dict)
+    """Texts and pictures that came at the same time, each with what became of them."""
     failures: dict[str, str] = field(default_factory=dict)
     """Cells and levels that came to nothing, and why."""
     processes: int = 0
@@ -123,30 +137,54 @@ def visit(
         for scenario in scenarios:
             requests = inputs.requests(peer.dialect, scenario)
             for clients in plan.clients[scenario] if requests else ():
-                try:
+                with _noting(seen, f"{scenario}, {clients} clients"):
                     seen.cells[scenario, clients] = _cell(server, peer, requests, clients, plan.seconds)
-                except RuntimeError as error:
-                    seen.failures[f"{scenario}, {clients} clients"] = str(error)
                 done()
-        if OPEN_SHAPE in scenarios:
-            rates = [cell.rate(OPEN_SHAPE) for (scenario, _), cell in seen.cells.items() if scenario == OPEN_SHAPE]
-            capacity, requests = max(rates, default=0.0), inputs.requests(peer.dialect, OPEN_SHAPE)
-            for factor in plan.levels if capacity else ():
-                arrivals = Arrivals(
-                    rate=factor * capacity,
-                    seconds=plan.seconds,
-                    seed=seed,
-                    timeout_s=TIMEOUT_S,
-                    max_connections=MAX_CONNECTIONS,
-                    recovered_ms=RECOVERED_MS,
-                )
-                try:
-                    seen.levels[factor] = _level(server, peer, requests, arrivals, capacity)
-                except RuntimeError as error:
-                    seen.failures[f"open loop, {factor:g}x"] = str(error)
+        if OPEN_SHAPE in scenarios and (capacity := _most(seen, OPEN_SHAPE)):
+            for factor in plan.levels:
+                with _noting(seen, f"open loop, {factor:g}x"):
+                    rates = {OPEN_SHAPE: factor * capacity}
+                    seen.levels[factor] = _levels(
+                        server, peer, inputs, rates, seconds=plan.seconds, seed=seed, seen=seen
+                    )[OPEN_SHAPE]
                 done()
+        if set(MIX).issubset(scenarios) and all(_most(seen, kind) for kind in MIX):
+            with _noting(seen, "texts and pictures"):
+                each = MIXED_LOAD / sum(share / _most(seen, kind) for kind, share in MIX.items())
+                rates = {kind: share * each for kind, share in MIX.items()}
+                seen.mixed = _levels(server, peer, inputs, rates, seconds=plan.seconds, seed=seed, seen=seen)
+            done()
         _weigh(server, seen)
     return seen
+
+
+def visit_bare(launch: Launch, inputs: Inputs, scenarios: tuple[Scenario, ...], *, plan: Plan) -> Visit:
+    """What is done without a server: the same for any number of clients."""
+    options = Options(model=str(launch.folder), dtype=launch.dtype, torch_threads=launch.torch_threads)
+    seen = Visit(least_cosine=1.0)
+    with worker(partial(_bare, options)) as loop:
+        for scenario in scenarios:
+            sees = scenario == "images"
+            groups = [[picture] for picture in inputs.pictures] if sees else inputs.lists[scenario]
+            at_once = max(1, (BARE_PICTURES if sees else BARE_TEXTS) // UNITS[scenario])
+            rate = loop(BareLoad(groups, plan.seconds, min(at_once, len(groups))))
+            load = LoadOutcome([1e3 * rate.elapsed_s / rate.groups] * rate.groups, elapsed_s=rate.elapsed_s)
+            seen.cells |= {(scenario, clients): Cell(load, ProbeOutcome(), 0.0) for clients in plan.clients[scenario]}
+    return seen
+
+
+@dataclass(frozen=True, slots=True)
+class BareLoad:
+    """What `BareLoop` is called with."""
+
+    groups: Groups
+    seconds: float
+    at_once: int
+
+
+def _bare(options: Options) -> Callable[[BareLoad], Rate]:
+    loop = BareLoop(options)
+    return lambda load: loop(load.groups, load.seconds, at_once=load.at_once)
 
 
 def started(peer: Peer, launch: Launch) -> AbstractContextManager[Server]:
@@ -171,16 +209,56 @@ def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int,
         return Cell(outcome, health, others[0])
 
 
-def _level(server: Server, peer: Peer, requests: tuple[bytes, ...], arrivals: Arrivals, capacity_per_s: float) -> Level:
-    with (
-        worker(partial(_pinned, partial(OpenLoop, server.port, requests))) as offer,
-        worker(partial(_pinned, partial(HealthProbe, server.port, peer.health))) as probe,
-    ):
+def _levels(
+    server: Server,
+    peer: Peer,
+    inputs: Inputs,
+    rates: Mapping[Scenario, float],
+    *,
+    seconds: float,
+    seed: int,
+    seen: Visit,
+) -> dict[Scenario, Level]:
+    """An open loop of one kind of requests, or of several at once; `rates` has how many of each come in a second."""
+    with ExitStack() as running:
+        offers = {
+            kind: running.enter_context(
+                worker(partial(_pinned, partial(OpenLoop, server.port, inputs.requests(peer.dialect, kind))))
+            )
+            for kind in rates
+        }
+        probe = running.enter_context(worker(partial(_pinned, partial(HealthProbe, server.port, peer.health))))
         with _beside() as others:
-            offer.begin(arrivals)
-            health = probe(arrivals.seconds)
-            outcome = offer.end()
-        return Level(arrivals.rate, capacity_per_s, outcome, health, others[0])
+            for place, (kind, rate) in enumerate(rates.items()):
+                offers[kind].begin(
+                    Arrivals(
+                        rate=rate,
+                        seconds=seconds,
+                        seed=len(rates) * seed + place,
+                        timeout_s=TIMEOUT_S,
+                        max_connections=MAX_CONNECTIONS,
+                        recovered_ms=RECOVERED_MS,
+                    )
+                )
+            health = probe(seconds)
+            outcomes = {kind: offer.end() for kind, offer in offers.items()}
+        return {
+            kind: Level(rates[kind], _most(seen, kind), outcome, health, others[0])
+            for kind, outcome in outcomes.items()
+        }
+
+
+def _most(seen: Visit, scenario: Scenario) -> float:
+    """Texts or pictures per second, of whatever number of clients gets most done."""
+    return max((cell.rate(kind) for (kind, _), cell in seen.cells.items() if kind == scenario), default=0.0)
+
+
+@contextmanager
+def _noting(seen: Visit, what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        seen.failures[what] = str(error)
 
 
 def _pinned(make: Callable[[], Callable[[A], R]]) -> Callable[[A], R]:

@@ -12,12 +12,21 @@ import pytest
 
 from perf.client import get
 from perf.peers.catalogue import PEERS, Launch
-from perf.peers.inputs import Answers, Inputs, Scenario
-from perf.peers.visits import Plan, started, visit
+from perf.peers.inputs import PICTURES, Answers, Inputs, Scenario
+from perf.peers.visits import Plan, started, visit, visit_bare
+from perf.pictures import jpeg
 from perf.servers import ServerFailed, serving
 from tests.api.conftest import tiny_folder  # noqa: F401  # a fixture
+from tests.models.tiny.images import clip
 
-CLIENTS: dict[Scenario, tuple[int, ...]] = {"s1": (1, 2), "m8": (2,), "x64": (1,), "rank": (1,), "images": (1,)}
+CLIENTS: dict[Scenario, tuple[int, ...]] = {
+    "s1": (1, 2),
+    "m8": (2,),
+    "x64": (1,),
+    "rank": (1,),
+    "images": (1,),
+    "captions": (1,),
+}
 SCENARIOS: tuple[Scenario, ...] = ("s1", "rank")
 OURS = PEERS[0]
 
@@ -73,6 +82,36 @@ def test_a_visit_sees_every_cell_and_level_of_a_server_that_is_right(inputs: Inp
     assert seen.levels[0.5].outcome.accepted_ms
     assert seen.least_cosine > 0.9999
     assert seen.rss_mb >= seen.pss_mb > 0
+
+
+def test_the_bare_loop_is_measured_in_every_cell(inputs: Inputs, launch: Launch) -> None:
+    plan = Plan(seconds=0.2, clients=CLIENTS, levels=(0.5,))
+    seen = visit_bare(launch, inputs, SCENARIOS, plan=plan)
+    assert list(seen.cells) == [("s1", 1), ("s1", 2), ("rank", 1)]
+    assert seen.cells["s1", 1] is not seen.cells["rank", 1]
+    assert all(cell.rate(scenario) > 0 for (scenario, _), cell in seen.cells.items())
+    assert not seen.levels
+
+
+def test_texts_and_pictures_come_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    clip(folder)
+    pictures = [jpeg("vga", 0), jpeg("vga", 1)]
+    inputs = Inputs(folder, {"captions": [["a photo"], ["of a cat"]]}, pictures)
+    launch = Launch(
+        python=Path(sys.executable), folder=folder, dtype="float32", torch_threads=1, max_tokens=16, scratch=tmp_path
+    )
+    with started(OURS, launch) as server:
+        ours = inputs.answers(server, OURS.dialect)
+    plan, steps = Plan(seconds=0.3, clients=CLIENTS, levels=(0.5,)), list[None]()
+    seen = visit(OURS, launch, inputs, PICTURES, plan=plan, ours=ours, seed=0, done=lambda: steps.append(None))
+    assert seen.failures == {}
+    assert len(steps) == plan.steps(OURS, PICTURES, inputs) == 3
+    rates = [seen.mixed[kind].offered_per_s for kind in ("captions", "images")]
+    assert rates[0] / sum(rates) == pytest.approx(0.4)
+    time_s = sum(rate / level.capacity_per_s for rate, level in zip(rates, seen.mixed.values(), strict=True))
+    assert time_s == pytest.approx(0.8)
 
 
 def test_a_server_that_does_not_start_is_named_with_its_last_words(inputs: Inputs, launch: Launch) -> None:
