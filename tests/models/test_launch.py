@@ -163,11 +163,12 @@ async def test_two_devices_take_batches_from_one_waiting_room(
     async with open_engine(on_two_devices) as engine:
         towers = [type(replica.towers["text"]) for replica in engine._model.replicas]  # type: ignore[attr-defined]
         original = towers[0].launch
-        met: list[int] = []
+        begun: list[object] = []
 
         def launch(self: object, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
-            if len(met) < 2:
-                met.append(both.wait())
+            if len(begun) < 2:
+                begun.append(payloads)
+                both.wait()
             launched: Mapping[Output, Later[Sequence[Values]]] = original(self, payloads)
             return launched
 
