@@ -371,7 +371,7 @@ class Admission:
             elsewhere_s: What it waited for that is not the engine's.
         """
         room.inside = False
-        self._refusals.departures += 1
+        self._refusals.lapse()
         self._requests -= 1
         self._items -= room.items
         self._body_bytes -= room.body_bytes

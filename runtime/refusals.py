@@ -43,7 +43,7 @@ class Refusals:
         """Since the start, by limit."""
         self.clock = clock
         self.departures = 0
-        """How often somebody has left: then there is room, and nothing stands any more."""
+        """How often somebody has left; a refusal stands until then."""
         self._stand_s = STANDS * target_delay_s
         self._standing: dict[tuple[Hashable, int], Standing] = {}
         """By who asks, and the magnitude of what is sent."""
@@ -52,6 +52,10 @@ class Refusals:
         """What one request is told."""
         self.counts[refusal.limit] += 1
         return refusal.error
+
+    def lapse(self) -> None:
+        """Somebody leaves: there is room, and nothing stands any more."""
+        self.departures += 1
 
     def again(self, asker: Hashable, body_bytes: int) -> Standing | None:
         """Refuse a request of so many bytes, as one like it has been. None: it is to be judged."""

@@ -82,8 +82,13 @@ class Pace:
             self._many.add(tokens, seconds / mean_s * worth)
             if (fixed_tokens := self._many.fixed_tokens()) is not None:
                 self._fixed_tokens = fixed_tokens
-        self._each_s = mean_s / (self._fixed_tokens + mean_tokens)
-        self._fixed_s = mean_s - self._each_s * mean_tokens
+        if self._fixed_tokens == math.inf:
+            self._fixed_s, self._each_s = mean_s, 0.0
+        else:
+            self._each_s = mean_s / (self._fixed_tokens + mean_tokens)
+            self._fixed_s = (
+                self._each_s * self._fixed_tokens
+            )  # not what is left of the mean: rounding makes that negative
 
     def batch_s(self, tokens: float) -> float:
         """How long one batch of so many tokens takes; 0 as long as nothing has been observed."""

@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from staged_pool.stages.pace import Overlap, Pace
@@ -92,6 +92,7 @@ def test_a_batch_that_takes_no_time_has_none_of_the_device() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 10)), max_size=50), st.integers(0, 10_000))
+@example([(2, 0.5), (9, 1.7), (8, 1.3), (5, 0.4)], 0)
 def test_a_prediction_is_never_negative(batches: list[tuple[int, float]], tokens: int) -> None:
     pace = Pace()
     for size, seconds in batches:
