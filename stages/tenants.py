@@ -5,7 +5,9 @@ The rules:
 1. Tenants share the device fairly, by tokens: one with a thousand requests and one with a single one get on equally
    quickly. Each has a turn, as in start-time fair queueing (Goyal, Vin and Cheng, 1996): the virtual time at which it
    came, moved on by the tokens that it has had. Virtual time passes by the tokens of a batch, divided by the tenants
-   that wait.
+   that waited; and if all that still wait are ahead of it then, it catches up with the least of them, as in WF2Q+
+   (Bennett and Zhang, 1997). For a visitor that leaves room in a batch has had less than its part: without that,
+   whoever used the room would owe it to the next one that comes.
 2. The requests of a tenant share in the same way what the tenant gets, in a virtual time of its own.
 3. A tenant of which nothing waits is forgotten, and comes back as a new one. Nobody gains by that: whoever waits keeps
    up with virtual time, and so gets its part of all that the device does, whatever others do.
@@ -13,7 +15,7 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
@@ -227,9 +229,11 @@ class TenantQueue(Generic[P]):
         if not self._touched:
             return 0
         cost = sum([tenant.batch_cost for tenant in self._touched])
-        self.now += cost / len(self.tenants)
+        turns = [self._first_tenant(turns)[0] for turns in self._turns.values()]
+        self.now = _later(self.now, cost, len(self.tenants), turns)
         for tenant in self._touched:
-            tenant.now += tenant.batch_cost / tenant.batch_requests
+            turns = [waiting[0].turn for waiting in tenant.waiting.values()]
+            tenant.now = _later(tenant.now, tenant.batch_cost, tenant.batch_requests, turns)
             tenant.batch_cost = tenant.batch_requests = 0
             if not tenant.requests:
                 del self.tenants[tenant.name]
@@ -244,3 +248,15 @@ class TenantQueue(Generic[P]):
         own = min(tenant.cost, max(0.0, turn - tenant.now) * len(tenant.requests))
         others = (max(0.0, tenant.turn - self.now) + own) * (len(self.tenants) - 1)
         return own + min(self.cost - tenant.cost, others)
+
+
+def _later(now: float, cost: int, among: int, turns: Collection[float]) -> float:
+    """Virtual time after a batch.
+
+    Args:
+        now: Before it.
+        cost: Tokens of it.
+        among: Those who waited before it.
+        turns: Of those who still wait.
+    """
+    return max(now + cost / among, min(now + cost, min(turns, default=0.0)))
