@@ -104,7 +104,11 @@ class SimLoop(asyncio.BaseEventLoop):
         ready = self._ready
         if len(ready) < 2:
             return
-        steps = [i for i, handle in enumerate(ready) if _is_step(handle)]
+        steps = [
+            i
+            for i, handle in enumerate(ready)
+            if isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)  # type: ignore[attr-defined]
+        ]
         if len(steps) > 1:
             handles = [ready[i] for i in steps]
             self._random.shuffle(handles)
@@ -116,11 +120,6 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """No other thread ever wakes this loop."""
-
-
-def _is_step(handle: asyncio.Handle) -> bool:
-    callback = handle._callback  # type: ignore[attr-defined]
-    return isinstance(getattr(callback, "__self__", None), asyncio.Task)
 
 
 def clock() -> Callable[[], float]:

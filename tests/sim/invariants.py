@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -371,40 +371,36 @@ class Watch:
         engine = self.engine
         if engine is None:
             return
-        rooms, counted = self.rooms.values(), engine._admission
-        for what, total, parts in (
-            ("requests", counted._requests, len(rooms)),
-            ("items", counted._items, sum(room.items for room in rooms)),
-            ("bytes", counted._body_bytes, sum(room.body_bytes for room in rooms)),
-            ("tokens", counted.tokens, sum(room.tokens for room in rooms)),
-            *(
-                (
-                    f"unprepared inputs of the {lane} lane",
-                    inside.inputs,
-                    sum(room.parts[lane].unprepared for room in rooms if lane in room.parts),
-                )
-                for lane, inside in counted._lanes.items()
-            ),
-            *(
-                (f"{what} of {priority} work", sum(totals), sum(parts))
-                for priority, of_tenants in counted._tenants.items()
-                for what, totals, parts in (
-                    (
-                        "requests",
-                        [inside.requests for inside in of_tenants.values()],
-                        [room.asker.priority is priority for room in rooms],
-                    ),
-                    (
-                        "tokens",
-                        [sum(inside.tokens.values()) for inside in of_tenants.values()],
-                        [room.tokens for room in rooms if room.asker.priority is priority],
-                    ),
-                )
-            ),
-            ("tenants", sum(map(len, counted._tenants.values())), len({room.asker for room in rooms})),
-        ):
-            if abs(total - parts) > EPSILON:
-                self.fail(f"admission counts {total:g} {what}, and {parts:g} are inside")
+        counted = engine._admission
+        inside: defaultdict[str, float] = defaultdict(float)
+        for room in self.rooms.values():
+            priority = room.asker.priority
+            inside["requests"] += 1
+            inside["items"] += room.items
+            inside["bytes"] += room.body_bytes
+            inside["tokens"] += room.tokens
+            inside[f"requests of {priority} work"] += 1
+            inside[f"tokens of {priority} work"] += room.tokens
+            for lane, part in room.parts.items():
+                inside[f"unprepared inputs of the {lane} lane"] += part.unprepared
+        totals: dict[str, float] = {
+            "requests": counted._requests,
+            "items": counted._items,
+            "bytes": counted._body_bytes,
+            "tokens": counted.tokens,
+            "tenants": sum(map(len, counted._tenants.values())),
+        }
+        inside["tenants"] = len({room.asker for room in self.rooms.values()})
+        for lane, of_lane in counted._lanes.items():
+            totals[f"unprepared inputs of the {lane} lane"] = of_lane.inputs
+        for priority, of_tenants in counted._tenants.items():
+            totals[f"requests of {priority} work"] = sum([one.requests for one in of_tenants.values()])
+            totals[f"tokens of {priority} work"] = sum([sum(one.tokens.values()) for one in of_tenants.values()])
+        for what, total in totals.items():
+            if abs(total - inside[what]) > EPSILON:
+                self.fail(f"admission counts {total:g} {what}, and {inside[what]:g} are inside")
+        if unknown := inside.keys() - totals:
+            self.fail(f"admission does not count {unknown}, which are inside")
 
     def drained(self, began_at: float, timeout_s: float) -> None:
         """`Engine.drain` has returned: nothing is open, and it has waited no longer than it had to."""
