@@ -157,7 +157,7 @@ def machine_facts() -> dict[str, object]:
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
-        "python": platform.python_version(),
+        "python": sys.version,
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "changed_files": _git("status", "--porcelain", "--untracked-files=no").splitlines(),

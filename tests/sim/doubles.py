@@ -57,10 +57,17 @@ class SimOffload:
 
     async def _call(self, function: Callable[[A], T], argument: A, seconds: float) -> T:
         self.watch.active(seconds)
-        with anyio.CancelScope(shield=True):
-            await anyio.sleep(seconds)
+        await _sleep_shielded(seconds)
         self.watch.active()
         return function(argument)
+
+
+async def _sleep_shielded(seconds: float) -> None:
+    if seconds:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(seconds)
+    else:
+        await anyio.lowlevel.cancel_shielded_checkpoint()
 
 
 class SimPreprocess(SimOffload):
@@ -128,8 +135,7 @@ class SimDevice:
         patience_s = world.config.watchdog_s
         watch.active(min(seconds, patience_s))
         watch.on_device[self._lane] += 1
-        with anyio.CancelScope(shield=True):
-            await anyio.sleep(min(seconds, patience_s))
+        await _sleep_shielded(min(seconds, patience_s))
         watch.note("device call {} has ended", call)
         watch.active()
         stuck = seconds > patience_s
