@@ -114,6 +114,17 @@ def test_several_forward_workers_are_used_unless_they_get_clearly_less_done(
     assert plan_workers(4, lambda batch: None, 64) == best
 
 
+def test_a_slow_moment_does_not_decide_how_many_forwards_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = Counter[int]()
+
+    def seconds(forward: object, batch: object, workers: int, threads: int, *, batches: int) -> float:
+        tries[workers] += 1
+        return 1.0 if workers == 1 else 0.9 if tries[workers] > 3 else 1.3
+
+    monkeypatch.setattr("staged_pool.runtime.models.threads._seconds_at_once", seconds)
+    assert plan_workers(2, lambda batch: None, 64) == 2
+
+
 def test_one_thread_is_one_forward_worker() -> None:
     def forward(batch: Sequence[int]) -> None:
         raise AssertionError("there is nothing to find out")
@@ -131,7 +142,9 @@ def test_every_way_to_run_forwards_does_the_same_work_on_its_share_of_the_thread
     plan_workers(4, forward, 64)
     assert torch.get_num_threads() == before
     tries = Counter(threads for _, threads in ran)
-    assert {threads: count // 3 for threads, count in tries.items()} == {4: 4 + 1, 2: 4 + 2, 1: 4 + 4}
+    rounds = tries[4] / (4 + 1)
+    assert rounds in (3, 6), "as often again where the first ones say that one at a time gets more done"
+    assert {threads: count / rounds for threads, count in tries.items()} == {4: 4 + 1, 2: 4 + 2, 1: 4 + 4}
 
 
 def test_the_card_says_how_many_forwards_run_at_once(tiny_folder: TinyFolder) -> None:
