@@ -44,8 +44,10 @@ _HEAD_END: Final = b"\r\n\r\n"
 _LENGTH: Final = re.compile(rb"[0-9]{1,10}")
 
 
-LARGEST_BODY_BYTES: Final = 2**25
-"""Of those that go the short way. Room for all of it is set aside before it is here, which takes no memory yet."""
+LARGEST_BODY_BYTES: Final = 2**26
+"""Of those that go the short way, if the server takes bodies of that size. Room for all of it is set aside before it is
+here, which takes no memory yet. A body that stops in between is copied once, to be left to the usual way: that is why
+there is an end to it."""
 
 ROOM_BYTES: Final = 2**18
 """What is received of it at once. The event loop spends a few tenths of a millisecond on that."""

@@ -204,6 +204,8 @@ class Engine(EngineTasks):
             self._admission.leave(room, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
             if not self._tickets:
                 self._empty.set()
+            ticket.release()
+            del ticket  # as in `Ticket.wait`
 
     async def stream(
         self,

@@ -45,6 +45,8 @@ class _Job(Generic[A, T]):
             self.value = self._function(self._argument)
         except BaseException as error:  # noqa: BLE001  # carried to the task that waits
             self.error = error
+        finally:
+            del self  # the frames in the error's traceback have this one behind them, and the job has the error
 
 
 def poster() -> Callable[..., object]:
@@ -199,9 +201,12 @@ class OwnThreads:
                 raise
         with anyio.CancelScope(shield=True):
             await self._end_of(job, patience_s)
-        if job.error is not None:
+        if job.error is None:
+            return job.value
+        try:
             raise job.error
-        return job.value
+        finally:
+            del job  # this frame is in the error's traceback now, and the job has the error
 
     async def _end_of(self, job: _Job[A, T], patience_s: float | None) -> None:
         """Wait for it. What a call waits for a thread is not held against it.

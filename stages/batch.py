@@ -15,13 +15,13 @@ import structlog
 from staged_pool.stages.budget import Budget
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import cause, is_wanted
-from staged_pool.stages.errors import StagedPoolError
+from staged_pool.stages.errors import StagedPoolError, said_again
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import Overlap, Pace
-from staged_pool.stages.sharing import Flights, Sharing, said_again
+from staged_pool.stages.sharing import Flights, Sharing
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import Custody, custody
 from staged_pool.stages.ticket import Ticket

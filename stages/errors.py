@@ -143,3 +143,11 @@ class OutOfMemory(StagedPoolError):
 
 class DeviceLost(StagedPoolError):
     """The device no longer answers, or can no longer be trusted; only a new process helps."""
+
+
+def said_again(error: StagedPoolError) -> StagedPoolError:
+    """The same error for another caller: each is raised with a traceback, and notes an index, of its own."""
+    twin = type(error).__new__(type(error), *error.args)
+    twin.args = error.args
+    twin.__dict__.update(error.__dict__)
+    return twin

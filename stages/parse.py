@@ -110,6 +110,7 @@ class ParseStage(Stage, Generic[S]):
             return
         except Exception as error:  # the boundary to a dialect's code; a bad body must not end a worker
             log.error("request.decode_failed", exc_info=error)
+            error.__traceback__ = None  # in a thread of anyio's it leads to frames that have the error, and the body
             self._fail(ticket, StageFailed("the request could not be decoded: a bug of the server", stage="parse"))
             return
         ticket.expect(plan)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Batch, Item, Priority
@@ -223,11 +222,3 @@ class Flights(Generic[P]):
 
 def _asker(ticket: Ticket) -> _Asker:
     return ticket.priority, ticket.tenant
-
-
-def said_again(error: StagedPoolError) -> StagedPoolError:
-    """The same error for another caller: each is raised with a traceback, and notes an index, of its own."""
-    twin = type(error).__new__(type(error), *error.args)
-    twin.args = error.args
-    twin.__dict__.update(error.__dict__)
-    return twin

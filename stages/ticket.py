@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeAlias
 
 import anyio
 
-from staged_pool.stages.errors import InvalidInput, MediaUnavailable, ModelFailed, StagedPoolError
+from staged_pool.stages.errors import InvalidInput, MediaUnavailable, ModelFailed, StagedPoolError, said_again
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.work import Item, Parts, Plan, Priority, Request
 
@@ -257,7 +257,9 @@ class Ticket:
         """Settle with an error. False if it was settled already; the error is then dropped."""
         if self.settled:
             return False
-        self._error = error
+        # A traceback leads to the frames of a stage, and they to this ticket: the error, and with it all that these
+        # frames hold, would be kept until the garbage collector comes by.
+        self._error = error.with_traceback(None)
         self._settle()
         return True
 
@@ -282,6 +284,12 @@ class Ticket:
             if standing.room is not None:
                 standing.room.set()
 
+    def release(self) -> None:
+        """Let go of the outcome, which is its caller's now: stages may hold the ticket until their next message."""
+        self._value = None
+        if self._error is not None:
+            self._error = said_again(self._error)
+
     async def wait_settled(self) -> None:
         """Wait until it is settled, without looking at the outcome."""
         if not self.settled:
@@ -293,6 +301,9 @@ class Ticket:
         An outcome that is there already is returned without a checkpoint, so that a cancellation cannot take it away.
         """
         await self.wait_settled()
-        if self._error is not None:
+        if self._error is None:
+            return self._value
+        try:
             raise self._error
-        return self._value
+        finally:
+            del self  # this frame is in the error's traceback now, and the ticket has the error

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import threading
-from collections.abc import AsyncIterator, Sequence
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -500,3 +502,81 @@ async def test_a_large_answer_to_one_input_is_made_off_the_event_loop() -> None:
 
 def _same(request: EmbedRequest) -> EmbedRequest:
     return request
+
+
+class Body:
+    """What a caller's function holds."""
+
+
+def _refuse() -> EmbedRequest:
+    raise InvalidInput("The body is wrong.")
+
+
+def _crash(*_: object) -> EmbedRequest:
+    raise ValueError("a bug")
+
+
+def _asks_for(text: str) -> Callable[[], EmbedRequest]:
+    return lambda: EmbedRequest(inputs=(TextInput(text),))
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(
+    ("decode", "encode", "error"),
+    [
+        (_refuse, None, InvalidInput),
+        (_crash, None, StageFailed),
+        (_asks_for(""), None, InvalidInput),
+        (_asks_for("preprocess"), None, ModelFailed),
+        (_asks_for("NaN"), None, ModelFailed),
+        (_asks_for("forward"), None, ModelFailed),
+        (_asks_for("encode"), _crash, StageFailed),
+        (_asks_for("slow"), None, DeadlineExceeded),
+    ],
+    ids=["refused", "decode", "no tokens", "preprocess", "NaN", "forward", "encode", "too late"],
+)
+async def test_what_a_request_was_made_of_is_gone_as_soon_as_its_error(
+    decode: Callable[[], EmbedRequest],
+    encode: Callable[[Any], object] | None,
+    error: type[Exception],
+    inline: bool,
+) -> None:
+    gate = Gate()
+
+    def disturb(stage: str, texts: Sequence[str]) -> None:
+        if stage in texts:
+            raise RuntimeError("a bug of the model")
+        if "slow" in texts:
+            gate()
+
+    model = LetterModel(on_preprocess=partial(disturb, "preprocess"), on_forward=partial(disturb, "forward"))
+    body = Body()
+    gone = weakref.ref(body)
+
+    async def ask(engine: Engine, body: Body) -> None:
+        def read() -> EmbedRequest:
+            assert body is not None
+            return decode()
+
+        def write(result: Any) -> object:
+            assert body is not None
+            return encode(result) if encode is not None else result
+
+        timeout_s = 0.01 if error is DeadlineExceeded else math.inf
+        try:
+            await engine.submit(read, write, body_bytes=0 if inline else 10**6, timeout_s=timeout_s)
+        except error:  # `pytest.raises` would keep it
+            return
+        pytest.fail("it is no error")
+
+    with structlog.testing.capture_logs() as logged:
+        async with engine_on(model) as engine:
+            gc.disable()
+            try:
+                await ask(engine, body)
+                logged.clear()  # a crash has its traceback there
+                del body
+                await until(lambda: gone() is None, within_s=5)
+            finally:
+                gc.enable()
+                gate.open()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import sys
 import threading
+import weakref
 
 import anyio
 import pytest
@@ -26,6 +29,29 @@ async def test_a_nice_thread_stands_back_and_no_other_does() -> None:
         assert await nice(priority, None) == min(19, before + 3)
         assert await others(priority, None) == before
     assert priority() == before
+
+
+async def test_what_a_call_was_made_of_is_gone_as_soon_as_its_error() -> None:
+    class Body:
+        """What the argument of a call holds."""
+
+    def read(body: Body) -> None:
+        try:
+            raise KeyError(body)
+        except KeyError as error:
+            raise ValueError("wrong") from error
+
+    body = Body()
+    gone = weakref.ref(body)
+    async with OwnThreads("reader").running() as threads:
+        gc.disable()
+        try:
+            with contextlib.suppress(ValueError):
+                await threads(read, body)
+            del body
+            await until(lambda: gone() is None, within_s=5)
+        finally:
+            gc.enable()
 
 
 async def test_threads_can_come_later() -> None:

@@ -18,9 +18,10 @@ from staged_pool.stages.errors import (
     Overloaded,
     StagedPoolError,
     StageFailed,
+    said_again,
 )
 from staged_pool.stages.forming import BatchBuilder
-from staged_pool.stages.sharing import Flights, said_again
+from staged_pool.stages.sharing import Flights
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.turns import INTERACTIVE_PER_BULK
 from staged_pool.stages.work import Item, Priority, Request
