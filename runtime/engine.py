@@ -255,9 +255,12 @@ class Engine(EngineTasks):
                 except StagedPoolError as error:
                     failure = error
                 rows.close(keep=failure is None)
-        if failure is not None:
+        if failure is None:
+            return tokens
+        try:
             raise failure
-        return tokens
+        finally:
+            del failure  # as in `Ticket.wait`
 
     async def _give_rows(
         self, rows: RowStream, write: Callable[[Sequence[int], Any], R], give: Callable[[R], Awaitable[None]]
@@ -470,7 +473,10 @@ def _single_errors() -> Iterator[None]:
             error = error.exceptions[0]
         if error is group:
             raise
-        raise error from error.__cause__
+        try:
+            raise error from error.__cause__
+        finally:
+            del error  # as in `Ticket.wait`
 
 
 @asynccontextmanager

@@ -119,7 +119,10 @@ def exchange(
         error, after_s, repeated = _verdict(outcome, request, left_s, retries)
         pause_s = policy.pause_s(retries, retry_after_s=after_s, luck=luck()) if repeated else None
         if pause_s is None or clock() + pause_s >= deadline:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback has this frame, which has the request
         yield Pause(pause_s)
         retries += 1
 

@@ -58,10 +58,13 @@ class Reads:
         if not call.done.is_set():
             self._overdue()
             raise MediaTimedOut(f"The image could not be read within {self._patience_s:g} s.")
-        if call.error is not None:
+        if call.error is None:
+            value: T = call.value
+            return value
+        try:
             raise call.error
-        value: T = call.value
-        return value
+        finally:
+            del call  # this frame is in the error's traceback now, and the call has the error
 
     def _start(self, call: _Call) -> None:
         call.overdue_at = anyio.current_time() + self._patience_s
@@ -108,3 +111,4 @@ class _Call:
             self.error = error
         with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who could wait
             self._post(self._ended, self)
+        del self  # the frames in the error's traceback have this one behind them, and the call has the error

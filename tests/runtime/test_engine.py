@@ -520,6 +520,15 @@ def _asks_for(text: str) -> Callable[[], EmbedRequest]:
     return lambda: EmbedRequest(inputs=(TextInput(text),))
 
 
+async def _ignore(_: object) -> None:
+    """Takes rows."""
+
+
+def _some(_: Sequence[int], result: object) -> object:
+    return result
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.parametrize(
     ("decode", "encode", "error"),
@@ -540,7 +549,10 @@ async def test_what_a_request_was_made_of_is_gone_as_soon_as_its_error(
     encode: Callable[[Any], object] | None,
     error: type[Exception],
     inline: bool,
+    streamed: bool,
 ) -> None:
+    if streamed and encode is not None:
+        pytest.skip("there is nothing to encode")
     gate = Gate()
 
     def disturb(stage: str, texts: Sequence[str]) -> None:
@@ -562,9 +574,13 @@ async def test_what_a_request_was_made_of_is_gone_as_soon_as_its_error(
             assert body is not None
             return encode(result) if encode is not None else result
 
+        body_bytes = 0 if inline else 10**6
         timeout_s = 0.01 if error is DeadlineExceeded else math.inf
         try:
-            await engine.submit(read, write, body_bytes=0 if inline else 10**6, timeout_s=timeout_s)
+            if streamed:
+                await engine.stream(read, _some, _ignore, body_bytes=body_bytes, timeout_s=timeout_s)
+            else:
+                await engine.submit(read, write, body_bytes=body_bytes, timeout_s=timeout_s)
         except error:  # `pytest.raises` would keep it
             return
         pytest.fail("it is no error")
