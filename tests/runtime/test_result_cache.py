@@ -18,7 +18,7 @@ from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.result_cache import ResultCache
 from staged_pool.runtime.statistics import ResultCacheStatistics
 from staged_pool.stages.errors import ConfigError, ModelFailed
-from tests.doubles import Gate, LetterModel, expected
+from tests.doubles import Gate, LetterModel, expected, until
 from tests.runtime.test_coalescing import busy_engine, engine_on
 
 ENTRY_BYTES = 640
@@ -152,6 +152,7 @@ async def test_it_can_be_emptied_while_the_engine_runs() -> None:
         engine.clear_result_cache()
         gate.open()
         await engine.embed("busy")
+        await until(lambda: "first" in callers.outcomes)
         assert callers.result("first").embeddings.tolist() == [expected("busy").tolist()]
         engine.clear_result_cache()
         assert shown(engine)[2] == 0
