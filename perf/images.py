@@ -176,9 +176,8 @@ def _report_throughput(
     prepare_s, forward_s = (
         statistics.median(getattr(bare, name) for bare in of_bare) for name in ("prepare_s", "forward_s")
     )
-    # The device is the same cores: no work goes on beside other work for nothing, and what a picture takes of a core is
-    # what it takes while all of them work.
-    bound_s = LARGE / bare_rate + prepare_s + forward_s
+    # The device is the same cores: there is no work that goes on beside other work for nothing.
+    bound_s = LARGE * (prepare_s + forward_s) / cores + prepare_s + forward_s
     rows, of_bare_by_limit = [["bare", number(bare_rate), "1", "-", number(LARGE / bare_rate)]], {}
     for limit, outcomes in seen.items():
         rates = [len(outcome.latencies_ms) / outcome.elapsed_s for outcome in outcomes]

@@ -37,10 +37,7 @@ SEED: Final = 2
 
 GROWTH_MB: Final = 5.0
 WANDER: Final = 1.0
-"""Of file descriptors per 10 minutes: connections come and go, and a trend is more than one."""
-LATE: Final = 2.0
-"""Of threads per 10 minutes. Pools begin a thread when they first need it: one that comes late is a slope of up to 1.5.
-A thread that each of a kind of misuse left behind would be one of dozens."""
+"""Of threads and file descriptors per 10 minutes: connections come and go, and a trend is more than one."""
 
 HTTP_GAUGES: Final = ("staged_pool_connections", "staged_pool_http_requests_running")
 
@@ -209,7 +206,7 @@ def _report(
         report.console.print(f"not at rest at the end: {in_use}")
     settled = _settled(samples)
     record.show_target("RSS growth", _slope(settled, lambda s: s.rss_mb), GROWTH_MB, "MB per 10 min")
-    record.show_target("growth of threads", _slope(settled, lambda s: s.threads), LATE, "per 10 min")
+    record.show_target("growth of threads", _slope(settled, lambda s: s.threads), WANDER, "per 10 min")
     fds_slope = _slope(settled, lambda s: s.fds - s.connections)
     record.show_target("growth of file descriptors, connections apart", fds_slope, WANDER, "per 10 min")
     record.show_target("file descriptors gained, at rest", after.fds - before.fds, 0, "fds")
