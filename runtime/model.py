@@ -299,3 +299,15 @@ class Model(Protocol):
         """End the processes that the model has, if any, and whatever they do: calls that wait for them fail with
         `EngineStopped`. Blocks until they have ended."""
         ...
+
+
+class LoadedModel(Model, Protocol):
+    """A model whose threads are not its own."""
+
+    def warm_up(self, lane: Lane) -> None:
+        """Run a short forward of a lane on the calling thread, and on every device.
+
+        Much of what a forward needs belongs to the thread that asks for it: worker threads to share it with on the CPU,
+        handles and workspaces on a GPU. Without this they would be made while requests wait.
+        """
+        ...

@@ -15,7 +15,7 @@ from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
-from staged_pool.runtime.model import Model
+from staged_pool.runtime.model import LoadedModel
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS
 from staged_pool.runtime.threads import OwnThreads
 from staged_pool.stages.errors import ConfigError
@@ -77,7 +77,7 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
         OwnThreads("staged-pool image preprocess", nice=IMAGE_NICE).running(0) as image_preprocess,
         AsyncExitStack() as stack,
     ):
-        models: list[Model] = []
+        models: list[LoadedModel] = []
         try:
             for config in configs:
                 models.append(model := await device.run(_load, config))
@@ -87,6 +87,9 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                 if "image" in model.card.lanes:
                     image_device.grow(threads)
                     image_preprocess.grow(first.image_preprocess_limit)
+            for model in models:
+                for lane in model.card.lanes:
+                    await (image_device if lane == "image" else device).run_on_each(model.warm_up, lane)
             engines: dict[str, Engine] = {}
             for config, model in zip(configs, models, strict=True):
                 running = run_engine(
@@ -129,7 +132,7 @@ def _check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"served_name={twice!r}: two models have this name; name them apart")
 
 
-def _load(config: EngineConfig) -> Model:
+def _load(config: EngineConfig) -> LoadedModel:
     from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
 
     check_folder(config.allow_media_path)

@@ -208,6 +208,21 @@ class OwnThreads:
         finally:
             del job  # this frame is in the error's traceback now, and the job has the error
 
+    async def run_on_each(self, function: Callable[[A], object], argument: A) -> None:
+        """Run a function on every thread, on all of them at once, for as long as it takes. Call it while all rest.
+
+        Not interrupted: a cancellation is raised when it has ended everywhere. Raises what it raised, if it did.
+        """
+        jobs = [_Job(function, argument) for _ in self._idle]
+        for job in jobs:
+            self._idle.pop().put(cast("_Job[object, object]", job))
+        with anyio.CancelScope(shield=True):
+            for job in jobs:
+                await self._end_of(job, None)
+        for job in jobs:
+            if job.error is not None:
+                raise job.error
+
     async def _end_of(self, job: _Job[A, T], patience_s: float | None) -> None:
         """Wait for it. What a call waits for a thread is not held against it.
 

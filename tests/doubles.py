@@ -58,6 +58,11 @@ class LetterModel:
     forwarded: list[list[str]] = field(default_factory=list)
     at_once: list[int] = field(default_factory=list)
     """What each forward was told."""
+    warmed_up: list[tuple[Lane, str]] = field(default_factory=list)
+    """Each time, and the name of the thread."""
+
+    def warm_up(self, lane: Lane) -> None:
+        self.warmed_up.append((lane, threading.current_thread().name))
 
     def pads(self, lane: Lane) -> bool:
         return self.padded

@@ -25,9 +25,13 @@ _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memor
 """How a `RuntimeError` of torch says that an allocation failed."""
 
 
+_WARM_UP_TOKENS: Final = 128
+"""Enough for torch to share a forward among its threads."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoder:
-    """Towers, behind `runtime.model.Model`.
+    """Towers, behind `runtime.model.LoadedModel`.
 
     Every method may run in several threads at once; `forward` in `card.forward_workers` of them.
     """
@@ -82,6 +86,12 @@ class Encoder:
         self.plan.use(tokens, at_once)
         with self.replicas.freest(tokens) as replica:
             return compute(replica, payloads)
+
+    def warm_up(self, lane: Lane) -> None:
+        torch.set_num_threads(self.plan.threads)
+        for replica in self.replicas:
+            tower = replica.towers[lane]
+            compute(replica, tower.made_up([min(tower.max_tokens, _WARM_UP_TOKENS)]))
 
     @property
     def devices(self) -> Sequence[ReplicaStatistics]:

@@ -117,6 +117,13 @@ async def test_each_of_several_gpus_has_a_batch_ahead(monkeypatch: pytest.Monkey
     assert (stage.running, len(stage._ahead)) == (0, 0)
 
 
+async def test_every_thread_is_warmed_up_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LetterModel(card=replace(CARD, forward_workers=2, launched_ahead=1))
+    monkeypatch.setattr(opening, "_load", lambda config: model)
+    async with opening.open_engine(EngineConfig()):
+        assert sorted(model.warmed_up) == [("text", f"staged-pool device {number}") for number in range(4)]
+
+
 async def test_what_is_ahead_is_cancelled_with_the_engine() -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate)

@@ -91,6 +91,23 @@ async def test_as_many_calls_as_there_are_run_each_once_and_on_every_thread() ->
     assert sorted(seen) == list(range(500))
 
 
+async def test_a_call_on_each_thread_runs_on_all_of_them_at_once() -> None:
+    meeting = threading.Barrier(3, timeout=10)
+    met: list[str] = []
+
+    def meet(_: None) -> None:
+        meeting.wait()
+        met.append(threading.current_thread().name)
+
+    async with OwnThreads("each").running(3) as threads:
+        await threads.run_on_each(meet, None)
+        assert sorted(met) == ["each 0", "each 1", "each 2"]
+        with pytest.raises(ZeroDivisionError):
+            await threads.run_on_each(lambda _: 1 // 0, None)
+        await threads.run_on_each(meet, None)  # none of them is lost by an error
+        assert len(met) == 6
+
+
 async def test_calls_that_wait_and_are_cancelled_never_begin() -> None:
     begun: list[int] = []
     gate = Gate()
