@@ -20,6 +20,9 @@ from tests.sim.running import Report, prepared, run_block, run_seed
 BLOCK = 100
 """Seeds that a process takes at once."""
 
+START_S = 120.0
+"""What the processes get to start."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 1 if a seed has failed; each failure is printed with the command that repeats it."""
@@ -81,9 +84,12 @@ def _many(start: int, seeds: int, backend: Backend | None, jobs: int) -> int:
     console = Console(highlight=False, soft_wrap=True)
     outcomes: Counter[str] = Counter()
     failures = 0
-    began = time.perf_counter()
+    spawning = multiprocessing.get_context("spawn")
+    ready = spawning.Barrier(jobs + 1, timeout=START_S)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool, Progress(*columns, console=console) as progress:
+    with spawning.Pool(jobs, ready.wait) as pool, Progress(*columns, console=console) as progress:
+        ready.wait()  # imports are not what is measured
+        began = time.perf_counter()
         task = progress.add_task("seeds", total=seeds)
         for count, failed, tally in pool.imap_unordered(run_block, _blocks(start, seeds, backend)):
             outcomes += tally
@@ -92,7 +98,7 @@ def _many(start: int, seeds: int, backend: Backend | None, jobs: int) -> int:
                 _print(progress.console, report)
                 progress.console.print(f"  {report.command}")
             progress.update(task, advance=count, description=f"seeds, {failures} failed")
-    took_s = time.perf_counter() - began
+        took_s = time.perf_counter() - began
     console.print(f"{seeds} seeds in {took_s:.0f} s, {seeds / took_s:.0f} a second; {failures} failed")
     console.print(", ".join(f"{count} {kind}" for kind, count in outcomes.most_common()))
     return bool(failures)

@@ -21,7 +21,7 @@ from tests.sim.harness import Simulation
 from tests.sim.invariants import Watch, WatchedTicket
 from tests.sim.world import World, draw
 
-COLLECT_EVERY = 10
+COLLECT_EVERY = 20
 """Runs between two garbage collections."""
 
 

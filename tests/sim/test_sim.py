@@ -25,7 +25,7 @@ def shown(failed: list[Report]) -> str:
 def test_every_request_has_one_right_outcome_whatever_happens(backend: Backend, first: int) -> None:
     _, failed, outcomes = run_block((range(first, first + BLOCK), backend))
     assert not failed, shown(failed)
-    assert outcomes["answered"] > 2 * BLOCK, "these worlds are too hostile to prove anything"
+    assert outcomes["answered"] > outcomes.total() / 5, "these worlds are too hostile to prove anything"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
