@@ -9,6 +9,7 @@ from typing import Final
 
 import anyio.to_thread
 
+from staged_pool.api.memory import KEPT_BYTES, come_in_large_pages
 from staged_pool.api.traffic import Traffic
 
 GATHERED_BYTES: Final = 2**18
@@ -16,6 +17,9 @@ GATHERED_BYTES: Final = 2**18
 
 JOINED_AT_ONCE_BYTES: Final = 2**20
 """A body of so many bytes, and no larger one, is joined on the event loop: that takes tenths of a millisecond."""
+
+LARGE_BYTES: Final = KEPT_BYTES
+"""Bodies from here on lie in memory that is new each time."""
 
 
 class Body:
@@ -46,7 +50,10 @@ class Body:
 
 def unwritten(size: int) -> bytearray:
     """Room for so many bytes, with anything in it: it takes no memory until something is written."""
-    return _new_bytearray(None, size)
+    room = _new_bytearray(None, size)
+    if size >= LARGE_BYTES:
+        come_in_large_pages(room)
+    return room
 
 
 _new_bytearray: Callable[[None, int], bytearray] = ctypes.pythonapi.PyByteArray_FromStringAndSize

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import subprocess
 import sys
 
 import pytest
 
-from staged_pool.api import memory
+from staged_pool.api import bodies, memory
 
 FAULTS = """
 import ctypes, json, resource, sys, threading
@@ -63,3 +65,26 @@ def test_what_the_user_has_set_stays() -> None:
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_is_glibc", lambda: False)
     assert not memory.keep_freed_memory()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel is asked")
+def test_large_bodies_lie_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    madvise = memory._madvise
+    assert madvise is not None
+
+    def ask(first: int, length: int, advice: int) -> int:
+        asked.append((first, length, advice))
+        return madvise(first, length, advice)
+
+    monkeypatch.setattr(memory, "_madvise", ask)
+    assert len(bodies.unwritten(bodies.LARGE_BYTES - 1)) == bodies.LARGE_BYTES - 1
+    assert not asked
+    body = bodies.unwritten(bodies.LARGE_BYTES)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(body))
+    ((first, length, _),) = asked
+    assert start <= first < start + mmap.PAGESIZE
+    assert start + len(body) - mmap.PAGESIZE < first + length <= start + len(body)
+    body[:] = bytes(len(body))
+    body.extend(b"more")  # as any other, also where it has to move
+    assert body.endswith(b"\0more")
