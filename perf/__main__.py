@@ -14,6 +14,7 @@ from perf import (
     answers,
     coldstart,
     fanout,
+    growth,
     images,
     liveness,
     liveness_images,
@@ -149,6 +150,21 @@ def throughput_command(
     """Texts per second for 1, 4, 16 and 64 clients and three kinds of requests."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     throughput.run(options, seconds=seconds)
+
+
+@main.command("growth")
+def growth_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Each has every size and every number of clients.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Of one cell; answers are then waited for.")] = 6.0,
+) -> None:
+    """What a text takes with 1 to 2,048 of them in a request, and with 1 to 512 clients; memory beside it."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    growth.run(options, rounds=rounds, seconds=seconds)
 
 
 @main.command("fanout")

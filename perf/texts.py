@@ -76,6 +76,11 @@ class TextSource:
         rng = random.Random(_SEED)
         return [[self.text(tokens, rng) for tokens in lengths] for lengths in _lengths(shape, rng)]
 
+    def equal_lists(self, *, requests: int, texts: int, tokens: int) -> list[list[str]]:
+        """The texts of so many requests, all of one length."""
+        rng = random.Random(_SEED)
+        return [[self.text(tokens, rng) for _ in range(texts)] for _ in range(requests)]
+
     def workload(self, shape: Shape) -> Workload:
         """The requests of one shape."""
         requests = self.lists(shape)

@@ -1,0 +1,130 @@
+"""Whether a text takes as long, and how much memory it takes, however many of them come at once."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import psutil
+
+from perf import report
+from perf.client import post
+from perf.load import Load, LoadGenerator
+from perf.servers import Options, Server, serving
+from perf.texts import TextSource, embeddings_body
+from perf.workers import worker
+
+TOKENS: Final = 64
+"""Of each text."""
+SIZES: Final = (1, 8, 64, 512, 2048)
+"""Texts of a request."""
+OUTSTANDING: Final = 64
+"""Texts that are asked for at once, at least, and two requests: the device always has something to do."""
+CLIENTS: Final = (1, 4, 16, 64, 256, 512)
+TEXTS: Final = 8
+"""Of a request, where the number of clients varies."""
+DIFFERENT: Final = 8
+"""Requests of each size that are not like each other."""
+PATIENCE_S: Final = 60.0
+SAMPLE_S: Final = 0.05
+FLAT: Final = 1.1
+"""What the slowest may take, times the quickest."""
+
+COLUMNS: Final = ("texts a request", "clients", "texts/s", "ms a text", "of the quickest", "largest RSS, MB")
+
+
+@dataclass(slots=True)
+class Cell:
+    """Requests of one size from so many clients, and what each round found."""
+
+    texts: int
+    clients: int
+    texts_per_s: list[float] = field(default_factory=list)
+    rss_mb: list[float] = field(default_factory=list)
+    """The largest of each round."""
+
+    @property
+    def ms_per_text(self) -> float:
+        return 1e3 / statistics.median(self.texts_per_s)
+
+    def row(self, quickest_ms: float) -> list[str]:
+        ms = self.ms_per_text
+        return [
+            str(self.texts),
+            str(self.clients),
+            report.number(1e3 / ms),
+            report.number(ms),
+            report.number(ms / quickest_ms),
+            report.number(max(self.rss_mb)),
+        ]
+
+
+def run(options: Options, *, rounds: int, seconds: float) -> None:
+    """Measure, print and record.
+
+    Each round starts a server for the one series and another for the other, and goes through both from the smallest
+    to the largest, so that the memory of a server is that of what it has had so far.
+    """
+    source = TextSource(options.model)
+    by_size = [Cell(size, max(2, OUTSTANDING // size)) for size in SIZES]
+    by_clients = [Cell(TEXTS, clients) for clients in CLIENTS]
+    settings = {"options": options, "rounds": rounds, "seconds": seconds, "tokens": TOKENS}
+    with (
+        report.recording("growth", settings) as record,
+        report.progress("growth", rounds * (len(by_size) + len(by_clients))) as bar,
+    ):
+        for _ in range(rounds):
+            for cells in (by_size, by_clients):
+                with serving(options.serve_command()) as server:
+                    record.results["model"] = server.card()
+                    for cell in cells:
+                        _measure(server, source, cell, seconds)
+                        bar.advance(bar.task_ids[0])
+    for what, cells in (("texts a request", by_size), ("clients", by_clients)):
+        quickest_ms = min(cell.ms_per_text for cell in cells)
+        report.show_table(f"By {what}", COLUMNS, [cell.row(quickest_ms) for cell in cells])
+        record.results[what] = cells
+        slowest_ms = max(cell.ms_per_text for cell in cells)
+        record.show_target(f"slowest time of a text, by {what}", slowest_ms / quickest_ms, FLAT, "times the quickest")
+
+
+def _measure(server: Server, source: TextSource, cell: Cell, seconds: float) -> None:
+    requests = tuple(post("/v1/embeddings", embeddings_body(texts)) for texts in _lists(source, cell.texts))
+    with worker(partial(LoadGenerator, server.port, requests)) as generate:
+        generate(Load(clients=cell.clients, max_requests=cell.clients))
+        with _largest_rss(psutil.Process(server.process.pid)) as sizes_mb:
+            outcome = generate(Load(clients=cell.clients, seconds=seconds, patience_s=PATIENCE_S))
+    if outcome.refused or outcome.unanswered:
+        raise RuntimeError(f"{outcome.refused} requests were refused and {outcome.unanswered} not answered")
+    cell.texts_per_s.append(len(outcome.latencies_ms) * cell.texts / outcome.elapsed_s)
+    cell.rss_mb.append(max(sizes_mb))
+
+
+def _lists(source: TextSource, size: int) -> list[list[str]]:
+    return source.equal_lists(requests=max(DIFFERENT, 2 * OUTSTANDING // size), texts=size, tokens=TOKENS)
+
+
+@contextmanager
+def _largest_rss(process: psutil.Process) -> Iterator[list[float]]:
+    """Look at the memory of a process while the block runs; MB at each look."""
+    sizes_mb: list[float] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while True:
+            sizes_mb.append(process.memory_info().rss / 1e6)
+            if over.wait(SAMPLE_S):
+                return
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield sizes_mb
+    finally:
+        over.set()
+        thread.join()
