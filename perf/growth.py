@@ -26,8 +26,8 @@ SIZES: Final = (1, 8, 64, 512, 2048)
 OUTSTANDING: Final = 64
 """Texts that are asked for at once, at least, and two requests: the device always has something to do."""
 CLIENTS: Final = (1, 4, 16, 64, 256, 512)
-TEXTS: Final = 8
-"""Of a request, where the number of clients varies."""
+TEXTS: Final = 4
+"""Of a request, where the number of clients varies. With eight, 512 clients would reach the limit of tokens inside."""
 DIFFERENT: Final = 8
 """Requests of each size that are not like each other."""
 PATIENCE_S: Final = 60.0
@@ -100,7 +100,8 @@ def _measure(server: Server, source: TextSource, cell: Cell, seconds: float) -> 
         with _largest_rss(psutil.Process(server.process.pid)) as sizes_mb:
             outcome = generate(Load(clients=cell.clients, seconds=seconds, patience_s=PATIENCE_S))
     if outcome.refused or outcome.unanswered:
-        raise RuntimeError(f"{outcome.refused} requests were refused and {outcome.unanswered} not answered")
+        lost = f"{outcome.refused} requests were refused and {outcome.unanswered} not answered"
+        raise RuntimeError(f"{cell.clients} clients with {cell.texts} texts each: {lost}")
     cell.texts_per_s.append(len(outcome.latencies_ms) * cell.texts / outcome.elapsed_s)
     cell.rss_mb.append(max(sizes_mb))
 

@@ -276,8 +276,8 @@ def _draw_clients(rng: random.Random, world: World, span: int) -> None:
     codec_faults = rng.choice((0.0, 0.0, 0.1))
     tokenizers = rng.choice((0.0, 0.0, 0.0, 0.2))
     keys = rng.choice(((None,), (None,), ("a", "b")))
-    most_items = rng.choice((1, 1, 2, 3, 3, 5, 5, 20))
-    for number in range(24 if chance() < 0.02 else rng.choice((2, 3, 4, 5, 6, 8, 8, 12))):
+    most_items = rng.choice((1, 1, 2, 3, 3, 5, 5, 12))
+    for number in range(16 if chance() < 0.02 else rng.choice((2, 3, 4, 5, 6, 8, 8, 12))):
         arrives_at = rng.randint(0, span) * TICK_S
         items = [
             ItemPlan(rng.randint(1, 6), rng.choice(keys), rng.choice(faults) if chance() < poison else None)
