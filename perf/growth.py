@@ -27,10 +27,12 @@ OUTSTANDING: Final = 64
 """Texts that are asked for at once, at least, and two requests: the device always has something to do."""
 CLIENTS: Final = (1, 4, 16, 64, 256, 512)
 TEXTS: Final = 4
-"""Of a request, where the number of clients varies. With eight, 512 clients would reach the limit of tokens inside."""
+"""Of a request, where the number of clients varies."""
 DIFFERENT: Final = 8
 """Requests of each size that are not like each other."""
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 120.0
+TARGET_DELAY_S: Final = 300.0
+"""Of the servers: however much comes at once, nobody is refused."""
 SAMPLE_S: Final = 0.05
 FLAT: Final = 1.1
 """What the slowest may take, times the quickest."""
@@ -80,7 +82,7 @@ def run(options: Options, *, rounds: int, seconds: float) -> None:
     ):
         for _ in range(rounds):
             for cells in (by_size, by_clients):
-                with serving(options.serve_command()) as server:
+                with serving([*options.serve_command(), "--target-delay", str(TARGET_DELAY_S)]) as server:
                     record.results["model"] = server.card()
                     for cell in cells:
                         _measure(server, source, cell, seconds)
