@@ -258,7 +258,7 @@ def all_commands(
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
 ) -> None:
-    """Everything but the soak and the peers, in short: about twenty minutes."""
+    """Everything but the soak, the growth and the peers, in short: about twenty minutes."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     coldstart.run(options, starts=3)
     overhead.run(options, rounds=20, calls=30, embedded=True)
