@@ -219,9 +219,14 @@ class OwnThreads:
         with anyio.CancelScope(shield=True):
             for job in jobs:
                 await self._end_of(job, None)
-        for job in jobs:
-            if job.error is not None:
-                raise job.error
+        error = next((job.error for job in jobs if job.error is not None), None)
+        if error is None:
+            return
+        del jobs, job
+        try:
+            raise error
+        finally:
+            del error  # as in `run`
 
     async def _end_of(self, job: _Job[A, T], patience_s: float | None) -> None:
         """Wait for it. What a call waits for a thread is not held against it.
