@@ -21,7 +21,7 @@ from tests.sim.harness import Simulation
 from tests.sim.invariants import Watch, WatchedTicket
 from tests.sim.world import World, draw
 
-COLLECT_EVERY = 20
+COLLECT_EVERY = 5
 """Runs between two garbage collections."""
 
 
