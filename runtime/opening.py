@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.cores import Cores, usable_cores
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.media.fetcher import MediaFetcher
@@ -67,6 +68,7 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
     first = _agreed(configs)
     _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
     options = StageOptions(clock=time.perf_counter)
+    cores = Cores(usable_cores())
     async with (
         DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
         DeviceThreads("staged-pool image device", watchdog_s=first.watchdog_s, nice=IMAGE_NICE).running(
@@ -85,8 +87,9 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                 threads = model.card.forward_workers * (1 + model.card.launched_ahead)
                 device.grow(threads)
                 if "image" in model.card.lanes:
-                    image_device.grow(threads)
-                    image_preprocess.grow(first.image_preprocess_limit)
+                    # A thread that waits for a GPU needs no core.
+                    image_device.grow(threads, cores if model.card.device.startswith("cpu") else None)
+                    image_preprocess.grow(first.image_preprocess_limit, cores)
             for model in models:
                 for lane in model.card.lanes:
                     await (image_device if lane == "image" else device).run_on_each(model.warm_up, lane)

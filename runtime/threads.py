@@ -17,6 +17,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from staged_pool.runtime.cores import Cores
 from staged_pool.stages.errors import DeviceLost
 
 A = TypeVar("A")
@@ -70,6 +71,7 @@ class _Worker:
         nice: See `OwnThreads`.
         waiting: Calls that wait for any thread.
         ended: Called on the event loop after each call, and told whether this thread has gone on with another one.
+        cores: See `OwnThreads.grow`.
     """
 
     def __init__(
@@ -78,11 +80,13 @@ class _Worker:
         nice: int,
         waiting: deque[_Job[object, object]],
         ended: Callable[[_Job[object, object], bool], object],
+        cores: Cores | None,
     ) -> None:
         self._given: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
         self._nice = nice
         self._waiting = waiting
         self._ended = ended
+        self._cores = cores
         self._thread = threading.Thread(target=self._serve, name=name)
         self.stuck = False
         self._thread.start()
@@ -103,7 +107,8 @@ class _Worker:
             _be_nice(self._nice)
         while (job := self._given.get()) is not None:
             while job is not None:
-                job.run(self)
+                with self._cores.one() if self._cores is not None else contextlib.nullcontext():
+                    job.run(self)
                 following = _first(self._waiting)
                 with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who could wait
                     job.post(self._ended, job, following is not None)
@@ -167,10 +172,15 @@ class OwnThreads:
                     if not worker.stuck:
                         await anyio.to_thread.run_sync(worker.join)
 
-    def grow(self, threads: int) -> None:
-        """Have so many threads; never fewer than before."""
+    def grow(self, threads: int, cores: Cores | None = None) -> None:
+        """Have so many threads; never fewer than before.
+
+        Args:
+            threads: Of these, not of those to come.
+            cores: What the new ones hold while they are in a call. None: nothing.
+        """
         for number in range(len(self._workers), threads):
-            worker = _Worker(f"{self._name} {number}", self._nice, self._waiting, self._has_ended)
+            worker = _Worker(f"{self._name} {number}", self._nice, self._waiting, self._has_ended, cores)
             self._workers.append(worker)
             self._rests(worker)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.cores import usable_cores
 from staged_pool.runtime.model import Lane, ModelCard
 from staged_pool.runtime.models.accelerators import multiplies_bfloat16, open_devices, record_forwards, tokens_that_fit
 from staged_pool.runtime.models.checkpoint import load_tokenizer, load_transformer
@@ -63,7 +63,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     dtype = _dtype(config.dtype, devices)
     if kind != "cpu" and (config.forward_workers or 1) > 1:
         raise ConfigError(f"forward_workers={config.forward_workers}: a {kind} device runs one forward at a time")
-    threads = config.torch_threads or _usable_cores()
+    threads = config.torch_threads or usable_cores()
     torch.set_num_threads(threads)
 
     resolved = resolve(
@@ -220,12 +220,6 @@ def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
         able = torch.cpu.get_capabilities()
         return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
     return torch.bfloat16 if all(map(multiplies_bfloat16, devices)) else torch.float16
-
-
-def _usable_cores() -> int:
-    """Cores that this process may run on, which may be fewer than the machine has (and only Linux says so)."""
-    usable: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable else os.cpu_count() or 1
 
 
 def _warm_up(replica: Replica, tower: Tower, batch_tokens: int) -> None:

@@ -1,0 +1,45 @@
+"""Cores, which threads that compute for long take turns at.
+
+Where more threads compute than there are cores, the scheduler takes a core from one to give it to another, for
+milliseconds at a time. If the one that has lost its core holds the interpreter's lock just then, everybody who needs
+the lock waits for it to run again: the event loop, too, however far the others stand back for it. While those are in
+the middle of a forward, which needs no lock, nothing ends that soon. So no more of them run than there are cores.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+PATIENCE_S: Final = 1.0
+"""How long a thread waits for a core. A call that hangs keeps its core for ever, and the others must get on."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, which may be fewer than the machine has (and only Linux says so)."""
+    usable: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+class Cores:
+    """What threads hold while they compute.
+
+    Args:
+        count: How many of them may.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = threading.Semaphore(count)
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """A block that computes. It begins as soon as a core is free, or anyway after `PATIENCE_S`."""
+        taken = self._free.acquire(timeout=PATIENCE_S)
+        try:
+            yield
+        finally:
+            if taken:
+                self._free.release()

@@ -1,0 +1,86 @@
+"""Threads that take turns at cores."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from staged_pool.runtime import cores as cores_module
+from staged_pool.runtime.cores import Cores, usable_cores
+from staged_pool.runtime.threads import OwnThreads
+from tests.doubles import Gate, until
+
+pytestmark = pytest.mark.anyio
+
+
+class Calls:
+    """Calls that are held in the middle, each by a gate of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.gates = [Gate() for _ in range(count)]
+        self.begun: list[int] = []
+
+    def __call__(self, number: int) -> None:
+        self.begun.append(number)
+        self.gates[number]()
+
+
+async def test_threads_of_two_pools_compute_on_no_more_cores_than_there_are() -> None:
+    cores, calls = Cores(2), Calls(4)
+    async with OwnThreads("some").running(0) as some, OwnThreads("others").running(0) as others:
+        some.grow(2, cores)
+        others.grow(2, cores)
+        async with anyio.create_task_group() as tasks:
+            for number, threads in enumerate((some, others)):
+                tasks.start_soon(threads, calls, number)
+                await calls.gates[number].arrived()
+            tasks.start_soon(some, calls, 2)
+            tasks.start_soon(others, calls, 3)
+            await until(lambda: not some._idle and not others._idle)
+            assert calls.begun == [0, 1]
+            calls.gates[0].open()
+            await until(lambda: len(calls.begun) == 3)
+            third = calls.begun[2]
+            calls.gates[third].open()
+            await until(lambda: len(calls.begun) == 4)
+            for gate in calls.gates:
+                gate.open()
+
+
+async def test_a_core_comes_back_after_an_error() -> None:
+    cores = Cores(1)
+    async with OwnThreads("failing").running(0) as threads:
+        threads.grow(1, cores)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await threads(lambda _: 1 // 0, None)
+        assert cores._free.acquire(blocking=False)
+
+
+async def test_a_call_that_hangs_does_not_keep_the_others_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores_module, "PATIENCE_S", 0.001)
+    cores, calls = Cores(1), Calls(1)
+    async with OwnThreads("hanging").running(0) as hanging, OwnThreads("others").running(0) as others:
+        hanging.grow(1, cores)
+        others.grow(1, cores)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hanging, calls, 0)
+            await calls.gates[0].arrived()
+            assert [await others(len, "abc") for _ in range(3)] == [3, 3, 3]
+            calls.gates[0].open()
+        assert cores._free.acquire(blocking=False)
+        assert not cores._free.acquire(blocking=False), "those who went ahead gave back what they never had"
+
+
+async def test_threads_without_cores_wait_for_none() -> None:
+    calls = Calls(3)
+    async with OwnThreads("free").running(3) as threads, anyio.create_task_group() as tasks:
+        for number in range(3):
+            tasks.start_soon(threads, calls, number)
+            await calls.gates[number].arrived()
+        for gate in calls.gates:
+            gate.open()
+
+
+def test_a_process_has_a_core_to_run_on() -> None:
+    assert usable_cores() >= 1
