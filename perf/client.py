@@ -58,12 +58,23 @@ class Connection:
     """
 
     def __init__(self, port: int, *, timeout_s: float) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._port = port
+        self._timeout_s = timeout_s
         self._buffer = bytearray()
+        self._open()
+
+    def _open(self) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", self._port), timeout=self._timeout_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def close(self) -> None:
         self.socket.close()
+
+    def reopen(self) -> None:
+        """Begin anew, on another socket: the server has closed this one, or what is on its way is given up."""
+        self.socket.close()
+        self._buffer.clear()
+        self._open()
 
     def send(self, request: bytes) -> None:
         self.socket.sendall(request)

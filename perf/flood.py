@@ -60,7 +60,7 @@ class Flood:
         return sum(load.refused for load in self.loads)
 
     def _unanswered(self) -> int:
-        return sum(load.unanswered for load in self.loads)
+        return sum(load.unanswered + load.failed for load in self.loads)
 
     def _elapsed_s(self) -> float:
         return sum(load.elapsed_s for load in self.loads)

@@ -34,7 +34,7 @@ class Load:
     patience_s: float = 0.0
     """How long after `seconds` answers are waited for that are still missing."""
     strict: bool = True
-    """Whether an answer that is neither 200 nor 429 ends the measurement, or is counted as one that failed."""
+    """Whether an answer that is neither 200 nor 429, or none, ends the measurement, or is counted as a failure."""
 
 
 BURST: Final = Load(clients=64, seconds=3.0, patience_s=10.0)
@@ -51,7 +51,8 @@ class LoadOutcome:
     refused: int = 0
     """Answers with 429."""
     failed: int = 0
-    """Answers that are neither 200 nor 429, if the load is not strict."""
+    """Answers that are neither 200 nor 429, and connections that the server closed or did not read from, if the load is
+    not strict."""
     unanswered: int = 0
     """Requests that had no answer at the end; their connections were closed."""
     elapsed_s: float = 0.0
@@ -79,6 +80,7 @@ class LoadGenerator:
 
         Raises:
             RuntimeError: An answer's status is neither 200 nor 429, and the load is strict.
+            OSError: The server closed a connection or did not read from it, and the load is strict.
         """
         while len(self._kept) < load.clients:
             self._kept.append(Connection(self._port, timeout_s=PROBE_TIMEOUT_S))
@@ -91,6 +93,11 @@ class LoadGenerator:
             connection.close()
             self._kept.remove(connection)
         return outcome
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        for connection in self._kept:
+            connection.close()
 
 
 class _ClosedLoop:
@@ -113,17 +120,22 @@ class _ClosedLoop:
         self._places = {connection: place for place, connection in enumerate(clients)}
         self.sent_at: dict[Connection, float] = {}
         """The clients that wait for an answer."""
+        self._outcome = LoadOutcome()
         for connection in clients:
             selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def run(self) -> LoadOutcome:
-        outcome = LoadOutcome()
+        outcome = self._outcome
         ended = self._started
         while (now := self._send_due()) < self._end and (self.sent_at or self._resting):
             wake = min(self._end, self._resting[0][0] if self._resting else math.inf)
             for key, _ in self._selector.select(None if wake == math.inf else max(0.0, wake - now)):
                 connection: Connection = key.data
-                reply = connection.receive()
+                try:
+                    reply = connection.receive()
+                except ConnectionError as error:
+                    self._lose(connection, error)
+                    continue
                 if reply is None:
                     continue
                 ended = time.perf_counter()
@@ -153,10 +165,25 @@ class _ClosedLoop:
                 heapq.heappop(self._resting)
                 self._sends_left -= 1
                 self.sent_at[connection] = now
-                connection.send(next(self._requests))
+                try:
+                    connection.send(next(self._requests))
+                except (ConnectionError, TimeoutError) as error:
+                    self._lose(connection, error)
             else:
                 break
         return time.perf_counter()
+
+    def _lose(self, connection: Connection, error: OSError) -> None:
+        """The server has closed a connection, or does not read from it."""
+        if self._strict:
+            raise error
+        self._selector.unregister(connection.socket)
+        connection.reopen()
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        if self.sent_at.pop(connection, None) is not None:
+            self._outcome.failed += 1
+            again_at = time.perf_counter() + FAILED_PAUSE_S
+            heapq.heappush(self._resting, (again_at, self._places[connection], connection))
 
 
 @dataclass(slots=True)

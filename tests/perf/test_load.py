@@ -1,0 +1,57 @@
+"""The clients of a load, before a server that does not keep its connections."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from perf import load as load_module
+from perf.client import get
+from perf.load import Load, LoadGenerator
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a server that answers the second request of a connection by closing it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threads = [threading.Thread(target=_serve, args=(listener,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+
+
+def _serve(listener: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection:
+            if connection.recv(4096):
+                connection.sendall(ANSWER)
+                connection.recv(4096)
+
+
+def test_a_client_whose_connection_is_closed_counts_it_and_comes_back(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "FAILED_PAUSE_S", 0.0)
+    with closing(LoadGenerator(port, (get("/"),))) as generate:
+        outcome = generate(Load(clients=2, max_requests=10, seconds=60, patience_s=60, strict=False))
+    assert len(outcome.latencies_ms) + outcome.failed == 10
+    assert outcome.failed >= 4, "every second request of each of the two"
+    assert outcome.unanswered == 0
+
+
+def test_of_a_strict_load_it_is_the_end(port: int) -> None:
+    with closing(LoadGenerator(port, (get("/"),))) as generate, pytest.raises(ConnectionError):
+        generate(Load(clients=1, max_requests=2, seconds=60))
