@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from staged_pool.stages.channel import Inlet, Outlet
-from staged_pool.stages.door import wanted
-from staged_pool.stages.errors import StagedPoolError
+from staged_pool.stages.door import cause, wanted
+from staged_pool.stages.errors import Abandoned, StagedPoolError
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import Overlap, Pace
@@ -99,13 +100,14 @@ class PreprocessStage(Stage, Generic[S, P]):
         items = wanted(items, self.meter, now=started, needs_s=self._ahead_s)
         if not items:
             return []
-        results = await run_isolated(self._call, [item.payload for item in items], stage=self.meter.name)
+        call = partial(self._call, [item.ticket for item in items])
+        results = await run_isolated(call, [item.payload for item in items], stage=self.meter.name)
         ended = self._clock()
         self.meter.service.observe(ended - started, len(items))
         ready: list[Item[P]] = []
         for item, result in zip(items, results, strict=True):
             if isinstance(result, StagedPoolError):
-                self.meter.dropped["failed"] += 1
+                self.meter.dropped[cause(item.ticket)] += 1
                 item.ticket.fail_input(item.index, result)
             else:
                 ticket = item.ticket
@@ -122,17 +124,30 @@ class PreprocessStage(Stage, Generic[S, P]):
         self.meter.done += len(ready)
         return ready
 
-    async def _call(self, payloads: Sequence[S]) -> Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]:
+    async def _call(
+        self, tickets: Sequence[Ticket], payloads: Sequence[S]
+    ) -> Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]:
         call = object()
         self._called_at[call] = began = self._clock()
         mark = self._calls.begin(began)
+        worked = True
         try:
-            return await self._offload(self._preprocess, payloads)
+            results = await self._offload(partial(self._prepare_for, tickets), payloads)
+            worked = not (results and isinstance(results[0], Abandoned))
+            return results
         finally:
             del self._called_at[call]
             stage_s = self._calls.end(self._clock(), mark)
-            if self._pace is not None:
+            if self._pace is not None and worked:
                 self._pace.observe(len(payloads), stage_s)
+
+    def _prepare_for(
+        self, tickets: Sequence[Ticket], payloads: Sequence[S]
+    ) -> Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]:
+        """In a thread, which may have waited for a core: nothing begins for callers who have all left meanwhile."""
+        if all(ticket.settled for ticket in tickets):
+            return [Abandoned("nobody waits for it any more")] * len(payloads)
+        return self._preprocess(payloads)
 
     def overdue(self, than_s: float) -> int:
         """Calls that have been running for longer than `than_s` seconds. Each holds a worker and its thread."""

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import anyio
 import pytest
+from numpy.testing import assert_array_equal
 
 from staged_pool.runtime import cores as cores_module
+from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.cores import Cores, usable_cores
+from staged_pool.runtime.device import DeviceThreads
+from staged_pool.runtime.engine import run_engine
 from staged_pool.runtime.threads import OwnThreads
-from tests.doubles import Gate, until
+from tests.doubles import Gate, LetterModel, expected, until
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +90,35 @@ async def test_threads_without_cores_wait_for_none() -> None:
             await calls.gates[number].arrived()
         for gate in calls.gates:
             gate.open()
+
+
+class Late:
+    """An `Offload` whose thread has to wait for a core first."""
+
+    def __init__(self) -> None:
+        self.waits = anyio.Event()
+        self.has_core = anyio.Event()
+
+    async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
+        self.waits.set()
+        await self.has_core.wait()
+        return function(argument)
+
+
+async def test_nothing_is_prepared_for_a_caller_who_left_while_the_thread_waited() -> None:
+    model, late = LetterModel(), Late()
+    async with (
+        DeviceThreads("test device", watchdog_s=30).running() as device,
+        run_engine(EngineConfig(preprocess_limit=1), model, device=device, preprocess=late) as engine,
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.embed, "gone")
+            await late.waits.wait()
+            tasks.cancel_scope.cancel()
+        late.has_core.set()
+        assert_array_equal((await engine.embed("a")).embeddings, [expected("a")])
+        assert engine.statistics().stages[1].dropped == {"abandoned": 1, "expired": 0, "failed": 0}
+    assert model.preprocessed == [["a"]]
 
 
 def test_a_process_has_a_core_to_run_on() -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 import numpy as np
+import outcome
 
 from staged_pool.runtime.model import (
     Lane,
@@ -55,11 +56,13 @@ class SimOffload:
         async with self.limiter:
             return await self._call(function, argument, self._rng.randint(0, self._ticks) * TICK_S)
 
-    async def _call(self, function: Callable[[A], T], argument: A, seconds: float) -> T:
+    async def _call(self, function: Callable[[A], T], argument: A, seconds: float, *, waits: bool = True) -> T:
+        """`waits`: the thread gets a core only at the end of the time that the call takes, rather than at once."""
         self.watch.active(seconds)
+        done = None if waits else outcome.capture(function, argument)
         await _sleep_shielded(seconds)
         self.watch.active()
-        return function(argument)
+        return function(argument) if done is None else done.unwrap()
 
 
 async def _sleep_shielded(seconds: float) -> None:
@@ -94,7 +97,7 @@ class SimPreprocess(SimOffload):
                 seconds = self._rng.randint(0, self._ticks) * TICK_S
             watch.preprocessing += 1
             try:
-                return await self._call(function, argument, seconds)
+                return await self._call(function, argument, seconds, waits=call % 3 == 0)
             finally:
                 watch.preprocessing -= 1
                 watch.note("preprocess call {} has ended", call)
