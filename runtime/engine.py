@@ -63,6 +63,7 @@ class Engine(EngineTasks):
         tokenize: Offload,
         offload: Offload,
         fetch: Fetch,
+        cores: int | None,
         options: StageOptions,
     ) -> None:
         self._config = config
@@ -95,6 +96,7 @@ class Engine(EngineTasks):
             lanes=lanes,
             fetch=fetch,
             offload=offload,
+            cores=cores,
             options=options,
             gave_up=self._break,
         )
@@ -490,6 +492,7 @@ async def run_engine(
     image_preprocess: Offload | None = None,
     offload: Offload | None = None,
     fetch: Fetch = refuse,
+    cores: int | None = None,
     options: StageOptions | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine on a model that is loaded already.
@@ -503,6 +506,7 @@ async def run_engine(
         image_preprocess: Runs that of pictures. None: threads, `config.image_preprocess_limit` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
         fetch: Gets pictures that are given as URLs. By default these are refused.
+        cores: What forwards and preprocess share, one each. None: forwards run elsewhere.
         options: How often a stage's workers may crash, and a hook into the seams of the stages.
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
@@ -524,6 +528,7 @@ async def run_engine(
         tokenize=tokenize,
         offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
         fetch=fetch,
+        cores=cores,
         options=options or StageOptions(),
     )
     with _single_errors():

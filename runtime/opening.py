@@ -68,7 +68,8 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
     first = _agreed(configs)
     _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
     options = StageOptions(clock=time.perf_counter)
-    cores = Cores(usable_cores())
+    cores = usable_cores()
+    turns = Cores(cores)
     async with (
         DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
         DeviceThreads("staged-pool image device", watchdog_s=first.watchdog_s, nice=IMAGE_NICE).running(
@@ -87,9 +88,8 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                 threads = model.card.forward_workers * (1 + model.card.launched_ahead)
                 device.grow(threads)
                 if "image" in model.card.lanes:
-                    # A thread that waits for a GPU needs no core.
-                    image_device.grow(threads, cores if model.card.device.startswith("cpu") else None)
-                    image_preprocess.grow(first.image_preprocess_limit, cores)
+                    image_device.grow(threads, turns if _needs_cores(model) else None)
+                    image_preprocess.grow(first.image_preprocess_limit, turns)
             for model in models:
                 for lane in model.card.lanes:
                     await (image_device if lane == "image" else device).run_on_each(model.warm_up, lane)
@@ -104,6 +104,7 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                     image_preprocess=image_preprocess,
                     offload=offload,
                     fetch=MediaFetcher(config).fetch,
+                    cores=cores if _needs_cores(model) else None,
                     options=options,
                 )
                 engines[model.card.name] = await stack.enter_async_context(running)
@@ -133,6 +134,11 @@ def _agreed(configs: Sequence[EngineConfig]) -> EngineConfig:
 def _check_names(names: Sequence[str]) -> None:
     if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
         raise ConfigError(f"served_name={twice!r}: two models have this name; name them apart")
+
+
+def _needs_cores(model: LoadedModel) -> bool:
+    """Whether a forward computes in its thread, rather than wait there for another device."""
+    return model.card.device.startswith("cpu")
 
 
 def _load(config: EngineConfig) -> LoadedModel:

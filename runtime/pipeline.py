@@ -119,6 +119,7 @@ class Pipeline:
         lanes: What each lane of the model has for itself.
         fetch: Gets pictures that are given as URLs.
         offload: Runs the decoding of large requests and the making of large answers.
+        cores: What forwards and preprocess share. None: forwards run elsewhere.
         options: For all stages.
         gave_up: Called at once when a stage cannot go on, where `run` first waits for the calls that still run.
     """
@@ -132,6 +133,7 @@ class Pipeline:
         lanes: Mapping[Lane, LaneParts],
         fetch: Fetch,
         offload: Offload,
+        cores: int | None,
         options: StageOptions,
         gave_up: Callable[[Exception], object],
     ) -> None:
@@ -172,7 +174,8 @@ class Pipeline:
                 slots=model.card.forward_workers,
                 ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
                 waiting_tokens=limits[lane].waiting_tokens,
-                more_comes=partial(self._prepares, lane),
+                preparing=partial(self._preparing, lane),
+                cores=cores,
                 sharing=sharing,
                 name=f"batch{SUFFIX[lane]}",
             )
@@ -232,8 +235,8 @@ class Pipeline:
         for stage in self.stages:
             stage.gave_up = gave_up
 
-    def _prepares(self, lane: Lane) -> bool:
-        return self.preprocess[lane].meter.busy > 0
+    def _preparing(self, lane: Lane) -> int:
+        return self.preprocess[lane].calls
 
     async def enter(self, arrival: Arrival) -> None:
         """Hand a request to parse, waiting for room.

@@ -63,9 +63,10 @@ class BatchStage(Stage, Generic[P, R]):
     One task moves items from the channel into the waiting room while there is room, so that backpressure reaches
     preprocess. The others serve the device's slots: whenever one is free, a batch is cut out of everything that waits
     at that moment, and leaves to each other free slot as much as it takes itself. So no slot is free while more waits
-    than is worth a forward of its own. Where much waits, one batch more, or as many as `ahead` says, is cut ahead and
-    handed to the device, so that a slot goes on at once and not when the event loop gets to it. A forward that has
-    begun runs to its end; rows that nobody waits for any more are counted.
+    than is worth a forward of its own, and less waits only where it would do nothing but slow down what runs. Where
+    much waits, one batch more, or as many as `ahead` says, is cut ahead and handed to the device, so that a slot goes
+    on at once and not when the event loop gets to it. A forward that has begun runs to its end; rows that nobody waits
+    for any more are counted.
 
     Args:
         inlet: Lists of prepared items. Closing its outlet ends the stage, once the waiting room is empty.
@@ -78,7 +79,8 @@ class BatchStage(Stage, Generic[P, R]):
         slots: Forwards at once.
         ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
-        more_comes: Whether what comes before this stage is at work: a forward then has not the device to itself.
+        preparing: How many calls of the stage before run.
+        cores: What the forwards share with those calls, one each. None: the device has its own.
         sharing: What items that are the same work share. None: each is worked on by itself.
         name: Of the stage, where there are several.
     """
@@ -97,7 +99,8 @@ class BatchStage(Stage, Generic[P, R]):
         slots: int,
         ahead: int = 1,
         waiting_tokens: int,
-        more_comes: Callable[[], bool],
+        preparing: Callable[[], int],
+        cores: int | None = None,
         sharing: Sharing[P, R] | None = None,
         name: str = "batch",
     ) -> None:
@@ -118,10 +121,10 @@ class BatchStage(Stage, Generic[P, R]):
         self._ahead: deque[_Turn] = deque()
         """Of the batches that wait for a slot."""
         self._small_running: list[int] = []
-        """Tokens of each forward of less than a share, which costs little more with some more tokens. What waits then
-        waits for its end, unless it is as much by now."""
+        """Tokens of each forward of less than a share."""
         self._waiting_tokens = waiting_tokens
-        self._more_comes = more_comes
+        self._preparing = preparing
+        self._cores = cores
         self._ended = False
         self._work_waits = anyio.Event()
         self._room_freed = anyio.Event()
@@ -228,7 +231,7 @@ class BatchStage(Stage, Generic[P, R]):
                 await self._work_waits.wait()
 
     def _next_batch(self) -> Batch[P] | None:
-        if self._small_running and self._builder.cost < min(self._small_running):
+        if self._builder.cost < self._builder.min_share and self._had_better_wait():
             return None
         free = self._slots - self.meter.busy
         if free <= 0 and (len(self._ahead) >= self._max_ahead or not self._builder.has_depth):
@@ -236,6 +239,18 @@ class BatchStage(Stage, Generic[P, R]):
         batch = self._flights.take(self._wanted_now(), among=free)
         self._room_freed.set()
         return batch
+
+    def _had_better_wait(self) -> bool:
+        """Whether less than a share had better wait for more, or else for the end of a forward that runs.
+
+        Beside one of less than a share, which costs little more with some more tokens, it waits until it is as much.
+        Where forwards and preparing keep all cores busy, one forward more could only take a core from those, and what
+        they prepare meanwhile makes it a better one.
+        """
+        if self._small_running and self._builder.cost < min(self._small_running):
+            return True
+        running = self._forwards.running
+        return self._cores is not None and running > 0 and running + self._preparing() >= self._cores
 
     def _wanted_now(self) -> Callable[[Item[P]], bool]:
         now = self._clock()
@@ -359,7 +374,7 @@ class BatchStage(Stage, Generic[P, R]):
             self._sharing.freeze(row)
 
     async def _call(self, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
-        alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._more_comes())
+        alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._preparing())
         return await self._device(partial(self._run_forward, 1 if alone else self._slots), payloads)
 
     def _run_forward(self, at_once: int, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:

@@ -33,7 +33,8 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     Args:
         inlet: Lists of items of one request each. Closing its outlet ends the stage.
-        outlet: Lists of prepared items, possibly of several requests; closed when the stage ends.
+        outlet: Lists of prepared items, possibly of several requests or none: who waits for them learns that these do
+            not come. Closed when the stage ends.
         preprocess: See `Preprocess`.
         offload: Runs it; its limit is the stage's limit.
         ahead_s: How long what this stage makes of a request will wait for the device; an item that could not be in
@@ -89,10 +90,10 @@ class PreprocessStage(Stage, Generic[S, P]):
                 while len(items) < self._chunk_items and (more := self._inlet.receive_waiting()) is not None:
                     held.take(item.ticket for item in more)
                     items += more
-                if ready := await self._prepare(items):
-                    if self._seam is not None:
-                        await self._at("prepared")
-                    await self._outlet.send(ready)
+                ready = await self._prepare(items)
+                if self._seam is not None:
+                    await self._at("prepared")
+                await self._outlet.send(ready)
                 held.handed_on()
 
     async def _prepare(self, items: Sequence[Item[S]]) -> list[Item[P]]:
@@ -149,6 +150,11 @@ class PreprocessStage(Stage, Generic[S, P]):
             return [Abandoned("nobody waits for it any more")] * len(payloads)
         return self._preprocess(payloads)
 
+    @property
+    def calls(self) -> int:
+        """Calls that run. While inputs wait, a worker that has handed something on is in its next one at once."""
+        return len(self._called_at)
+
     def overdue(self, than_s: float) -> int:
         """Calls that have been running for longer than `than_s` seconds. Each holds a worker and its thread."""
         now = self._clock()
@@ -156,6 +162,6 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     def is_stuck(self, than_s: float) -> bool:
         """Whether every worker is in a call that has been running for longer than `than_s` seconds."""
-        if len(self._called_at) < self.meter.workers:
+        if self.calls < self.meter.workers:
             return False
         return self._clock() - next(reversed(self._called_at.values())) > than_s  # the one that began last

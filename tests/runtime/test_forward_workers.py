@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,14 @@ from staged_pool.runtime import opening, pipeline
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.stages.errors import ConfigError, DeviceLost, EngineStopped, ModelFailed, OutOfMemory
+from staged_pool.stages.errors import (
+    ConfigError,
+    DeviceLost,
+    EngineStopped,
+    InvalidInput,
+    ModelFailed,
+    OutOfMemory,
+)
 from tests.doubles import CARD, Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio
@@ -30,12 +37,14 @@ def every_text_is_worth_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def engine_on(model: LetterModel, workers: int = 2, **settings: Any) -> AsyncIterator[Engine]:
+async def engine_on(
+    model: LetterModel, workers: int = 2, cores: int | None = None, **settings: Any
+) -> AsyncIterator[Engine]:
     config = EngineConfig(**settings)
     model.card = replace(CARD, forward_workers=workers)
     async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
         device.grow(workers)
-        async with run_engine(config, model, device=device) as engine:
+        async with run_engine(config, model, device=device, cores=cores) as engine:
             yield engine
             assert engine.statistics().admission.requests == 0
             assert engine._pipeline.batch["text"].running == 0
@@ -362,3 +371,113 @@ async def test_a_share_of_work_and_a_small_batch_do_not_wait_for_each_other(
         tasks.start_soon(engine.embed, second)
         await until(lambda: len(model.forwarded) == 2)
         gate.open()
+
+
+class Preparing:
+    """Holds the preparing of some texts until each is released."""
+
+    def __init__(self, *texts: str) -> None:
+        self._held = {text: threading.Event() for text in texts}
+
+    def __call__(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            if text in self._held:
+                assert self._held[text].wait(30)
+
+    def release(self, text: str) -> None:
+        self._held[text].set()
+
+
+@asynccontextmanager
+async def beside_a_forward_and_preparing(
+    model: LetterModel, preparing: Sequence[str], **settings: Any
+) -> AsyncIterator[tuple[Engine, TaskGroup, Preparing]]:
+    """An engine with two workers, of which one runs a forward of the text "first", while other texts are prepared."""
+    gate, model.on_preprocess = Gate(), Preparing(*preparing)
+    model.on_forward = gate
+    async with engine_on(model, preprocess_limit=2, chunk_items=1, **settings) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.embed, "first")
+            await until(lambda: len(model.forwarded) == 1)
+            for text in preparing:
+                tasks.start_soon(_embed, engine, text)
+            await until(lambda: engine._pipeline.preprocess["text"].calls == len(preparing))
+            yield engine, tasks, model.on_preprocess
+            gate.open()
+
+
+async def _embed(engine: Engine, text: str) -> None:
+    with suppress(InvalidInput):
+        await engine.embed(text)
+
+
+async def test_with_all_cores_busy_less_than_a_share_waits_for_what_is_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    model = LetterModel()
+    async with beside_a_forward_and_preparing(model, ["late"], cores=2) as (engine, tasks, preparing):
+        tasks.start_soon(engine.embed, "abcde")  # as much as the forward that runs
+        await until(lambda: engine._pipeline.batch["text"].waiting == 1)
+        await anyio.wait_all_tasks_blocked()
+        assert model.forwarded == [["first"]]
+        preparing.release("late")
+        await until(lambda: len(model.forwarded) == 2)
+    assert model.forwarded[1:] == [["late", "abcde"]]
+
+
+async def test_it_does_not_wait_for_what_turns_out_to_be_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    model = LetterModel()
+    async with beside_a_forward_and_preparing(model, [""], cores=2) as (engine, tasks, preparing):
+        tasks.start_soon(engine.embed, "abcde")
+        await until(lambda: engine._pipeline.batch["text"].waiting == 1)
+        await anyio.wait_all_tasks_blocked()
+        preparing.release("")
+        await until(lambda: len(model.forwarded) == 2)
+    assert model.forwarded[1:] == [["abcde"]]
+
+
+async def test_it_waits_for_inputs_that_no_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    model = LetterModel()
+    async with beside_a_forward_and_preparing(model, ["one", "two"], cores=2) as (engine, tasks, preparing):
+        tasks.start_soon(engine.embed, "three")
+        await until(lambda: engine._pipeline.channels[1].waiting == 1)
+        preparing.release("one")
+        preparing.release("two")
+        await until(lambda: len(model.forwarded) == 2)
+    assert sorted(model.forwarded[1]) == ["one", "three", "two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        pytest.param("abcde", 3, id="a core is free"),
+        pytest.param("abcde", None, id="a device of its own"),
+        pytest.param("abcdefghij", 2, id="a share"),
+    ],
+)
+async def test_nothing_waits_for_what_is_prepared_without_need(
+    text: str, cores: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    model = LetterModel()
+    async with beside_a_forward_and_preparing(model, ["late"], cores=cores) as (engine, tasks, preparing):
+        tasks.start_soon(engine.embed, text)
+        await until(lambda: len(model.forwarded) == 2)
+        preparing.release("late")
+    assert model.forwarded[1] == [text]
+
+
+async def test_an_idle_device_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    model = LetterModel(on_preprocess=(preparing := Preparing("late", "later")))
+    settings = {"preprocess_limit": 3, "chunk_items": 1}
+    async with engine_on(model, cores=2, **settings) as engine, anyio.create_task_group() as tasks:
+        for text in ("late", "later"):
+            tasks.start_soon(engine.embed, text)
+        await until(lambda: engine._pipeline.preprocess["text"].calls == 2)
+        assert_array_equal((await engine.embed("a")).embeddings, [expected("a")])
+        for text in ("late", "later"):
+            preparing.release(text)

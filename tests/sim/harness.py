@@ -101,6 +101,7 @@ class Simulation:
                     image_preprocess=self.preprocess["image"],
                     offload=self.offload,
                     fetch=SimFetch(watch),
+                    cores=world.cores,
                     options=StageOptions(restarts=world.restarts, clock=watch.now, seam=self._seam),
                 ) as engine:
                     self._observe(engine)

@@ -108,6 +108,8 @@ class World:
     slots: int = 1
     """Batches on the device at once, of each lane."""
     min_share_tokens: int = 1
+    cores: int | None = None
+    """That forwards share with preprocess."""
     clients: list[ClientPlan]
     crashes: set[tuple[str, int]] = field(default_factory=set)
     """A seam, and which time it is reached."""
@@ -189,6 +191,7 @@ def draw(seed: int) -> World:
     _draw_repetitions(random.Random(seed * 7919 + 3), world)
     _draw_askers(random.Random(seed * 7919 + 4), world)
     _draw_crowd(random.Random(seed * 7919 + 5), world)
+    world.cores = random.Random(seed * 7919 + 6).choice((None, 1, 2, 3))
     return world
 
 
