@@ -39,10 +39,10 @@ how many large requests share the pipeline before a small one has to wait for on
 POSTPROCESS_WORKERS = 4
 
 MIN_SHARE_TOKENS = 128
-"""What a forward worker leaves to each other one at least: a forward of fewer tokens costs nearly as much."""
+"""What a free forward worker leaves to the other free ones at least: a forward of fewer tokens costs nearly as much."""
 
-IMAGE_MIN_SHARE_TOKENS = 100
-"""The same of pictures."""
+IMAGE_MIN_SHARE_TOKENS = 400
+"""The same of pictures: theirs is a larger transformer, whose weights are read from memory for each batch."""
 
 SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
 """Of the names of a lane's stages."""

@@ -62,11 +62,11 @@ class BatchStage(Stage, Generic[P, R]):
 
     One task moves items from the channel into the waiting room while there is room, so that backpressure reaches
     preprocess. The others serve the device's slots: whenever one is free, a batch is cut out of everything that waits
-    at that moment, and leaves so much that all slots are done at about the same time. So no slot is free while more
-    waits than is worth a forward of its own, except where that would only take a core from what runs. Where much waits,
-    one batch more, or as many as `ahead` says, is cut ahead and handed to the device, so that a slot goes on at once
-    and not when the event loop gets to it. A forward that has begun runs to its end; rows that nobody waits for any
-    more are counted.
+    at that moment, and leaves to each other free slot as much as it takes itself. So no slot is free while more waits
+    than is worth a forward of its own, and less waits only where it would do nothing but slow down what runs. Where
+    much waits, one batch more, or as many as `ahead` says, is cut ahead and handed to the device, so that a slot goes
+    on at once and not when the event loop gets to it. A forward that has begun runs to its end; rows that nobody waits
+    for any more are counted.
 
     Args:
         inlet: Lists of prepared items. Closing its outlet ends the stage, once the waiting room is empty.
@@ -120,8 +120,8 @@ class BatchStage(Stage, Generic[P, R]):
         self._max_ahead = ahead
         self._ahead: deque[_Turn] = deque()
         """Of the batches that wait for a slot."""
-        self._running: list[_Turn] = []
-        """Those whose forward has begun."""
+        self._small_running: list[int] = []
+        """Tokens of each forward of less than a share."""
         self._waiting_tokens = waiting_tokens
         self._preparing = preparing
         self._cores = cores
@@ -231,38 +231,26 @@ class BatchStage(Stage, Generic[P, R]):
                 await self._work_waits.wait()
 
     def _next_batch(self) -> Batch[P] | None:
-        if self._had_better_wait():
+        if self._builder.cost < self._builder.min_share and self._had_better_wait():
             return None
         free = self._slots - self.meter.busy
         if free <= 0 and (len(self._ahead) >= self._max_ahead or not self._builder.has_depth):
             return None
-        batch = self._flights.take(self._wanted_now(), among=free, left=self._left())
+        batch = self._flights.take(self._wanted_now(), among=free)
         self._room_freed.set()
         return batch
 
     def _had_better_wait(self) -> bool:
-        """Whether what waits had better wait for more, or else for the end of a forward that runs.
+        """Whether less than a share had better wait for more, or else for the end of a forward that runs.
 
         Beside one of less than a share, which costs little more with some more tokens, it waits until it is as much.
         Where forwards and preparing keep all cores busy, one forward more could only take a core from those, and what
-        they prepare meanwhile makes it a better one: it waits until it is a whole batch.
+        they prepare meanwhile makes it a better one.
         """
-        if not self._running:
-            return False
-        cost = self._builder.cost
-        if cost < min(turn.cost for turn in self._running) < self._builder.min_share:
+        if self._small_running and self._builder.cost < min(self._small_running):
             return True
-        crowded = self._cores is not None and len(self._running) + self._preparing() >= self._cores
-        return crowded and cost < self._builder.budget
-
-    def _left(self) -> list[float]:
-        """Tokens that are left of each forward that runs, by how fast the device is; they share it equally."""
-        now, running = self._clock(), len(self._running)
-        left = []
-        for turn in self._running:
-            whole_s = running * self._pace.batch_s(turn.cost)
-            left.append(turn.cost * max(0.0, 1.0 - (now - turn.began_at) / whole_s) if whole_s > 0.0 else turn.cost)
-        return left
+        running = self._forwards.running
+        return self._cores is not None and running > 0 and running + self._preparing() >= self._cores
 
     def _wanted_now(self) -> Callable[[Item[P]], bool]:
         now = self._clock()
@@ -295,7 +283,8 @@ class BatchStage(Stage, Generic[P, R]):
     def _begin(self, turn: _Turn) -> None:
         turn.began_at = self._clock()
         turn.mark = self._forwards.begin(turn.began_at)
-        self._running.append(turn)
+        if turn.cost < self._builder.min_share:
+            self._small_running.append(turn.cost)
 
     def _end(self, turn: _Turn) -> tuple[float, float]:
         """Count the end of a forward, and the beginning of the one that was ahead: the device has gone on with it.
@@ -310,7 +299,8 @@ class BatchStage(Stage, Generic[P, R]):
         assert turn.mark is not None
         device_s = self._forwards.end(ended, turn.mark)
         turn.mark = None
-        self._running.remove(turn)
+        if turn.cost < self._builder.min_share:
+            self._small_running.remove(turn.cost)
         self._promote()
         return ended, device_s
 

@@ -15,14 +15,13 @@ The rules:
    in length go with it.
 7. The budget grows with the queue. A few requests get small batches, so that whoever comes next waits little; where so
    many wait that nobody is quick, batches are large and lose less to everything that goes on beside them.
-8. Where there are several slots, what waits is shared among them so that all end at about the same time, those that
-   are busy now as well, unless their shares would be too small to be worth it.
+8. Where several slots are free, what waits is shared among them, unless the shares would be too small to be worth it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from staged_pool.stages.ticket import Ticket
@@ -126,24 +125,21 @@ class BatchBuilder(Generic[P]):
         """Let go of an item that waits, whenever its turn is. It is not to be added again."""
         self.turns.withdraw(item)
 
-    def take(
-        self, still_wanted: Callable[[Item[P]], bool], *, among: int = 1, left: Sequence[float] = ()
-    ) -> Batch[P] | None:
+    def take(self, still_wanted: Callable[[Item[P]], bool], *, among: int = 1) -> Batch[P] | None:
         """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.
 
         Args:
             still_wanted: Asked of each item that is looked at; one that is not wanted is let go of.
             among: Slots that are free, and so may share what waits.
-            left: Tokens that each other slot is still busy with: it may have its share when it is free.
         """
         first = self.turns.first(still_wanted)
         if first is None:
             self.turns.end_batch()
             return None
         key, item = first
-        budget = self.budget
-        share = self._share(among, left)
-        limit = budget if share is None else min(budget, math.ceil(share))
+        cost, budget = self.cost, self.budget
+        parts = max(1, min(among, cost // self.min_share))
+        limit = min(budget, math.ceil(cost / parts)) if parts > 1 else budget
         if self._pads:
             chosen, trigger = self._nearest(key, item, still_wanted, limit)
         else:
@@ -154,20 +150,6 @@ class BatchBuilder(Generic[P]):
         chosen.sort(key=lambda item: item.cost)  # neighbours of equal length can share a call of the kernel
         costs = [item.cost for item in chosen]
         return Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
-
-    def _share(self, free: int, left: Sequence[float]) -> float | None:
-        """How much of what waits the next slot takes for all to be done at the same time. None: all of it, for nobody
-        else would get enough for a forward."""
-        share, all_left = None, 0.0
-        slots = [0.0] * free + sorted(left)
-        for count, its_left in enumerate(slots, 1):
-            all_left += its_left
-            level = (self.cost + all_left) / count
-            if level - its_left < self.min_share:
-                break
-            if count > 1:
-                share = level - slots[0]
-        return share
 
     def _in_turn(
         self, key: Hashable, still_wanted: Callable[[Item[P]], bool], limit: int

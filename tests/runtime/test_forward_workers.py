@@ -411,7 +411,7 @@ async def _embed(engine: Engine, text: str) -> None:
         await engine.embed(text)
 
 
-async def test_with_all_cores_busy_less_than_a_batch_waits_for_what_is_prepared(
+async def test_with_all_cores_busy_less_than_a_share_waits_for_what_is_prepared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
@@ -455,7 +455,7 @@ async def test_it_waits_for_inputs_that_no_thread_has_begun(monkeypatch: pytest.
     [
         pytest.param("abcde", 3, id="a core is free"),
         pytest.param("abcde", None, id="a device of its own"),
-        pytest.param("abcdefghijkl", 2, id="a whole batch"),
+        pytest.param("abcdefghij", 2, id="a share"),
     ],
 )
 async def test_nothing_waits_for_what_is_prepared_without_need(
@@ -463,8 +463,7 @@ async def test_nothing_waits_for_what_is_prepared_without_need(
 ) -> None:
     monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
     model = LetterModel()
-    settings = {"cores": cores, "max_batch_tokens": 12}
-    async with beside_a_forward_and_preparing(model, ["late"], **settings) as (engine, tasks, preparing):
+    async with beside_a_forward_and_preparing(model, ["late"], cores=cores) as (engine, tasks, preparing):
         tasks.start_soon(engine.embed, text)
         await until(lambda: len(model.forwarded) == 2)
         preparing.release("late")

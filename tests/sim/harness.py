@@ -7,7 +7,7 @@ import contextlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import anyio
 import anyio.lowlevel
@@ -162,11 +162,9 @@ class Simulation:
         builder = stage._builder
         take = builder.take
 
-        def watched_take(
-            still_wanted: Callable[[Item[Payload]], bool], *, among: int, left: Sequence[float]
-        ) -> Batch[Payload] | None:
+        def watched_take(still_wanted: Callable[[Item[Payload]], bool], *, among: int) -> Batch[Payload] | None:
             waiting_cost = builder.cost
-            batch = take(still_wanted, among=among, left=left)
+            batch = take(still_wanted, among=among)
             if batch is not None:
                 self.watch.batch_formed(lane, batch, waiting_cost, in_hand=stage.meter.busy)
             if not builder and (remembered := builder.turns.tenants):

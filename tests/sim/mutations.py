@@ -493,11 +493,11 @@ def batches_cut_ahead_without_end() -> Plan:
 
 
 @mutation
-def forward_counts_as_running_for_ever() -> Plan:
+def small_forward_counts_as_running_for_ever() -> Plan:
     def end(self: BatchStage[Any, Any], turn: Any) -> Any:
-        running = [*self._running]
+        running = [*self._small_running]
         ended = original(self, turn)
-        self._running[:] = running
+        self._small_running[:] = running
         return ended
 
     original = BatchStage._end
@@ -821,9 +821,9 @@ def ends_for_the_lanes_not_closed() -> Plan:
 def followers_lost_when_the_leader_leaves() -> Plan:
     original = Flights.take
 
-    def take(self: Flights[Any], still_wanted: Any, **slots: Any) -> Any:
+    def take(self: Flights[Any], still_wanted: Any, *, among: int) -> Any:
         with mock.patch.object(self, "_bequeath", _nothing):
-            return original(self, still_wanted, **slots)
+            return original(self, still_wanted, among=among)
 
     return [(Flights, "take", take)]
 

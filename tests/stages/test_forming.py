@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,22 +82,18 @@ def test_a_batch_is_cut_only_where_the_next_item_would_not_fit(
                 raise AssertionError("nobody else was free")
 
 
-@given(arrivals, limits, st.integers(1, 4), st.lists(st.floats(0, 60), max_size=3), st.integers(1, 40))
+@given(arrivals, limits, st.integers(1, 4), st.integers(1, 40))
 def test_a_share_is_a_batch_and_no_item_is_lost_by_sharing(
-    arrived: list[tuple[int, str, bool]],
-    limit: tuple[int, int, bool],
-    among: int,
-    left: list[float],
-    min_share: int,
+    arrived: list[tuple[int, str, bool]], limit: tuple[int, int, bool], among: int, min_share: int
 ) -> None:
     max_items, max_cost, pads = limit
     builder: BatchBuilder[int] = BatchBuilder(max_items=max_items, max_cost=max_cost, pads=pads, min_share=min_share)
     builder.add(items_of(arrived))
     taken: list[int] = []
-    while batch := builder.take(lambda item: True, among=among, left=left):
+    while batch := builder.take(lambda item: True, among=among):
         assert len(batch.items) == 1 or batch.cost <= max_cost
         if batch.trigger is BatchTrigger.SHARE:
-            assert among + len(left) > 1
+            assert among > 1
             assert builder.cost
         taken += [item.index for item in batch.items]
     assert sorted(taken) == list(range(len(arrived)))
@@ -160,25 +155,6 @@ def test_what_waits_is_shared_among_the_free_slots() -> None:
     assert second is not None
     assert (first.cost, first.trigger) == (40, BatchTrigger.SHARE)
     assert (second.cost, second.trigger) == (40, BatchTrigger.DEMAND)
-
-
-@pytest.mark.parametrize(
-    ("free", "left", "share"),
-    [
-        (1, [20.0], 50),  # 50 at once, and 30 after the other's 20
-        (1, [50.0], 60),  # 65 at the same time, of items of 10
-        (1, [70.0], 80),  # it would get 5: too little for a forward
-        (2, [20.0], 30),
-        (0, [10.0, 30.0], 50),  # cut ahead, for the one that is free first
-    ],
-)
-def test_a_slot_that_is_still_busy_gets_a_share_as_well(free: int, left: list[float], share: int) -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=10)
-    builder.add(items_of([(10, "a", True)] * 8))
-    batch = builder.take(lambda item: True, among=free, left=left)
-    assert batch is not None
-    assert batch.cost == share
-    assert batch.trigger is (BatchTrigger.SHARE if share < 80 else BatchTrigger.DEMAND)
 
 
 def test_what_is_too_little_to_share_goes_together() -> None:
