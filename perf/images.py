@@ -177,8 +177,8 @@ def _report_throughput(
     prepare_s, forward_s = (
         statistics.median(getattr(bare, name) for bare in of_bare) for name in ("prepare_s", "forward_s")
     )
-    # The device is the same cores: there is no work that goes on beside other work for nothing.
-    bound_s = PICTURES * (prepare_s + forward_s) / cores + prepare_s + forward_s
+    # The device is the same cores: what the bare pipeline needs for as many is the CPU time of all divided by the cores.
+    bound_s = PICTURES / bare_rate + prepare_s + forward_s
     rows, of_bare_by_limit = [["bare", number(bare_rate), "1", "-", number(PICTURES / bare_rate)]], {}
     for limit, outcomes in seen.items():
         rates = [len(outcome.latencies_ms) / outcome.elapsed_s for outcome in outcomes]
