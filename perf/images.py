@@ -177,7 +177,7 @@ def _report_throughput(
     prepare_s, forward_s = (
         statistics.median(getattr(bare, name) for bare in of_bare) for name in ("prepare_s", "forward_s")
     )
-    # The device is the same cores: what the bare pipeline needs for as many is the CPU time of all divided by the cores.
+    # The device is the same cores: the CPU time of all, divided by them, is what the bare pipeline needs for as many.
     bound_s = PICTURES / bare_rate + prepare_s + forward_s
     rows, of_bare_by_limit = [["bare", number(bare_rate), "1", "-", number(PICTURES / bare_rate)]], {}
     for limit, outcomes in seen.items():
