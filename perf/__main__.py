@@ -26,6 +26,7 @@ from perf import (
 )
 from perf.peers import run as peers
 from perf.peers.catalogue import chosen
+from perf.peers.kept import OtherSettings
 from perf.pictures import Size
 from perf.servers import Backend, Options
 from perf.texts import Shape
@@ -231,13 +232,17 @@ def peers_command(
     rounds: Annotated[int, typer.Option(min=1, help="Each starts every server anew, in turns.")] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Of one cell; answers are then waited for.")] = 10.0,
     quick: Annotated[bool, typer.Option(help="One round, few cells of 2 s: to see that it works.")] = False,
+    go_on: Annotated[bool, typer.Option(help="Have the rounds that were measured before in the tables, too.")] = False,
 ) -> None:
     """Other servers beside this one. Builds an environment for each in .peers/, and takes hours for all of them."""
     try:
         contenders = chosen(only)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    peers.run(model, peers=contenders, rounds=rounds, seconds=seconds, quick=quick)
+    try:
+        peers.run(model, peers=contenders, rounds=rounds, seconds=seconds, quick=quick, go_on=go_on)
+    except OtherSettings as error:
+        raise typer.BadParameter(str(error), param_hint="--go-on") from None
 
 
 @main.command("answers")

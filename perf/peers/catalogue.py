@@ -69,6 +69,8 @@ class Peer:
     """Those that it can compute with here; the best it can do is the first of them that the machine is good at."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of its environment: what cannot be said on its command line."""
+    under_overload: tuple[str, ...] = ()
+    """Added to its command line for the open loops, if its documentation says so of more than it can do."""
     settings: str
     """What its documentation says about doing well, and what of that is done."""
 
@@ -114,7 +116,8 @@ PEERS: Final = (
         package="staged-pool",
         command=_ours,
         dialect=dialects.OURS,
-        settings="all at their defaults",
+        under_overload=("--target-delay", "1"),
+        settings="all at their defaults; in the open loops it refuses what would wait for more than a second",
     ),
     Peer(
         name="infinity",

@@ -14,7 +14,7 @@ from perf.pictures import Size, jpeg
 from perf.servers import Server
 from perf.texts import SHAPES, TextSource
 
-Scenario = Literal["s1", "m8", "x64", "rank", "images", "captions"]
+Scenario = Literal["s1", "m8", "x64", "rank", "images", "photos", "captions"]
 
 SCENARIOS: Final[dict[Scenario, str]] = {
     "s1": SHAPES["s1"],
@@ -22,22 +22,23 @@ SCENARIOS: Final[dict[Scenario, str]] = {
     "x64": SHAPES["x64"],
     "rank": "1 query of 12 tokens and 100 documents of 64",
     "images": "1 JPEG of 640 x 480",
+    "photos": "1 JPEG of 1920 x 1080",
     "captions": "1 text of 12 tokens, to the model of pictures",
 }
-UNITS: Final[dict[Scenario, int]] = {"s1": 1, "m8": 8, "x64": 64, "rank": 100, "images": 1, "captions": 1}
+UNITS: Final[dict[Scenario, int]] = {"s1": 1, "m8": 8, "x64": 64, "rank": 100, "images": 1, "photos": 1, "captions": 1}
 """Texts, documents or pictures of one request: what rates are counted in."""
 
 TEXTS: Final[tuple[Scenario, ...]] = ("s1", "m8", "x64", "rank")
 """The scenarios of the model of texts."""
 
-PICTURES: Final[tuple[Scenario, ...]] = ("images", "captions")
+PICTURES: Final[tuple[Scenario, ...]] = ("images", "photos", "captions")
 """Those of the model of pictures."""
 
 AGREED: Final = 0.99
 """The least cosine of a vector with ours in float32, for a server to be timed; of a score, how far it may be off is
 one minus this."""
 
-_PICTURE: Final[Size] = "vga"
+_SIZES: Final[Mapping[Scenario, Size]] = {"images": "vga", "photos": "1080p"}
 _PICTURES: Final = 16
 _SAMPLE: Final = 32
 """Texts that are compared, of all lengths."""
@@ -63,8 +64,8 @@ class Inputs:
     folder: Path
     lists: Mapping[Scenario, Sequence[Sequence[str]]]
     """The texts of each request; of a ranking, the query and then the documents."""
-    pictures: Sequence[bytes]
-    """Of each request; none for a model of texts."""
+    pictures: Mapping[Scenario, Sequence[bytes]]
+    """Of each request; nothing for a model of texts."""
 
     @classmethod
     def texts(cls, source: TextSource) -> Inputs:
@@ -74,18 +75,19 @@ class Inputs:
         lists: dict[Scenario, list[list[str]]] = {
             "s1": source.lists("s1"), "m8": source.lists("m8"), "x64": source.lists("x64"), "rank": rankings,
         }  # fmt: skip
-        return cls(source.folder, lists, ())
+        return cls(source.folder, lists, {})
 
     @classmethod
     def images(cls, folder: Path) -> Inputs:
         """For the model of pictures."""
         captions = TextSource(str(folder)).lists("s1")
-        return cls(folder, {"captions": captions}, [jpeg(_PICTURE, seed) for seed in range(_PICTURES)])
+        pictures = {scenario: [jpeg(size, seed) for seed in range(_PICTURES)] for scenario, size in _SIZES.items()}
+        return cls(folder, {"captions": captions}, pictures)
 
     def requests(self, dialect: Dialect, scenario: Scenario) -> tuple[bytes, ...]:
         """Complete with their HTTP heads, to be sent in this order again and again; none: it cannot be asked that."""
-        if scenario == "images":
-            return tuple(dialect.see([picture]) for picture in self.pictures) if dialect.see else ()
+        if scenario in self.pictures:
+            return tuple(dialect.see([picture]) for picture in self.pictures[scenario]) if dialect.see else ()
         if scenario == "rank":
             return tuple(dialect.rank(query, docs) for query, *docs in self.lists["rank"]) if dialect.rank else ()
         if scenario == "captions" and dialect.see is None:
@@ -97,7 +99,7 @@ class Inputs:
         if self.pictures:
             if dialect.see is None:
                 raise ValueError("pictures for a server that takes none")
-            return dialect.see(self.pictures[:4])
+            return dialect.see(self.pictures["images"][:4])
         return dialect.embed(list(islice(chain.from_iterable(self.lists["x64"]), _SAMPLE)))
 
     def answers(self, server: Server, dialect: Dialect) -> Answers:

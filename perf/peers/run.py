@@ -16,6 +16,7 @@ from perf.peers.catalogue import BARE, PEERS, Launch, Peer, python_of
 from perf.peers.comparison import Contender
 from perf.peers.environments import ENVIRONMENTS, BuildFailed, build, version_of
 from perf.peers.inputs import PICTURES, SCENARIOS, TEXTS, Answers, Disagreement, Inputs, Scenario
+from perf.peers.kept import ROUNDS, KeptRounds
 from perf.peers.visits import Plan, Visit, started, visit, visit_bare
 from perf.pictures import clip_folder
 from perf.servers import ROOT, Card, Options, ServerFailed, serving
@@ -23,12 +24,14 @@ from perf.texts import TextSource
 from staged_pool.runtime.config import DType
 
 FULL: Final[Mapping[Scenario, tuple[int, ...]]] = {
-    "s1": (1, 16, 64), "m8": (1, 16, 64), "x64": (1, 4, 16), "rank": (1, 4), "images": (1, 8), "captions": (8,),
+    "s1": (1, 16, 64), "m8": (1, 4, 16, 64), "x64": (1, 4, 16), "rank": (1, 4), "images": (1, 8), "photos": (1, 8),
+    "captions": (8,),
 }  # fmt: skip
 QUICK: Final[Mapping[Scenario, tuple[int, ...]]] = {
-    "s1": (16,), "m8": (8,), "x64": (2,), "rank": (1,), "images": (4,), "captions": (4,),
+    "s1": (16,), "m8": (8,), "x64": (2,), "rank": (1,), "images": (4,), "photos": (4,), "captions": (4,),
 }  # fmt: skip
 QUICK_SECONDS: Final = 2.0
+LEVEL_SECONDS: Final = 20.0
 
 NOTE: Final = (
     "Medians of the rounds, and in brackets the least and the most of a round. *Of ours*: of what staged-pool did in "
@@ -53,15 +56,33 @@ Entry = tuple[Peer, DType]
 """A server, and the dtype of its weights."""
 
 
-def run(model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float, quick: bool) -> None:
+def run(
+    model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float, quick: bool, go_on: bool = False
+) -> None:
     """Measure, print and record.
 
     Rounds alternate in their order. A server that cannot be built, does not start, or computes something else is named
     with the reason, and the others go on.
+
+    Args:
+        model: Of texts: its folder. None: MiniLM.
+        peers: Ours is among them.
+        rounds: To be measured now.
+        seconds: Of one cell.
+        quick: One short round, to see that it works.
+        go_on: Whether rounds that were measured before belong to the comparison.
+
+    Raises:
+        OtherSettings: They do not.
     """
     if quick:
         rounds, seconds = 1, min(seconds, QUICK_SECONDS)
-    plan = Plan(seconds=seconds, clients=QUICK if quick else FULL, levels=(2.0,) if quick else (0.7, 2.0))
+    plan = Plan(
+        seconds=seconds,
+        level_seconds=QUICK_SECONDS if quick else LEVEL_SECONDS,
+        clients=QUICK if quick else FULL,
+        levels=(2.0,) if quick else (0.7, 2.0),
+    )
     settings: dict[str, object] = {
         "model": model, "peers": [peer.name for peer in peers], "rounds": rounds, "quick": quick, "plan": asdict(plan),
         "scenarios": SCENARIOS,
@@ -78,7 +99,11 @@ def run(model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float
         best: DType = "float32" if card.dtype == "float32" else "bfloat16"  # as our own server chooses
         wanted: dict[str, DType] = {"Each at its best": best, "All in float32": "float32"}
         entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))
-        visits = _rounds(entries, models, plan, rounds, missing)
+        kept = KeptRounds(_settings(settings, versions, card), folder=ROUNDS / ("quick" if quick else "full"))
+        if not go_on:
+            kept.clear()
+        visits = _rounds(entries, models, plan, rounds=rounds, kept=kept, failed=missing)
+        record.results["commits"] = [each.commit for each in kept.load()]
         contenders = {
             entry: Contender(entry[0], entry[1], versions[entry[0].name], seen) for entry, seen in visits.items()
         }
@@ -131,21 +156,46 @@ def _model(inputs: Inputs, scenarios: tuple[Scenario, ...], card: Card) -> Model
         return Model(inputs, inputs.answers(server, ours.dialect), scenarios, launch)
 
 
+def _settings(settings: Mapping[str, object], versions: Mapping[str, str], card: Card) -> dict[str, str]:
+    """What has to be the same in all rounds. Our own version is told by the commit, which may differ."""
+    facts = report.machine_facts()
+    return {
+        **{name: repr(settings[name]) for name in ("model", "plan")},
+        **{name: repr(facts[name]) for name in ("cpu", "cores", "python")},
+        "versions": repr(versions),
+        "dtype": card.dtype,
+        "torch_threads": str(card.torch_threads),
+    }
+
+
 def _rounds(
-    entries: Sequence[Entry], models: Sequence[Model], plan: Plan, rounds: int, failed: dict[str, str]
+    entries: Sequence[Entry],
+    models: Sequence[Model],
+    plan: Plan,
+    *,
+    rounds: int,
+    kept: KeptRounds,
+    failed: dict[str, str],
 ) -> dict[Entry, list[Visit | None]]:
     """Visit everybody in every round; who fails at a model is not visited again with it. Ctrl-C ends it early.
 
     Args:
+        rounds: To be measured now.
+        kept: Has the rounds of before, which come first, and gets those that are measured to their end.
         failed: Gets the reasons, by server, dtype and scenarios.
     """
     visits: dict[Entry, list[Visit | None]] = {entry: [] for entry in entries}
+    for earlier in kept.load():
+        seen = {(name, dtype): each for name, dtype, each in earlier.visits}
+        for entry in entries:
+            visits[entry].append(seen.get((entry[0].name, entry[1])))
+    first = len(visits[entries[0]])
     steps = {
         (entry, model): plan.steps(entry[0], model.scenarios, model.inputs) for entry in entries for model in models
     }
     with report.progress("peers", rounds * sum(steps.values())) as bar, suppress(KeyboardInterrupt):
         task = bar.task_ids[0]
-        for turn in range(rounds):
+        for turn in range(first, first + rounds):
             for entry in entries[:: -1 if turn % 2 else 1]:
                 parts = []
                 for model in models:
@@ -160,6 +210,8 @@ def _rounds(
                         report.console.print(f"round {turn + 1}: {name}: {failed.get(name, 'measured')}", markup=False)
                     bar.update(task, completed=before + steps[entry, model])
                 visits[entry].append(_joined(parts))
+            commit = str(report.machine_facts()["commit"])
+            kept.add(commit, [(peer.name, dtype, visits[peer, dtype][-1]) for peer, dtype in entries])
     done = max(map(len, visits.values()))
     return {entry: [*seen, *[None] * (done - len(seen))] for entry, seen in visits.items()}
 

@@ -1,4 +1,5 @@
-"""One visit to one server: it is started, asked whether it is right, loaded in every way, weighed, and ended."""
+"""One visit to one server: it is started, asked whether it is right, loaded in every way, weighed, and ended; and
+started once more for more than it can do."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Plan:
     """What is done in one visit."""
 
     seconds: float
-    """Of one cell, and of one level of the open loop."""
+    """Of one cell."""
+    level_seconds: float
+    """Of one level of the open loop, and of texts and pictures at once."""
     clients: Mapping[Scenario, tuple[int, ...]]
     levels: tuple[float, ...]
     """Of the open loop: multiples of the most that the server did in the closed one, in this visit."""
@@ -102,7 +105,7 @@ class Visit:
     """Cells and levels that came to nothing, and why."""
     processes: int = 0
     rss_mb: float = 0.0
-    """After the loads, of all its processes; what they share is counted in each."""
+    """After the closed loops, of all its processes; what they share is counted in each."""
     pss_mb: float = 0.0
     """Likewise, what they share counted once."""
 
@@ -140,21 +143,24 @@ def visit(
                 with _noting(seen, f"{scenario}, {clients} clients"):
                     seen.cells[scenario, clients] = _cell(server, peer, requests, clients, plan.seconds)
                 done()
-        if OPEN_SHAPE in scenarios and (capacity := _most(seen, OPEN_SHAPE)):
-            for factor in plan.levels:
-                with _noting(seen, f"open loop, {factor:g}x"):
-                    rates = {OPEN_SHAPE: factor * capacity}
-                    seen.levels[factor] = _levels(
-                        server, peer, inputs, rates, seconds=plan.seconds, seed=seed, seen=seen
-                    )[OPEN_SHAPE]
-                done()
         if set(MIX).issubset(scenarios) and all(_most(seen, kind) for kind in MIX):
             with _noting(seen, "texts and pictures"):
                 each = MIXED_LOAD / sum(share / _most(seen, kind) for kind, share in MIX.items())
                 rates = {kind: share * each for kind, share in MIX.items()}
-                seen.mixed = _levels(server, peer, inputs, rates, seconds=plan.seconds, seed=seed, seen=seen)
+                seen.mixed = _levels(server, peer, inputs, rates, seconds=plan.level_seconds, seed=seed, seen=seen)
             done()
         _weigh(server, seen)
+    if OPEN_SHAPE in scenarios and (capacity := _most(seen, OPEN_SHAPE)):
+        with _noting(seen, "open loop"), started(peer, launch, *peer.under_overload) as server:
+            server.wait_answer(inputs.first(peer.dialect))
+            _warm_up(server, inputs.requests(peer.dialect, OPEN_SHAPE), max(plan.clients[OPEN_SHAPE]))
+            for factor in plan.levels:
+                with _noting(seen, f"open loop, {factor:g}x"):
+                    rates = {OPEN_SHAPE: factor * capacity}
+                    seen.levels[factor] = _levels(
+                        server, peer, inputs, rates, seconds=plan.level_seconds, seed=seed, seen=seen
+                    )[OPEN_SHAPE]
+                done()
     return seen
 
 
@@ -164,9 +170,9 @@ def visit_bare(launch: Launch, inputs: Inputs, scenarios: tuple[Scenario, ...], 
     seen = Visit(least_cosine=1.0)
     with worker(partial(_bare, options)) as loop:
         for scenario in scenarios:
-            sees = scenario == "images"
-            groups = [[picture] for picture in inputs.pictures] if sees else inputs.lists[scenario]
-            at_once = max(1, (BARE_PICTURES if sees else BARE_TEXTS) // UNITS[scenario])
+            pictures = inputs.pictures.get(scenario)
+            groups = [[picture] for picture in pictures] if pictures else inputs.lists[scenario]
+            at_once = max(1, (BARE_PICTURES if pictures else BARE_TEXTS) // UNITS[scenario])
             rate = loop(BareLoad(groups, plan.seconds, min(at_once, len(groups))))
             load = LoadOutcome([1e3 * rate.elapsed_s / rate.groups] * rate.groups, elapsed_s=rate.elapsed_s)
             seen.cells |= {(scenario, clients): Cell(load, ProbeOutcome(), 0.0) for clients in plan.clients[scenario]}
@@ -187,13 +193,15 @@ def _bare(options: Options) -> Callable[[BareLoad], Rate]:
     return lambda load: loop(load.groups, load.seconds, at_once=load.at_once)
 
 
-def started(peer: Peer, launch: Launch) -> AbstractContextManager[Server]:
-    """The server's process, on a free port; it may still be loading."""
+def started(peer: Peer, launch: Launch, *more: str) -> AbstractContextManager[Server]:
+    """The server's process, on a free port; it may still be loading. `more` is added to its command line."""
     variables = {
         "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", **launch.variables(), **peer.variables,
     }  # fmt: skip
     launch.scratch.mkdir(parents=True, exist_ok=True)
-    return serving(peer.command(launch), folder=launch.scratch, variables=variables, start_timeout_s=START_TIMEOUT_S)
+    return serving(
+        [*peer.command(launch), *more], folder=launch.scratch, variables=variables, start_timeout_s=START_TIMEOUT_S
+    )
 
 
 def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int, seconds: float) -> Cell:
@@ -201,12 +209,21 @@ def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int,
         worker(partial(_pinned, partial(LoadGenerator, server.port, requests))) as generate,
         worker(partial(_pinned, partial(HealthProbe, server.port, peer.health))) as probe,
     ):
-        generate(Load(clients=clients, seconds=WARM_UP_S, max_requests=clients, patience_s=PATIENCE_S, strict=False))
+        generate(_first_requests(clients))
         with _beside() as others:
             generate.begin(Load(clients=clients, seconds=seconds, patience_s=PATIENCE_S, strict=False))
             health = probe(seconds)
             outcome = generate.end()
         return Cell(outcome, health, others[0])
+
+
+def _warm_up(server: Server, requests: tuple[bytes, ...], clients: int) -> None:
+    with worker(partial(_pinned, partial(LoadGenerator, server.port, requests))) as generate:
+        generate(_first_requests(clients))
+
+
+def _first_requests(clients: int) -> Load:
+    return Load(clients=clients, seconds=WARM_UP_S, max_requests=clients, patience_s=PATIENCE_S, strict=False)
 
 
 def _levels(

@@ -12,7 +12,15 @@ from perf.peers.inputs import Scenario
 from perf.peers.plots import plot
 from perf.peers.visits import Cell, Level, Visit
 
-CLIENTS: dict[Scenario, tuple[int, ...]] = {"s1": (), "m8": (4,), "x64": (), "rank": (), "images": (), "captions": ()}
+CLIENTS: dict[Scenario, tuple[int, ...]] = {
+    "s1": (),
+    "m8": (4,),
+    "x64": (),
+    "rank": (),
+    "images": (),
+    "photos": (),
+    "captions": (),
+}
 
 
 def visit_with(requests_per_s: int, *, failed: int = 0) -> Visit:

@@ -25,6 +25,7 @@ CLIENTS: dict[Scenario, tuple[int, ...]] = {
     "x64": (1,),
     "rank": (1,),
     "images": (1,),
+    "photos": (1,),
     "captions": (1,),
 }
 SCENARIOS: tuple[Scenario, ...] = ("s1", "rank")
@@ -54,7 +55,7 @@ def inputs(tiny_folder: Path) -> Inputs:  # noqa: F811
     lists: dict[Scenario, list[list[str]]] = {
         "s1": [["a text"], ["another"]], "x64": [["some", "more of them"]], "rank": [["query", "one", "two"]],
     }  # fmt: skip
-    return Inputs(tiny_folder, lists, ())
+    return Inputs(tiny_folder, lists, {})
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_visit_sees_every_cell_and_level_of_a_server_that_is_right(inputs: Inp
     with started(OURS, launch) as server:
         ours = inputs.answers(server, OURS.dialect)
     assert ours.scores is not None
-    plan, steps = Plan(seconds=0.3, clients=CLIENTS, levels=(0.5,)), list[None]()
+    plan, steps = Plan(seconds=0.3, level_seconds=0.3, clients=CLIENTS, levels=(0.5,)), list[None]()
     seen = visit(OURS, launch, inputs, SCENARIOS, plan=plan, ours=ours, seed=0, done=lambda: steps.append(None))
     assert seen.failures == {}
     assert list(seen.cells) == [("s1", 1), ("s1", 2), ("rank", 1)]
@@ -85,7 +86,7 @@ def test_a_visit_sees_every_cell_and_level_of_a_server_that_is_right(inputs: Inp
 
 
 def test_the_bare_loop_is_measured_in_every_cell(inputs: Inputs, launch: Launch) -> None:
-    plan = Plan(seconds=0.2, clients=CLIENTS, levels=(0.5,))
+    plan = Plan(seconds=0.2, level_seconds=0.2, clients=CLIENTS, levels=(0.5,))
     seen = visit_bare(launch, inputs, SCENARIOS, plan=plan)
     assert list(seen.cells) == [("s1", 1), ("s1", 2), ("rank", 1)]
     assert seen.cells["s1", 1] is not seen.cells["rank", 1]
@@ -97,27 +98,38 @@ def test_texts_and_pictures_come_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "clip"
     folder.mkdir()
     clip(folder)
-    pictures = [jpeg("vga", 0), jpeg("vga", 1)]
+    pictures: dict[Scenario, list[bytes]] = {"images": [jpeg("vga", 0), jpeg("vga", 1)], "photos": [jpeg("1080p", 0)]}
     inputs = Inputs(folder, {"captions": [["a photo"], ["of a cat"]]}, pictures)
     launch = Launch(
         python=Path(sys.executable), folder=folder, dtype="float32", torch_threads=1, max_tokens=16, scratch=tmp_path
     )
     with started(OURS, launch) as server:
         ours = inputs.answers(server, OURS.dialect)
-    plan, steps = Plan(seconds=0.3, clients=CLIENTS, levels=(0.5,)), list[None]()
+    plan, steps = Plan(seconds=0.3, level_seconds=0.3, clients=CLIENTS, levels=(0.5,)), list[None]()
     seen = visit(OURS, launch, inputs, PICTURES, plan=plan, ours=ours, seed=0, done=lambda: steps.append(None))
     assert seen.failures == {}
-    assert len(steps) == plan.steps(OURS, PICTURES, inputs) == 3
+    assert len(steps) == plan.steps(OURS, PICTURES, inputs) == 4
     rates = [seen.mixed[kind].offered_per_s for kind in ("captions", "images")]
     assert rates[0] / sum(rates) == pytest.approx(0.4)
     time_s = sum(rate / level.capacity_per_s for rate, level in zip(rates, seen.mixed.values(), strict=True))
     assert time_s == pytest.approx(0.8)
 
 
+def test_the_open_loops_have_a_server_of_their_own(inputs: Inputs, launch: Launch) -> None:
+    with started(OURS, launch) as server:
+        ours = inputs.answers(server, OURS.dialect)
+    full = replace(OURS, under_overload=("--max-requests", "1"))
+    plan = Plan(seconds=0.2, level_seconds=1.0, clients={**CLIENTS, "s1": (4,)}, levels=(4.0,))
+    seen = visit(full, launch, inputs, ("s1",), plan=plan, ours=ours, seed=0, done=lambda: None)
+    assert seen.failures == {}
+    assert seen.cells["s1", 4].load.refused == 0
+    assert seen.levels[4.0].outcome.rejected_ms
+
+
 def test_a_server_that_does_not_start_is_named_with_its_last_words(inputs: Inputs, launch: Launch) -> None:
     broken = replace(OURS, command=lambda _: [sys.executable, "-c", "raise SystemExit('no model here')"])
     ours = Answers(np.ones((2, 2), np.float32), None)
-    plan = Plan(seconds=0.1, clients=CLIENTS, levels=())
+    plan = Plan(seconds=0.1, level_seconds=0.1, clients=CLIENTS, levels=())
     with pytest.raises(ServerFailed, match="no model here"):
         visit(broken, launch, inputs, SCENARIOS, plan=plan, ours=ours, seed=0, done=lambda: None)
 
