@@ -3,7 +3,7 @@
 The rules:
 
 1. Nothing is frozen early: a batch is cut when a slot of the device asks for one, out of everything that waits then.
-2. Nothing is waited for: whatever waits is a batch, however small.
+2. Nothing is waited for: whatever waits is a batch, however small. Whether a slot asks is for `batch.py` to say.
 3. Whose item goes next is for `turns.py` and `tenants.py` to say: interactive work before bulk, tenants share the
    device fairly, and the requests of a tenant what the tenant gets. So one of a thousand documents and one of a single
    text get on equally quickly.
