@@ -34,7 +34,7 @@ from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, Unsupport
 if TYPE_CHECKING:
     import httpx
 
-MAX_REDIRECTS: Final = 5
+MAX_REDIRECTS: Final = 3
 
 FREE_PIECES: Final = 1024
 PIECE_BYTES: Final = 256

@@ -24,6 +24,8 @@ _KEPT: Final = "!#$%&'()*+,/:;=?@[]~"
 
 Scheme: TypeAlias = Literal["http", "https"]
 _PORTS: Final = {"http": 80, "https": 443}
+_FREE_PORTS: Final = 1024
+"""From here on: those below are of well-known services (RFC 6335, 6), which are not to be talked to by way of a URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ def _host(authority: str) -> tuple[str, int | None]:
     port = int(found[3]) if found[3] else None
     if port is not None and not 1 <= port <= 65_535:
         raise refused("has a port that is not between 1 and 65535")
+    if port is not None and port < _FREE_PORTS and port not in _PORTS.values():
+        raise refused(f"has a port that is kept for another service: below {_FREE_PORTS}, only 80 and 443 are asked")
     return (found[1] or found[2]).lower(), port
 
 

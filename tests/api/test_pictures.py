@@ -97,7 +97,8 @@ REFUSED = [
     ("http://127.1:{port}/", 400), ("http://2130706433:{port}/", 400), ("http://0x7f.1:{port}/", 400),
     ("http://[::1]:{port}/", 400), ("http://[::ffff:127.0.0.1]:{port}/", 400), ("http://[64:ff9b::7f00:1]/", 400),
     ("http://169.254.169.254/latest/meta-data/", 400), ("http://10.0.0.1/", 400), ("http://100.64.0.1/", 400),
-    ("http://[fd00::1]/", 400), ("http://127.0.0.2:22/", 400), ("https://user:secret@pictures.example/", 400),
+    ("http://[fd00::1]/", 400), ("http://127.0.0.2:22/", 400),
+    ("https://pictures.example:22/", 400), ("https://user:secret@pictures.example/", 400),
     ("http://pictures.example/\r\nhost: other", 400), ("file:///etc/passwd", 400), ("ftp://pictures.example/", 400),
     ("gopher://pictures.example/_x", 400),
 ]  # fmt: skip
