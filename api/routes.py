@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -84,6 +84,8 @@ class Routes:
             "/load": {"GET": self._load},
             "/metrics": {"GET": self._metrics_text},
             "/stages": {"GET": self._stages},
+            "/flush_cache": {"POST": self._flush_cache},
+            "/reset_mm_cache": {"POST": self._reset_mm_cache},
             "/openapi.json": {"GET": self._openapi},
             **{path: {"GET": partial(_page, path)} for path in PAGES},
         }
@@ -232,9 +234,29 @@ class Routes:
         return Answer(self._metrics.text(), content_type=METRICS_TYPE)
 
     async def _stages(self, call: Call) -> Answer:
-        if not (statistics := self._lobby.statistics()):
-            self._lobby.enter()  # raises, and says why there is nothing to show
-        return Answer(msgspec.json.encode({"models": statistics}))
+        self._loaded()
+        return Answer(msgspec.json.encode({"models": self._lobby.statistics()}))
+
+    async def _flush_cache(self, call: Call) -> Answer:
+        for engine in self._loaded():
+            engine.clear_image_cache()
+            engine.clear_result_cache()
+        return Answer()
+
+    async def _reset_mm_cache(self, call: Call) -> Answer:
+        for engine in self._loaded():
+            engine.clear_image_cache()
+        return Answer()
+
+    def _loaded(self) -> Sequence[Engine]:
+        """All engines, also those that take no requests.
+
+        Raises:
+            EngineStopped: There are none yet.
+        """
+        if not (engines := self._lobby.engines):
+            self._lobby.enter()  # raises, and says why
+        return engines
 
     async def _openapi(self, call: Call) -> Answer:
         self._lobby.enter()  # which routes there are depends on the models

@@ -17,7 +17,7 @@ import structlog
 from staged_pool.runtime.model import Lane, ModelInput
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.channel import Outlet
-from staged_pool.stages.errors import EngineStopped, InvalidInput, Overloaded, StagedPoolError, StageFailed, TooLarge
+from staged_pool.stages.errors import EngineStopped, Overloaded, StagedPoolError, StageFailed, TooLarge, UrlNotAllowed
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item
 
@@ -33,7 +33,8 @@ class Fetch(Protocol):
     Cancellation ends it at once.
 
     Raises:
-        InvalidInput: The URL is wrong, or may not be fetched.
+        InvalidInput: The URL is wrong.
+        UrlNotAllowed: It may not be fetched.
         MediaUnavailable: Its host failed.
     """
 
@@ -44,9 +45,9 @@ async def refuse(image: Image, /) -> Image:
     """Stands where nothing may be fetched.
 
     Raises:
-        InvalidInput: Always.
+        UrlNotAllowed: Always.
     """
-    raise InvalidInput(
+    raise UrlNotAllowed(
         "Pictures are not fetched here: fetching is off. Send the file itself, or have the server started with "
         "--allow-media-domain.",
         param="input",

@@ -41,6 +41,11 @@ class TooLarge(InvalidInput):
     """The request exceeds a limit of this server on bytes or items, whatever the load."""
 
 
+class UrlNotAllowed(InvalidInput):
+    """A picture's URL leads to where this server does not go: to a host, an address, a port or a file of which nobody
+    said that it may be asked."""
+
+
 class UnusableMedia(InvalidInput):
     """A picture cannot be decoded, or is not where its URL says."""
 

@@ -248,6 +248,19 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "/ready": _get("Whether requests are taken", answer=served.Ready, unready=served.NotReady),
     "/load": _get("Requests inside", answer=served.Load),
     "/stages": _get("Every stage at this moment", answer=served.Stages, text="What the page at / shows."),
+    "/flush_cache": {
+        "POST": Operation(
+            summary="Forget what is kept of earlier requests",
+            tag="Server",
+            text="Prepared pictures (`--image-cache-mb`) and results (`--result-cache-mb`) of all models. What is in "
+            "work goes to its requests.",
+        )
+    },
+    "/reset_mm_cache": {
+        "POST": Operation(
+            summary="Forget prepared pictures", tag="Server", text="As /flush_cache, and results are kept."
+        )
+    },
     "/metrics": _get("Prometheus metrics", content_types=("text/plain",)),
     "/openapi.json": _get("This description", answer=served.Anything),
     "/docs": _get("This description as a page", content_types=("text/html",)),

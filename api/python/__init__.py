@@ -58,6 +58,7 @@ from staged_pool.stages.errors import (
     Unsupported,
     UnsupportedMedia,
     UnusableMedia,
+    UrlNotAllowed,
 )
 from staged_pool.stages.work import Priority
 
@@ -113,6 +114,7 @@ __all__ = [
     "Unsupported",
     "UnsupportedMedia",
     "UnusableMedia",
+    "UrlNotAllowed",
     "Usage",
     "__version__",
     "open_engine",

@@ -15,7 +15,7 @@ from staged_pool.api.wire import aside
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.media.urls import MAX_CHARACTERS
 from staged_pool.runtime.requests import Chat, Content, Image, TextInput
-from staged_pool.stages.errors import shortened
+from staged_pool.stages.errors import InvalidInput, UrlNotAllowed, shortened
 
 T = TypeVar("T")
 
@@ -124,6 +124,7 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
 
     Raises:
         InvalidInput: It is none of them, or is no right base64.
+        UrlNotAllowed: It is a URL of another kind.
     """
     held = aside.take(given)
     if isinstance(held, bytes):
@@ -137,7 +138,8 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
         return Image(given)
     if name != b"data" and (scheme or not bare):
         kinds = "a URL (http, https, file or data)"
-        raise _bad(where, f"expected {kinds}, or base64" if bare else f"expected {kinds}", index)
+        what = f"expected {kinds}, or base64" if bare else f"expected {kinds}"
+        raise _bad(where, what, index, error=UrlNotAllowed if scheme else InvalidInput)
     if scheme:
         characters = _content_of_data_url(characters, where, index)
     # What stands aside has no escapes any more: an end of a line in it is one that JSON does not allow.
@@ -184,9 +186,9 @@ def _base64_in_lines(characters: memoryview, spaces: bytes) -> bytes | None:
     return None if sum(map(len, pieces)) == len(characters) else _base64(b"".join(pieces))
 
 
-def _bad(where: str, what: str, index: int | None) -> Exception:
+def _bad(where: str, what: str, index: int | None, *, error: type[InvalidInput] = InvalidInput) -> InvalidInput:
     aside.blame()
-    return wrong(where, what, index)
+    return wrong(where, what, index, error=error)
 
 
 def joined(parts: list[str | Image]) -> str | tuple[str | Image, ...]:

@@ -28,13 +28,14 @@ _TYPES: Final = {
     "bodies_too_large": "overloaded",
     "too_many_requests": "overloaded",
     "invalid_input": "validation",
+    "url_not_allowed": "validation",
 }
 _TYPES_BY_STATUS: Final = {401: "validation", 404: "validation", 408: "validation", 503: "unhealthy"}
 
 
 def tei_error(problem: Problem) -> tuple[int, bytes]:
     """The status and the body of an answer to a request that failed. What is wrong with an input is 422 here."""
-    status = 422 if problem.row.word == "invalid_input" else problem.status
+    status = 422 if problem.row.word in ("invalid_input", "url_not_allowed") else problem.status
     by_status = "validation" if 411 <= status <= 415 or status in (400, 422, 431) else "backend"
     kind = _TYPES.get(problem.row.word) or _TYPES_BY_STATUS.get(status, by_status)
     return status, orjson.dumps({"error": problem.message, "error_type": kind})

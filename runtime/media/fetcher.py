@@ -42,6 +42,8 @@ PIECE_BYTES: Final = 256
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
+_WANTS_CREDENTIALS: Final = frozenset({401, 403, 407})
+"""Of these nobody but the host knows whether there is such a picture, and who else would be given it."""
 _BINARY: Final = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What hosts say of files that they know nothing of."""
 
@@ -84,11 +86,13 @@ class MediaFetcher:
         Cancellation closes the connection, and leaves a file to the thread that reads it.
 
         Raises:
-            InvalidInput: Its URL is wrong, or leads where the settings do not allow it.
+            InvalidInput: Its URL is wrong.
+            UrlNotAllowed: It leads where the settings do not allow it.
             TooLarge: It has more than `config.max_image_bytes`.
             UnusableMedia: The host says that there is no such picture, or sends the way round in circles.
             UnsupportedMedia: The host says that it is something else than a picture.
-            MediaUnavailable: The host cannot be found or reached, or fails; or the disk of a file does not answer.
+            MediaUnavailable: The host cannot be found or reached, fails, or wants to know who asks; or the disk of a
+                file does not answer.
             MediaTimedOut: It is not here after `config.media_timeout_s`.
         """
         if not isinstance(image.source, str):
@@ -163,7 +167,7 @@ class MediaFetcher:
     def _check(self, response: httpx.Response) -> None:
         """Refuse what the head of an answer shows to be wrong."""
         status = response.status_code
-        if status >= 500 or status in _TRY_AGAIN:
+        if status >= 500 or status in _TRY_AGAIN or status in _WANTS_CREDENTIALS:
             raise MediaUnavailable(f"The host of the image answered with status {status}.")
         if status != 200:
             raise UnusableMedia(f"The host of the image answered with status {status}.", param=PARAM)

@@ -33,7 +33,7 @@ def read_file(folder: Path, path: str, max_bytes: int) -> bytes:
         max_bytes: Of the file.
 
     Raises:
-        InvalidInput: It lies elsewhere, whether or not there is one.
+        UrlNotAllowed: It lies elsewhere, whether or not there is one.
         UnusableMedia: There is no such file, or it is not to be read.
         TooLarge: It is larger.
     """

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from staged_pool.runtime.media.addresses import literal
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import InvalidInput, UrlNotAllowed
 
 MAX_CHARACTERS: Final = 2**13
 
@@ -58,19 +58,20 @@ def read_url(url: str) -> WebUrl | FileUrl:
     """Read a URL.
 
     Raises:
-        InvalidInput: It is none of http, https and file, or is not written as such a URL is.
+        UrlNotAllowed: It is none of http, https and file, or has what such a URL may have and is not followed.
+        InvalidInput: It is not written as such a URL is.
     """
     if len(url) > MAX_CHARACTERS:
-        raise refused(f"is longer than {MAX_CHARACTERS} characters")
+        raise _malformed(f"is longer than {MAX_CHARACTERS} characters")
     scheme = _SCHEME.match(url)
     if scheme is None or scheme[1].lower() not in ("http", "https", "file"):
         raise refused("is not one of http, https or file")
     if _UNFIT.search(url):
-        raise refused("holds a space, a control character or a backslash; such are written as % and two digits")
+        raise _malformed("holds a space, a control character or a backslash; such are written as % and two digits")
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise refused("has no valid host") from None
+        raise _malformed("has no valid host") from None
     if parts.scheme == "file":
         return _file(parts.netloc, parts.path)
     if "@" in parts.netloc:
@@ -84,10 +85,10 @@ def read_url(url: str) -> WebUrl | FileUrl:
 def _host(authority: str) -> tuple[str, int | None]:
     found = _HOST.fullmatch(authority)
     if found is None or (found[2] and literal(found[2]) is None):
-        raise refused("has no valid host; names are written in ASCII, others in their xn-- form")
+        raise _malformed("has no valid host; names are written in ASCII, others in their xn-- form")
     port = int(found[3]) if found[3] else None
     if port is not None and not 1 <= port <= 65_535:
-        raise refused("has a port that is not between 1 and 65535")
+        raise _malformed("has a port that is not between 1 and 65535")
     if port is not None and port < _FREE_PORTS and port not in _PORTS.values():
         raise refused(f"has a port that is kept for another service: below {_FREE_PORTS}, only 80 and 443 are asked")
     return (found[1] or found[2]).lower(), port
@@ -100,12 +101,20 @@ def _file(host: str, path: str) -> FileUrl:
     try:
         decoded = plain.decode()
     except UnicodeDecodeError:
-        raise refused("has a path that is not UTF-8") from None
+        raise _malformed("has a path that is not UTF-8") from None
     if not decoded.startswith("/") or "\0" in decoded:
-        raise refused("has no absolute path, as in file:///images/cat.png")
+        raise _malformed("has no absolute path, as in file:///images/cat.png")
     return FileUrl(decoded)
 
 
-def refused(why: str) -> InvalidInput:
-    """The refusal of a URL, which is not repeated: it may hold a secret."""
-    return InvalidInput(f"The URL of the image {why}.", param=PARAM)
+def refused(why: str) -> UrlNotAllowed:
+    """The refusal of a URL that could be followed. It is not repeated: it may hold a secret."""
+    return UrlNotAllowed(_about(why), param=PARAM)
+
+
+def _malformed(why: str) -> InvalidInput:
+    return InvalidInput(_about(why), param=PARAM)
+
+
+def _about(why: str) -> str:
+    return f"The URL of the image {why}."

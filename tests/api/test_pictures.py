@@ -1,6 +1,6 @@
 """Pictures from the request to the answer: sent, uploaded and fetched, on a real engine and from real hosts.
 
-What is asked for in rows 44 to 48 is answered over HTTP; `tests/runtime/media` has the attacks in full.
+Where URLs may lead, and what hosts may do, is in `tests/chaos/test_picture_hosts.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pytest
 from staged_pool.api.app import Application
 from staged_pool.api.lobby import Lobby
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.media.dialing import Resolve, resolve
+from staged_pool.runtime.media.dialing import Resolve
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import read_file
 from tests.doubles import Gate, expected
-from tests.runtime.media.origin import LOCAL, Names, answer, origin, redirect
+from tests.runtime.media.origin import LOCAL, Names, answer, origin
 from tests.runtime.seeing import SeeingModel, engine_on
 
 pytestmark = [
@@ -91,48 +91,6 @@ async def test_a_large_picture_reaches_the_model_as_it_was_sent() -> None:
         sent = base64.b64encode(letters.encode()).decode()
         response = await client.post("/v1/embeddings", json={"input": [{"image": sent}, {"text": "a"}]})
     assert vectors(response) == [expected(letters).tolist(), expected("a").tolist()]
-
-
-REFUSED = [
-    ("http://127.1:{port}/", 400), ("http://2130706433:{port}/", 400), ("http://0x7f.1:{port}/", 400),
-    ("http://[::1]:{port}/", 400), ("http://[::ffff:127.0.0.1]:{port}/", 400), ("http://[64:ff9b::7f00:1]/", 400),
-    ("http://169.254.169.254/latest/meta-data/", 400), ("http://10.0.0.1/", 400), ("http://100.64.0.1/", 400),
-    ("http://[fd00::1]/", 400), ("http://127.0.0.2:22/", 400),
-    ("https://pictures.example:22/", 400), ("https://user:secret@pictures.example/", 400),
-    ("http://pictures.example/\r\nhost: other", 400), ("file:///etc/passwd", 400), ("ftp://pictures.example/", 400),
-    ("gopher://pictures.example/_x", 400),
-]  # fmt: skip
-
-
-async def test_rows_44_and_47_an_address_that_may_not_be_asked_is_refused_by_its_place() -> None:
-    async with origin() as host, served(find=resolve, allow_media_domains=("*",)) as client:
-        for url, status in REFUSED:
-            body = {"input": [{"text": "a"}, {"image": url.format(port=host.port)}]}
-            error = (await client.post("/v1/embeddings", json=body)).json()["error"]
-            assert (error["code"], error["index"]) == (status, 1), (url, error)
-            assert "secret" not in error["message"]
-    assert host.connections == 0
-
-
-async def test_rows_45_and_48_what_a_host_does_is_told_apart() -> None:
-    pages = {
-        "/private": (redirect("http://10.0.0.1/"), 400),
-        "/file": (redirect("file:///etc/passwd"), 400),
-        "/circle": (redirect("/circle"), 422),
-        "/gone": (answer(status="404 Not Found"), 422),
-        "/page": (answer(kind="text/html"), 415),
-        "/down": (answer(status="503 Service Unavailable"), 502),
-        "/busy": (answer(status="429 Too Many Requests"), 502),
-        "/short": (answer(b"cat", "content-length: 4"), 502),
-        "/large": (answer(b"cat" * 50), 413),
-        "/lying": (answer(b"cat", "content-length: 10000000000"), 413),
-    }
-    async with origin() as host, served(max_image_bytes=100) as client:
-        host.pages |= {path: behave for path, (behave, _) in pages.items()}
-        for path, (_, status) in pages.items():
-            body = {"input": [{"text": "a"}, {"image": host.url(path)}]}
-            error = (await client.post("/v1/embeddings", json=body)).json()["error"]
-            assert (error["code"], error["index"]) == (status, 1), (path, error)
 
 
 async def test_a_file_is_read_from_the_folder_that_is_open_and_from_nowhere_else(tmp_path: Path) -> None:

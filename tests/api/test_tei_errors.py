@@ -27,6 +27,7 @@ TYPES = {"unhealthy", "backend", "overloaded", "validation", "tokenizer", "empty
 
 CASES: list[tuple[type[BaseException], int, str]] = [
     (errors.InvalidInput, 422, "validation"),
+    (errors.UrlNotAllowed, 422, "validation"),
     (errors.NoInputs, 400, "empty"),
     (errors.TooLarge, 413, "validation"),
     (errors.UnusableMedia, 422, "validation"),

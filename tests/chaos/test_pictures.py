@@ -1,6 +1,6 @@
 """Rows 35 to 39 for pictures, on a real model of them: what is damaged, poisonous or a bomb, alone and among others.
 
-What is asked of hosts (rows 44 to 48) is in `tests/api/test_pictures.py` and `tests/runtime/media`.
+What is asked of hosts (rows 44 to 48) is in `test_picture_hosts.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import struct
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -21,23 +22,25 @@ import pytest
 from PIL import Image as Pillow
 from PIL import ImageOps
 
+from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.images.decode import Encoded
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Image, Output
-from tests.api.serving import post, serving
+from tests.api.serving import Served, post, read_answer, serving
 from tests.chaos.harness import Attacked, eventually
 from tests.chaos.seeing import WORKERS, Vector, attacked, body, refusal, settings, vectors
 from tests.doubles import Gate, until
 from tests.models.asking import embed
-from tests.models.images.pictures import encode, picture, png
+from tests.models.images.pictures import chunk, encode, picture, png
 from tests.models.tiny import build
 
 pytestmark = pytest.mark.anyio
 
+FRAMES = 10_000
 CLOSE = 1e-4
 """How far a vector may be from the one that the model gives without a server. Two pictures are much further apart."""
-SOLE = encode(picture(90, 70, 1))
+SOLE, SOLE_SIZE = encode(picture(90, 70, 1)), (70, 90)
 OTHER = encode(picture(64, 80, 2), "JPEG")
 
 
@@ -75,6 +78,24 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
     monkeypatch.setattr(Encoded, "decode", held)
     return gate
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Height and width of each picture that is decoded from now on."""
+    decoded: list[tuple[int, int]] = []
+    decode = Encoded.decode
+
+    def watched(self: Encoded, *arguments: Any) -> Pillow.Image:
+        decoded.append(self.size)
+        return decode(self, *arguments)
+
+    monkeypatch.setattr(Encoded, "decode", watched)
+    return decoded
+
+
+def is_busy(served: Served, stage: str, workers: int) -> bool:
+    """Whether so many workers of a stage have something in hand."""
+    return any(one.name == stage and one.busy == workers for one in served.engine.statistics().stages)
 
 
 # Row 35
@@ -160,14 +181,7 @@ def bombs() -> Mapping[str, tuple[bytes, int]]:
 async def test_rows_36_to_38_what_is_no_picture_that_can_be_read_fails_its_request_by_its_place(
     seeing: Attacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded: list[tuple[int, int]] = []
-    decode = Encoded.decode
-
-    def watched(self: Encoded, *arguments: Any) -> Pillow.Image:
-        decoded.append(self.size)
-        return decode(self, *arguments)
-
-    monkeypatch.setattr(Encoded, "decode", watched)
+    decoded = counted(monkeypatch)
     async with seeing.served.client() as client:
         for name, (data, status) in bombs().items():
             response = await client.post("/v1/embeddings", json=body(SOLE, data))
@@ -222,18 +236,40 @@ async def test_row_38_files_of_every_kind_give_what_is_seen_in_them_and_never_wh
     assert max(apart.values()) < 0.01, apart
 
 
+def films() -> dict[str, tuple[bytes, bytes]]:
+    """Files of ten thousand frames, and each as a file of its first one."""
+    shown = picture(48, 48, 3)
+    still, still_gif, dot = encode(shown), encode(shown, "GIF"), encode(Pillow.new("P", (1, 1)), "GIF")
+    frame = dot[dot.index(b",") : -1]  # from the descriptor of its picture on, without the end of the file
+    gif = still_gif[:-1] + frame * FRAMES + b";"
+
+    head, end = still.index(b"IDAT") - 4, still.rindex(b"IEND") - 4
+    frames = b"".join(
+        chunk(b"fcTL", struct.pack(">IIIIIHHBB", 2 * number, 1, 1, 0, 0, 1, 10, 0, 0))
+        + chunk(b"fdAT", struct.pack(">I", 2 * number + 1) + zlib.compress(bytes(4)))
+        for number in range(FRAMES)
+    )
+    counted = chunk(b"acTL", struct.pack(">II", FRAMES, 0))
+    apng = still[:head] + counted + still[head:end] + frames + still[end:]
+
+    webp = encode(shown, "WEBP", save_all=True, append_images=[Pillow.new("RGB", shown.size)], lossless=True)
+    last = webp.rindex(b"ANMF")
+    webp = webp[:last] + webp[last:] * FRAMES
+    webp = webp[:4] + struct.pack("<I", len(webp) - 8) + webp[8:]
+
+    return {"GIF": (gif, still_gif), "APNG": (apng, still), "WebP": (webp, still)}
+
+
 async def test_row_37_of_ten_thousand_frames_one_is_looked_at(
     seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
-    frame = encode(Pillow.new("P", (1, 1)), "GIF")
-    first = encode(picture(48, 48, 3), "GIF")
-    one = frame[frame.index(b",") : -1]  # from the descriptor of its picture on, without the end of the file
-    film = first[:-1] + one * 10_000 + b";"
-    assert film.count(one) == 10_000
+    files = films()
+    wanted = right([first for _, first in files.values()])
     async with seeing.served.client() as client:
         with anyio.fail_after(10):
-            found = vectors(await client.post("/v1/embeddings", json=body(film, first)))
-    assert np.abs(found - right([first, first])).max() < CLOSE
+            found = vectors(await client.post("/v1/embeddings", json=body(*(film for film, _ in files.values()))))
+    apart = dict(zip(files, np.abs(found - wanted).max(axis=1).tolist(), strict=True))
+    assert max(apart.values()) < CLOSE, apart
 
 
 # Row 39
@@ -324,6 +360,111 @@ async def test_a_client_who_leaves_while_its_pictures_are_decoded_makes_room_and
         await fire.assert_unharmed()
 
 
+@pytest.mark.parametrize("leaver", [0, 1], ids=["who decodes it", "who waits for it"])
+async def test_a_picture_of_ten_requests_is_decoded_once_whoever_of_them_leaves(
+    leaver: int, clip: Path, right: Callable[[Sequence[bytes]], Vector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, answers = right([SOLE]), list[httpx.Response]()
+    async with attacked(settings(clip, image_cache_mb=10)) as fire, fire.served.client() as client:
+        served = fire.served
+
+        async def ask() -> None:
+            answers.append(await client.post("/v1/embeddings", json=body(SOLE)))
+
+        decoded = counted(monkeypatch)
+        gate = hold(monkeypatch)
+        leaving = [await served.connect() for _ in range(WORKERS)]
+        for stream, workers in zip(leaving, (1, 2), strict=True):
+            await stream.send(post(json.dumps(body(SOLE)).encode()))
+            await gate.arrived()
+            await until(partial(is_busy, served, "preprocess_images", workers))
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(ask)
+            await until(lambda: served.inside == 10)
+            await leaving[leaver].aclose()
+            await until(lambda: served.inside == 9)
+            gate.open()
+        stays = leaving[1 - leaver]
+        assert b" 200 " in (await read_answer(stays)).split(b"\r\n")[0]
+        await stays.aclose()
+        cache = served.engine.statistics().image_cache
+    assert len(answers) == 8
+    for answer in answers:
+        assert np.abs(vectors(answer) - wanted).max() < CLOSE
+    assert decoded == [SOLE_SIZE]
+    assert cache is not None
+    assert cache.misses == 2  # one is the harness's
+
+
+async def test_pictures_are_decoded_while_others_of_their_request_are_on_the_device(
+    clip: Path, right: Callable[[Sequence[bytes]], Vector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = [encode(picture(40 + seed, 40, seed)) for seed in range(60)]
+    wanted, answers = right(mine), list[httpx.Response]()
+    device, forward, given = Gate(), Encoder.forward, list[int]()
+    decoded: list[tuple[int, int]] = []
+
+    def held(self: Encoder, payloads: Sequence[Any], *more: Any) -> Any:
+        if decoded:  # not for the harness
+            given.append(len(payloads))
+            device()
+        return forward(self, payloads, *more)
+
+    monkeypatch.setattr(Encoder, "forward", held)
+    async with attacked(settings(clip)) as fire, fire.served.client() as client:
+        decoded = counted(monkeypatch)
+
+        async def ask() -> None:
+            answers.append(await client.post("/v1/embeddings", json=body(*mine)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            try:
+                await device.arrived()
+                await until(lambda: len(decoded) == len(mine))
+                on_device = sum(given)
+            finally:
+                device.open()
+    assert 0 < on_device < len(mine)
+    assert np.abs(vectors(answers[0]) - wanted).max() < CLOSE
+
+
+@pytest.mark.parametrize("crash", [MemoryError, AssertionError, RecursionError])
+async def test_a_decoder_that_crashes_fails_the_request_of_its_picture_and_no_other(
+    crash: type[Exception],
+    clip: Path,
+    right: Callable[[Sequence[bytes]], Vector],
+    monkeypatch: pytest.MonkeyPatch,
+    logged: list[Any],
+) -> None:
+    good = [encode(picture(40 + seed, 60, seed)) for seed in range(8)]
+    wanted, answers = right(good), dict[int, httpx.Response]()
+    decode = Encoded.decode
+
+    def crashing(self: Encoded, *arguments: Any) -> Pillow.Image:
+        if self.size == SOLE_SIZE:
+            raise crash("a secret of the decoder")
+        return decode(self, *arguments)
+
+    async with attacked(settings(clip)) as fire, fire.served.client() as client:
+        monkeypatch.setattr(Encoded, "decode", crashing)
+
+        async def ask(place: int, *pictures: bytes) -> None:
+            answers[place] = await client.post("/v1/embeddings", json=body(*pictures))
+
+        async with anyio.create_task_group() as tasks:
+            for place, data in enumerate(good):
+                tasks.start_soon(ask, place, data)
+            tasks.start_soon(ask, 8, good[0], SOLE, good[1])
+    assert refusal(answers[8]) == (424, 1)
+    assert "secret" not in answers[8].text
+    for place, vector in enumerate(wanted):
+        assert np.abs(vectors(answers[place])[0] - vector).max() < CLOSE, place
+    failed = [event["exc_info"] for event in logged if event["event"] == "item.failed"]
+    assert [type(error) for error in failed] == [crash]
+
+
 async def test_a_drain_waits_for_pictures_that_are_being_decoded(
     clip: Path, right: Callable[[Sequence[bytes]], Vector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,11 +498,12 @@ async def test_the_cache_of_pictures_is_seen_and_can_be_emptied(clip: Path) -> N
         assert 'staged_pool_image_cache_hits_total{model="clip"} 2.0' in text
         assert 'staged_pool_image_cache_misses_total{model="clip"} 2.0' in text
         assert f'staged_pool_image_cache_bytes{{model="clip"}} {float(shown["bytes"])}' in text
-        fire.served.engine.clear_image_cache()
-        emptied = (await client.get("/stages")).json()["models"]["clip"]["image_cache"]
-        assert (emptied["entries"], emptied["bytes"], emptied["misses"]) == (0, 0, 2)
-        await client.post("/v1/embeddings", json=body(SOLE))
-        assert cast(Any, fire.served.engine.statistics().image_cache).misses == 3
+        for misses, path in ((2, "/reset_mm_cache"), (3, "/flush_cache")):
+            assert (await client.post(path)).status_code == 200
+            emptied = (await client.get("/stages")).json()["models"]["clip"]["image_cache"]
+            assert (emptied["entries"], emptied["bytes"], emptied["misses"]) == (0, 0, misses)
+            await client.post("/v1/embeddings", json=body(SOLE))
+        assert cast(Any, fire.served.engine.statistics().image_cache).misses == 4
 
 
 async def test_a_server_that_keeps_no_pictures_speaks_of_no_cache(seeing: Attacked) -> None:

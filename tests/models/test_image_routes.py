@@ -17,7 +17,7 @@ from staged_pool.runtime.opening import open_engines
 from tests.models.conftest import TinyFolder
 from tests.models.images.pictures import image
 
-KINDS = ("bert-mean", "clip", "dinov2-labels", "colpali", "qwen2-vl")
+KINDS = ("bert-mean", "ce-xlmr-reranker", "clip", "dinov2-labels", "colpali", "qwen2-vl")
 
 pytestmark = [
     pytest.mark.anyio,
@@ -105,6 +105,9 @@ async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot
     for path, model, fields, status in (
         ("/v1/embeddings", "bert-mean", {"input": ["a", {"image": ELSEWHERE}]}, 501),  # whatever the URL
         ("/score", "bert-mean", {"queries": "a", "documents": [{"content": [part(ELSEWHERE)]}]}, 501),
+        ("/rerank", "ce-xlmr-reranker", {"query": "a", "documents": ["b", {"content": [part(CAT)]}]}, 501),
+        ("/rerank", "ce-xlmr-reranker", {"query": {"content": [part(CAT)]}, "documents": ["a", "b"]}, 501),
+        ("/score", "ce-xlmr-reranker", {"queries": "a", "documents": [{"content": [part(CAT)]}]}, 501),
         ("/v1/embeddings", "dinov2-labels", {"input": pictures}, 501),
         ("/classify", "dinov2-labels", {"input": ["a text"]}, 501),
         ("/classify", "clip", {"input": pictures}, 501),
@@ -191,6 +194,7 @@ async def test_what_a_model_reads_is_shown(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()["data"]
     assert {row["id"]: row["staged_pool"]["lanes"] for row in listed} == {
         "bert-mean": ["text"],
+        "ce-xlmr-reranker": ["text"],
         "clip": ["text", "image"],
         "dinov2-labels": ["image"],
         "colpali": ["text", "image"],

@@ -21,6 +21,7 @@ from staged_pool.stages.errors import (
     StageFailed,
     TooLarge,
     UnusableMedia,
+    UrlNotAllowed,
 )
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import Gate, expected, until
@@ -88,7 +89,7 @@ async def test_the_pictures_of_a_conversation_keep_their_places() -> None:
 
 async def test_urls_are_refused_where_nothing_fetches() -> None:
     async with engine_on(SeeingModel()) as engine:
-        with pytest.raises(InvalidInput, match=r"fetching is off.*--allow-media-domain") as caught:
+        with pytest.raises(UrlNotAllowed, match=r"fetching is off.*--allow-media-domain") as caught:
             await ask(engine, "text", picture("A"), at("B"))
     assert (caught.value.param, caught.value.index) == ("input", 2)
 

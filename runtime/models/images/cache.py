@@ -15,10 +15,14 @@ from staged_pool.runtime.statistics import ImageCacheStatistics
 _ENTRY_BYTES: Final = 512
 """What an entry takes beside its values: its key, and its place."""
 
+PATIENCE_S: Final = 5.0
+"""How long a thread waits for another that prepares its picture: longer than any picture takes, also where all cores
+are busy, and not for ever, or one decoder that hangs would hold every thread that is shown the same picture."""
+
 
 @dataclass(slots=True, eq=False)
 class _Making:
-    """A picture that one thread prepares and others may wait for."""
+    """A picture that one thread prepares, and others may wait for."""
 
     done: threading.Event = field(default_factory=threading.Event)
     pixels: Pixels | None = None
@@ -29,14 +33,17 @@ class ImageCache:
     """Keeps what was used last, up to a number of bytes. Any number of threads may use it.
 
     One picture that several threads want is prepared by the first of them; the others wait for it. Where that fails,
-    each of them tries for itself and gets an error of its own: a failure is not kept.
+    each of them tries for itself and gets an error of its own: a failure is not kept. Where it takes too long, each
+    prepares it for itself, too, and who comes later waits for one of them.
 
     Args:
         max_bytes: Of the values that are kept. What is larger than all of it is not kept.
+        patience_s: How long one thread waits for another.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, patience_s: float = PATIENCE_S) -> None:
         self._max_bytes = max_bytes
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, Pixels] = OrderedDict()
         self._making: dict[bytes, _Making] = {}
@@ -63,25 +70,19 @@ class ImageCache:
         Raises:
             Exception: What `make` raises in this thread.
         """
+        mine = _Making()
         with self._lock:
-            if (kept := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
-                self._hits += 1
+            if (kept := self._find(key)) is not None:
                 return kept
-            making = self._making.get(key)
-            first = making is None
-            if making is None:
-                making = self._making[key] = _Making()
-        if first:
-            return self._make(key, make, making)
-        making.done.wait()
-        if making.pixels is None:
+            others = self._making.setdefault(key, mine)
+        if others is not mine:
+            if others.done.wait(self._patience_s):
+                return self._from_others(others, make)
             with self._lock:
-                self._misses += 1
-            return make()
-        with self._lock:
-            self._hits += 1
-        return making.pixels
+                if (kept := self._find(key)) is not None:
+                    return kept
+                self._making[key] = mine
+        return self._make(key, make, mine)
 
     def clear(self) -> None:
         """Forget every picture. One that is being prepared goes to those who wait for it, and is not kept."""
@@ -89,6 +90,21 @@ class ImageCache:
             self._kept.clear()
             self._making.clear()
             self._bytes = 0
+
+    def _find(self, key: bytes) -> Pixels | None:
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            self._hits += 1
+        return kept
+
+    def _from_others(self, others: _Making, make: Callable[[], Pixels]) -> Pixels:
+        found = others.pixels
+        with self._lock:
+            if found is None:
+                self._misses += 1
+            else:
+                self._hits += 1
+        return make() if found is None else found
 
     def _make(self, key: bytes, make: Callable[[], Pixels], making: _Making) -> Pixels:
         try:
@@ -99,7 +115,7 @@ class ImageCache:
         finally:
             with self._lock:
                 self._misses += 1
-                if self._making.get(key) is making:  # else it was cleared meanwhile
+                if self._making.get(key) is making:  # else it was cleared meanwhile, or took too long
                     del self._making[key]
                     if making.pixels is not None:
                         self._keep(key, making.pixels)

@@ -99,6 +99,40 @@ def test_a_failure_is_not_kept_and_every_thread_that_waits_has_its_own() -> None
     assert cache.statistics.entries == 1
 
 
+def test_a_thread_that_takes_too_long_is_waited_for_no_more_by_anyone() -> None:
+    cache, hung, quick = ImageCache(10**6, patience_s=0.05), Maker(some(value=1), open=False), Maker(some(value=2))
+    late = Maker(some(value=3))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.get, b"a", hung)
+        assert hung.begun.acquire(timeout=60)
+        second = pool.submit(cache.get, b"a", quick)
+        assert second.result(60) is quick.made
+        assert not first.done()
+        assert cache.get(b"a", late) is quick.made
+        hung.gate.set()
+        assert first.result(60) is hung.made  # its caller may still want it, and nobody else is given it
+    assert cache.get(b"a", late) is quick.made
+    statistics = cache.statistics
+    assert (statistics.misses, statistics.entries, statistics.bytes) == (2, 1, 3 * 8 * 8 + ENTRY_BYTES)
+
+
+def test_who_waited_too_long_is_waited_for_by_those_who_come_later() -> None:
+    cache, hung, next_one = ImageCache(10**6, patience_s=0.05), Maker(some(), open=False), Maker(some(), open=False)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(cache.get, b"a", hung)
+        assert hung.begun.acquire(timeout=60)
+        second = pool.submit(cache.get, b"a", next_one)
+        assert next_one.begun.acquire(timeout=60)
+        cache._patience_s = 60
+        third = pool.submit(cache.get, b"a", next_one)
+        wait_for(cache, 1)
+        next_one.gate.set()
+        assert second.result(60) is third.result(60) is next_one.made
+        hung.gate.set()
+        first.result(60)
+    assert (hung.calls, next_one.calls) == (1, 1)
+
+
 def test_a_thread_that_makes_one_picture_holds_up_no_other() -> None:
     cache, slow = ImageCache(10**6), Maker(some(), open=False)
     with ThreadPoolExecutor(1) as pool:

@@ -30,7 +30,8 @@ from staged_pool.stages.errors import (
 )
 from tests.models.images.pictures import encode, image, picture, pixels, save_settings
 
-pytestmark = pytest.mark.long
+LONG = pytest.mark.long
+"""Those that start processes of their own, each of which imports transformers."""
 
 CODE = '''
 import os, sys
@@ -161,6 +162,7 @@ def test_the_limits_hold_in_the_processes_too(moody: ImageReader) -> None:
     assert moody.read(clear).values[:, 0, 0].tolist() == [50.5, 60.5, 70.5]
 
 
+@LONG
 def test_closing_ends_the_processes_and_whatever_they_do(folder: Path) -> None:
     before = processes()
     reader = ImageReader(read_image_settings(folder, trust_remote_code=True), EngineConfig(image_preprocess_limit=1))
@@ -172,6 +174,7 @@ def test_closing_ends_the_processes_and_whatever_they_do(folder: Path) -> None:
         reader.read(dot(50))
 
 
+@LONG
 def test_a_reader_that_nobody_holds_leaves_no_process(folder: Path) -> None:
     before = processes()
     reader = ImageReader(read_image_settings(folder, trust_remote_code=True), EngineConfig(image_preprocess_limit=1))
@@ -181,6 +184,7 @@ def test_a_reader_that_nobody_holds_leaves_no_process(folder: Path) -> None:
     assert processes() == before
 
 
+@LONG
 @pytest.mark.parametrize(
     ("code", "said"),
     [

@@ -24,6 +24,7 @@ from staged_pool.stages.errors import (
     TooLarge,
     UnsupportedMedia,
     UnusableMedia,
+    UrlNotAllowed,
 )
 from tests.doubles import until
 from tests.runtime.media.origin import LOCAL, NAME, PICTURE, Behave, Names, answer, fetcher, origin, redirect
@@ -31,6 +32,10 @@ from tests.runtime.media.origin import LOCAL, NAME, PICTURE, Behave, Names, answ
 pytestmark = pytest.mark.anyio
 
 CERTIFICATE = Path(__file__).parent / f"{NAME}.pem"
+MALFORMED = (
+    "holds a space", "has no valid host", "has a port that is not", "is longer", "has a path that is not",
+)  # fmt: skip
+"""Of these URLs nobody can say where they lead; the others are read, and not followed."""
 CHUNKED = "transfer-encoding: chunked"
 
 
@@ -90,10 +95,12 @@ async def test_a_picture_of_unknown_length_is_read_to_its_end() -> None:
 # Where a URL may lead
 
 
-async def refusal(url: str, names: Names | None = None, **settings: Any) -> str:
+async def refusal(
+    url: str, names: Names | None = None, *, error: type[InvalidInput] = UrlNotAllowed, **settings: Any
+) -> str:
     with pytest.raises(InvalidInput) as caught:
         await fetcher(names, **settings).fetch(Image(url))
-    assert type(caught.value) is InvalidInput
+    assert type(caught.value) is error
     assert caught.value.param == "image_url"
     return str(caught.value)
 
@@ -112,7 +119,7 @@ async def test_nothing_is_fetched_unless_the_settings_say_from_where() -> None:
 async def test_this_machine_is_not_asked_however_it_is_spelt(spelling: str) -> None:
     async with origin() as host:
         asked = MediaFetcher(EngineConfig(allow_media_domains=("*",)))  # it asks the real resolver
-        with pytest.raises(InvalidInput, match="not public"):
+        with pytest.raises(UrlNotAllowed, match="not public"):
             await asked.fetch(Image(host.url(host=spelling)))
     assert host.connections == 0
 
@@ -211,7 +218,7 @@ async def test_an_address_that_does_not_answer_is_left_for_the_next(monkeypatch:
 )
 async def test_a_url_that_is_not_one_is_refused_and_not_repeated(url: str, why: str) -> None:
     names = Names()
-    message = await refusal(url, names)
+    message = await refusal(url, names, error=InvalidInput if why.startswith(MALFORMED) else UrlNotAllowed)
     assert message.startswith(f"The URL of the image {why}")
     assert "secret" not in message
     assert names.asked == []
@@ -339,7 +346,9 @@ async def test_a_connection_on_which_tls_never_comes_about_is_closed() -> None:
     ("behave", "error", "why"),
     [
         (answer(status="404 Not Found"), UnusableMedia, "answered with status 404"),
-        (answer(status="401 Unauthorized"), UnusableMedia, "answered with status 401"),
+        (answer(status="410 Gone"), UnusableMedia, "answered with status 410"),
+        (answer(status="401 Unauthorized"), MediaUnavailable, "answered with status 401"),
+        (answer(status="403 Forbidden"), MediaUnavailable, "answered with status 403"),
         (answer(status="206 Partial Content"), UnusableMedia, "answered with status 206"),
         (answer(status="304 Not Modified", body=b""), UnusableMedia, "answered with status 304"),
         (answer(status="302 Found"), UnusableMedia, "answered with status 302"),

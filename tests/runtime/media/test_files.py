@@ -28,6 +28,7 @@ from staged_pool.stages.errors import (
     MediaUnavailable,
     TooLarge,
     UnusableMedia,
+    UrlNotAllowed,
 )
 from tests.doubles import Gate
 
@@ -67,9 +68,9 @@ async def test_a_file_in_the_folder_is_read(opened: MediaFetcher, tmp_path: Path
 async def test_a_file_outside_is_refused_whether_or_not_there_is_one(
     opened: MediaFetcher, tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(UrlNotAllowed) as caught:
         await opened.fetch(Image(f"file://{tmp_path}/{name}"))
-    assert type(caught.value) is InvalidInput
+    assert type(caught.value) is UrlNotAllowed
     wanted = "The URL of the image names a file outside of the folder that is open to requests."
     assert str(caught.value) == wanted
 
@@ -110,7 +111,7 @@ async def test_a_url_of_a_file_is_read_strictly(opened: MediaFetcher, url: str, 
 
 
 async def test_no_file_is_read_unless_the_settings_say_from_where(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="this server opens none"):
+    with pytest.raises(UrlNotAllowed, match="this server opens none"):
         await MediaFetcher(EngineConfig(allow_media_domains=("*",))).fetch(Image(f"file://{tmp_path}"))
 
 

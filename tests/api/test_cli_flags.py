@@ -1,0 +1,113 @@
+"""Every flag of `serve` reaches the setting that it is named for."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from staged_pool.api import cli
+from staged_pool.api.config import ServerConfig
+from staged_pool.runtime.config import EngineConfig
+
+ENGINE: dict[str, tuple[list[str], Any]] = {
+    "model": (["--model", "{folder}"], "{folder}"),
+    "served_name": (["--served-name", "a-name"], "a-name"),
+    "revision": (["--revision", "abc"], "abc"),
+    "offline": (["--offline"], True),
+    "task": (["--task", "score"], "score"),
+    "score_template": (["--score-template", "{query} {document}"], "{query} {document}"),
+    "allow_pickle": (["--allow-pickle"], True),
+    "trust_remote_code": (["--trust-remote-code"], True),
+    "matryoshka": (["--matryoshka"], True),
+    "split_long_inputs": (["--split-long-inputs"], True),
+    "device": (["--device", "cuda:0,cuda:1"], "cuda:0,cuda:1"),
+    "dtype": (["--dtype", "bfloat16"], "bfloat16"),
+    "cuda_graphs": (["--no-cuda-graphs"], False),
+    "attention": (["--attention", "padded"], "padded"),
+    "torch_threads": (["--torch-threads", "3"], 3),
+    "forward_workers": (["--forward-workers", "2"], 2),
+    "preprocess_limit": (["--preprocess-limit", "5"], 5),
+    "image_preprocess_limit": (["--image-preprocess-limit", "7"], 7),
+    "image_path": (["--image-path", "exact"], "exact"),
+    "image_draft": (["--image-draft"], True),
+    "image_cache_mb": (["--image-cache-mb", "11"], 11),
+    "max_image_pixels": (["--max-image-pixels", "12345"], 12345),
+    "max_image_bytes": (["--max-image-bytes", "54321"], 54321),
+    "allow_media_domains": (
+        ["--allow-media-domain", "a.example", "--allow-media-domain", "10.0.0.5"],
+        ("a.example", "10.0.0.5"),
+    ),
+    "allow_media_path": (["--allow-media-path", "{folder}"], "{folder}"),
+    "media_limit": (["--media-limit", "13"], 13),
+    "media_timeout_s": (["--media-timeout", "2.5"], 2.5),
+    "max_batch_tokens": (["--max-batch-tokens", "4321"], 4321),
+    "target_batch_s": (["--target-batch", "0.25"], 0.25),
+    "max_batch_items": (["--max-batch-items", "17"], 17),
+    "coalesce": (["--no-coalesce"], False),
+    "result_cache_mb": (["--result-cache-mb", "19"], 19),
+    "max_requests": (["--max-requests", "23"], 23),
+    "max_items": (["--max-items", "2900"], 2900),
+    "target_delay_s": (["--target-delay", "3.5"], 3.5),
+    "drain_timeout_s": (["--drain-timeout", "31"], 31.0),
+}
+"""By setting: its flags, and what it becomes, which is not its default."""
+
+WITHOUT_FLAG = {
+    "max_request_items", "max_tokens", "max_bytes", "waiting_tokens", "request_waiting_tokens", "channel_capacity",
+    "chunk_items", "watchdog_s", "preprocess_alarm_s",
+}  # fmt: skip
+"""Settings for those who embed the engine."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, list[EngineConfig]]]:
+    """What `serve` would have run."""
+    found: list[tuple[ServerConfig, list[EngineConfig]]] = []
+
+    async def serve(server: ServerConfig, engines: list[EngineConfig], *listeners: Any) -> None:
+        found.append((server, engines))
+        listeners[0].close()
+
+    monkeypatch.setattr("staged_pool.api.server.serve", serve)
+    monkeypatch.setattr("staged_pool.api.logs.configure", lambda *_: None)
+    monkeypatch.setattr(cli, "prepare_environment", lambda **_: None)
+    return found
+
+
+def run(*flags: str) -> None:
+    result = CliRunner().invoke(cli.main, ["serve", "--port", "0", *flags])
+    assert result.exit_code == 0, result.output
+
+
+def test_every_flag_of_the_engine_reaches_its_setting(
+    started: list[tuple[ServerConfig, list[EngineConfig]]], tmp_path: Path
+) -> None:
+    def filled(value: Any) -> Any:
+        return value.replace("{folder}", str(tmp_path)) if isinstance(value, str) else value
+
+    run(*(filled(word) for flags, _ in ENGINE.values() for word in flags))
+    ((_, (config,)),) = started
+    default = EngineConfig()
+    for name, (flags, value) in ENGINE.items():
+        assert getattr(config, name) == filled(value) != getattr(default, name), flags
+    assert {field.name for field in fields(EngineConfig)} == {*ENGINE, *WITHOUT_FLAG}
+
+
+def test_without_flags_every_setting_is_the_default(started: list[tuple[ServerConfig, list[EngineConfig]]]) -> None:
+    run()
+    assert [engines for _, engines in started] == [[EngineConfig()]]
+
+
+def test_flags_may_be_variables_of_the_environment(
+    started: list[tuple[ServerConfig, list[EngineConfig]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGED_POOL_PREPROCESS_LIMIT", "5")
+    monkeypatch.setenv("STAGED_POOL_ALLOW_MEDIA_DOMAIN", "a.example b.example")
+    run("--media-limit", "3")
+    ((_, (config,)),) = started
+    assert (config.preprocess_limit, config.media_limit) == (5, 3)
+    assert config.allow_media_domains == ("a.example", "b.example")
