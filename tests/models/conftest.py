@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the hub's client is imported, which reads it once
 
-from staged_pool.runtime.config import Attention, DType, EngineConfig, ImagePath
+from staged_pool.runtime.config import DType, EngineConfig
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
 from tests.models.tiny import build
@@ -35,11 +36,8 @@ def load_tiny(tiny_folder: TinyFolder) -> LoadTiny:
     """Loads a kind of tiny model in float32, once for each set of settings."""
     loaded: dict[EngineConfig, Encoder] = {}
 
-    def load(
-        kind: str, *, dtype: DType = "float32", attention: Attention = "auto", image_path: ImagePath = "fast"
-    ) -> Encoder:
-        folder = str(tiny_folder(kind))
-        config = EngineConfig(model=folder, dtype=dtype, attention=attention, image_path=image_path)
+    def load(kind: str, *, dtype: DType = "float32", **settings: Any) -> Encoder:
+        config = EngineConfig(model=str(tiny_folder(kind)), dtype=dtype, **settings)
         if config not in loaded:
             loaded[config] = load_model(config)
         return loaded[config]

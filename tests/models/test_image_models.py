@@ -58,6 +58,10 @@ TEXTS = [
 EXACT = 1e-5
 """How far values of up to 5 may be from those of transformers: those seen are 3e-6 at most."""
 
+DRAFT = 0.99
+"""Cosine of the vector of a noisy picture that was decoded smaller with that of the whole: those seen are 0.994 at
+least."""
+
 FAST = 0.9999
 """Cosine of a fast path's vector with the exact one's: those seen are 0.999998 at least."""
 
@@ -131,6 +135,15 @@ def test_the_fast_path_gives_nearly_the_same_vectors(kind: str, load_tiny: LoadT
     found = dense(fast, PICTURES)
     assert cosines(found, dense(exact, PICTURES)).min() > FAST
     assert np.abs(found - dense(fast, PICTURES, alone=True)).max() < EXACT
+
+
+@pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGE_ENCODERS])
+def test_a_draft_gives_nearly_the_same_vectors_and_nobody_gets_one_unasked(kind: str, load_tiny: LoadTiny) -> None:
+    files: list[str | Image] = [Image(encode(picture(1920, 1080, seed), "JPEG")) for seed in range(3)]
+    sharp, draft = dense(load_tiny(kind), files), dense(load_tiny(kind, image_draft=True), files)
+    assert cosines(sharp, draft).min() > DRAFT
+    assert not np.array_equal(sharp, draft)
+    assert np.array_equal(sharp, dense(load_tiny(kind, image_draft=False), files))
 
 
 @pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGE_ENCODERS])
