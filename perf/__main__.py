@@ -21,6 +21,8 @@ from perf import (
     memory,
     overhead,
     overload,
+    parsing,
+    preprocess,
     soak,
     throughput,
 )
@@ -111,6 +113,28 @@ def images_command(
     """Pictures per second beside a bare pipeline, and texts beside pictures."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     images.run(options, size=size, rounds=rounds, seconds=seconds)
+
+
+@main.command("preprocess")
+def preprocess_command(
+    *,
+    model: Model = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Each has everything once.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of one block; there are 60 of them in a round.")] = 0.5,
+) -> None:
+    """What more threads of preprocess get done with texts and pictures, and what a picture takes on either path."""
+    preprocess.run(Options(model=model), rounds=rounds, seconds=seconds)
+
+
+@main.command("parsing")
+def parsing_command(
+    *,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Each has every size of bodies at every server.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Of one block.")] = 4.0,
+) -> None:
+    """What the size up to which JSON is read on the event loop does to /health."""
+    parsing.run(Options(backend=backend), rounds=rounds, seconds=seconds)
 
 
 @main.command("memory")
@@ -274,6 +298,7 @@ def all_commands(
     answers.run(backend=backend, rounds=10)
     memory.run(options, requests=10_000)
     of_pictures = replace(options, model=None)  # one that is named is a model of texts
+    preprocess.run(options, rounds=2, seconds=0.4)
     images.run(of_pictures, size="1080p", rounds=4, seconds=5.0)
     liveness_images.run(of_pictures, rounds=1, seconds=12.0, clients=300)
 

@@ -23,8 +23,6 @@ from perf.workers import worker
 
 PICTURES: Final = 16
 LARGE_BODY_BYTES: Final = 20_000_000
-SCORED: Final = 8
-"""Pictures of one request for scores."""
 BURNT_S: Final = 0.05
 """What the processor of the folder's own takes of a core for each picture, all of it in the interpreter."""
 IDLE_SECONDS: Final = 4.0
@@ -72,23 +70,22 @@ def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
     """
     settings = {"options": options, "rounds": rounds, "seconds": seconds, "clients": clients}
     scenarios = _scenarios(clients)
-    with report.recording("liveness-images", settings) as record, clip_folder() as folder, _burning(folder) as burning:
+    with report.recording("liveness-images", settings) as record, clip_folder() as folder, burning(folder) as own:
         rows: list[list[str]] = []
         with report.progress("liveness", 2 * rounds * len(scenarios)) as bar:
             for scenario in scenarios:
                 staged, naive, idle = (Flood(scenario.images_per_request) for _ in range(3))
-                served = replace(options, model=str(burning if scenario.own_code else folder))
+                served = replace(options, model=str(own if scenario.own_code else folder))
                 for _ in range(rounds):
                     own_code = ["--trust-remote-code"] if scenario.own_code else []
                     with serving([*served.serve_command(), *own_code]) as server:
                         card = server.card()
                         _round(server, scenario, staged, seconds, idle=idle.health)
                     bar.advance(bar.task_ids[0])
-                    if not scenario.own_code:
-                        with serving(_naive_command(folder, card)) as server:
-                            server.wait_ok("/health")
-                            # It closes connections that it has not come to read from.
-                            _round(server, scenario, naive, seconds, strict=False)
+                    with serving([*_naive_command(served, card), *own_code]) as server:
+                        server.wait_ok("/health")
+                        # It closes connections that it has not come to read from.
+                        _round(server, scenario, naive, seconds, strict=False)
                     bar.advance(bar.task_ids[0])
                 rows += _report(record, scenario, staged, naive, idle.health)
         report.show_table("While pictures are sent", COLUMNS, rows, NOTE)
@@ -101,17 +98,18 @@ def _scenarios(clients: int) -> list[Scenario]:
     single = tuple(embedding_request([picture]) for picture in pictures)
     many = LARGE_BODY_BYTES // len(single[0])
     large = embedding_request(pictures[place % PICTURES] for place in range(many))
-    score = score_request("a small red picture", pictures[:SCORED])
+    # One each: the bodies of 300 requests of two would be more bytes than the server takes in at once by default.
+    scores = tuple(score_request("a small red picture", [picture]) for picture in pictures)
     return [
         Scenario(f"{clients} clients, 1 picture of 1080p each", single, 1, clients),
-        Scenario(f"{clients // 8} clients, /score of {SCORED} pictures", (score,), SCORED, clients // 8),
+        Scenario(f"{clients} clients, /score of a text and 1 picture of 1080p each", scores, 1, clients),
         Scenario(f"8 clients, bodies of {len(large) / 1e6:.0f} MB", (large,), many, 8),
         Scenario("32 clients, a processor that burns CPU", single, 1, 32, own_code=True),
     ]
 
 
 @contextmanager
-def _burning(folder: Path) -> Iterator[Path]:
+def burning(folder: Path) -> Iterator[Path]:
     """The same model with an image processor of its own that never lets go of the interpreter."""
     with TemporaryDirectory(prefix="perf-clip-own-") as name:
         copy = Path(shutil.copytree(folder, name, dirs_exist_ok=True))
@@ -124,8 +122,8 @@ def _burning(folder: Path) -> Iterator[Path]:
         yield copy
 
 
-def _naive_command(folder: Path, card: Card) -> list[str]:
-    same = {"--folder": folder, "--dtype": card.dtype, "--torch-threads": card.torch_threads}
+def _naive_command(options: Options, card: Card) -> list[str]:
+    same = {"--folder": options.model, "--dtype": card.dtype, "--torch-threads": card.torch_threads}
     return [sys.executable, "-m", "perf.naive_images", *(str(part) for pair in same.items() for part in pair)]
 
 
@@ -152,7 +150,7 @@ def _report(
     record: report.Record, scenario: Scenario, staged: Flood, naive: Flood, idle: ProbeOutcome
 ) -> Iterator[list[str]]:
     idle_p50 = report.Summary.of(idle.latencies_ms)
-    floods = {"staged-pool": staged} if scenario.own_code else {"staged-pool": staged, "FastAPI, inline": naive}
+    floods = {"staged-pool": staged, "FastAPI, inline": naive}
     record.results[scenario.name] = {name: flood.result() for name, flood in floods.items()} | {
         "idle_health_ms": idle_p50
     }

@@ -15,12 +15,19 @@ import typer
 import uvicorn
 from fastapi import FastAPI
 from PIL import Image
-from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
 
 
-def create_app(folder: Path, dtype: torch.dtype) -> FastAPI:
-    """The application, its model loaded; it answers the requests of the load."""
-    processor, tokenizer = CLIPImageProcessorPil.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+def create_app(folder: Path, dtype: torch.dtype, *, trust_remote_code: bool = False) -> FastAPI:
+    """The application, its model loaded; it answers the requests of the load.
+
+    Args:
+        folder: Of the model.
+        dtype: Of the weights.
+        trust_remote_code: Whether the folder's own image processor is taken, if it has one.
+    """
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     model = CLIPModel.from_pretrained(folder, dtype=dtype).eval()
     app = FastAPI()
 
@@ -60,11 +67,13 @@ def main(
     folder: Annotated[Path, typer.Option(help="Of the model.")],
     dtype: Annotated[str, typer.Option(help="Of the weights, as torch calls it.")],
     torch_threads: Annotated[int, typer.Option(help="Of one forward.")],
+    trust_remote_code: Annotated[bool, typer.Option(help="Run an image processor of the folder's own.")] = False,
     port: Annotated[int, typer.Option(help="On 127.0.0.1.")],
 ) -> None:
     """Serve until told to stop."""
     torch.set_num_threads(torch_threads)
-    uvicorn.run(create_app(folder, getattr(torch, dtype)), host="127.0.0.1", port=port, log_level="warning")
+    app = create_app(folder, getattr(torch, dtype), trust_remote_code=trust_remote_code)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 
 if __name__ == "__main__":

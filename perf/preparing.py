@@ -1,0 +1,190 @@
+"""Pictures prepared by several threads at once, without queues, devices and HTTP.
+
+Each class is made in a process of its own (see `perf.workers`): how many threads torch has is a setting of the process,
+and so is what they do while they are idle. That is why nothing here imports torch before it is made.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Literal
+
+from perf.at_once import Block, per_second
+from perf.pictures import SIZES, Size, jpeg
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.requests import Image
+
+Way = Literal["fast", "exact", "stock"]
+"""How a picture is prepared: by our own code; by the folder's image processor on Pillow and numpy, torch held to one
+thread; or by the one that transformers takes by itself, with all the threads that torch takes by itself."""
+
+PROCESSORS: Final = {
+    "CLIP": "CLIPImageProcessorPil",
+    "SigLIP": "SiglipImageProcessorPil",
+    "SigLIP2 NaFlex": "Siglip2ImageProcessorPil",
+    "Qwen2-VL": "Qwen2VLImageProcessorPil",
+}
+"""Classes of transformers, by family. By their own defaults pictures become 224 x 224 pixels (CLIP as in ViT-B/32,
+SigLIP), at most 256 patches of 16 x 16 pixels (NaFlex), and at most a million pixels (Qwen2-VL)."""
+
+_PICTURES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Pictures of one size, for one family."""
+
+    family: str
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one picture takes: CPU time, and bytes that go to the device."""
+
+    decode_s: float
+    """Of decoding, which is a part of the next two."""
+    fast_s: float
+    exact_s: float
+    fast_bytes: int
+    exact_bytes: int
+    stock_bytes: int
+    """What the image processor gives. The exact path leaves out copies and padding, which the device can make."""
+
+
+class Pictures:
+    """One picture a call, prepared in one way.
+
+    Args:
+        folders: By family.
+        way: Of preparing.
+    """
+
+    def __init__(self, folders: Mapping[str, Path], way: Way) -> None:
+        if way == "stock":
+            os.environ.pop("OMP_WAIT_POLICY", None)  # of those who only call an image processor, nobody sets it
+        self._prepare = {
+            family: stock(folder) if way == "stock" else ours(folder, way) for family, folder in folders.items()
+        }
+        self._pictures = {size: _jpegs(size) for size in SIZES}
+
+    def __call__(self, block: Block[Given]) -> float:
+        """Pictures a second."""
+        prepare, pictures = self._prepare[block.what.family], self._pictures[block.what.size]
+
+        def call(number: int) -> int:
+            prepare(pictures[number % len(pictures)])
+            return 1
+
+        return per_second(call, block.threads, block.seconds)
+
+
+class Costs:
+    """One way of preparing after the other, on one thread and with nothing beside it.
+
+    Args:
+        folders: By family.
+    """
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self._fast, self._exact = (
+            {family: ours(folder, way) for family, folder in folders.items()} for way in ("fast", "exact")
+        )
+        self._stock = {family: stock(folder) for family, folder in folders.items()}
+        self._pictures = {size: _jpegs(size) for size in SIZES}
+
+    def __call__(self, given: Given) -> Cost:
+        """The medians of a few pictures."""
+        fast, exact = self._fast[given.family], self._exact[given.family]
+        pictures = self._pictures[given.size]
+        seconds = [(_cpu_s(_decode, one), _cpu_s(fast, one), _cpu_s(exact, one)) for one in pictures]
+        decode_s, fast_s, exact_s = map(median, zip(*seconds[1:], strict=True))  # the first one is there to warm up
+        return Cost(
+            decode_s,
+            fast_s,
+            exact_s,
+            fast_bytes=fast(pictures[0]).values.nbytes,
+            exact_bytes=exact(pictures[0]).values.nbytes,
+            stock_bytes=self._stock[given.family](pictures[0])["pixel_values"].nbytes,
+        )
+
+
+@contextmanager
+def processor_folders() -> Iterator[Mapping[str, Path]]:
+    """Folders that hold an image processor and nothing else, by family; gone at the end of the block."""
+    import transformers
+
+    with TemporaryDirectory(prefix="perf-processors-") as name:
+        folders = {family: Path(name) / family for family in PROCESSORS}
+        for family, folder in folders.items():
+            getattr(transformers, PROCESSORS[family])().save_pretrained(folder)
+        yield folders
+
+
+def ours(folder: Path, way: Literal["fast", "exact"]) -> Callable[[bytes], Pixels]:
+    """What the server prepares an encoded picture with.
+
+    Raises:
+        ValueError: Pictures of this image processor do not go that way.
+    """
+    import torch
+
+    from staged_pool.runtime.models.images.reader import ImageReader
+    from staged_pool.runtime.models.images.settings import read_image_settings
+
+    reader = ImageReader(read_image_settings(folder), EngineConfig(image_path=way))
+    if reader.path != way:
+        raise ValueError(f"{folder.name}: not the {way} path: {reader.reason}")
+
+    def prepare(picture: bytes) -> Pixels:
+        torch.set_num_threads(1)
+        return reader.read(Image(picture))
+
+    return prepare
+
+
+def stock(folder: Path) -> Callable[[bytes], Any]:
+    """The image processor of a folder as transformers gives it, called as its documentation does."""
+    from PIL import Image as Pillow
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(folder)
+
+    def prepare(picture: bytes) -> Any:
+        return processor(images=Pillow.open(BytesIO(picture)).convert("RGB"), return_tensors="pt")
+
+    return prepare
+
+
+def stock_class(folder: Path) -> str:
+    """The class that this is: another one where torchvision is installed."""
+    from transformers import AutoImageProcessor
+
+    return type(AutoImageProcessor.from_pretrained(folder)).__name__
+
+
+def _decode(picture: bytes) -> object:
+    from staged_pool.runtime.models.images.decode import Encoded, Limits
+
+    config = EngineConfig()
+    return Encoded(picture, Limits(config.max_image_bytes, config.max_image_pixels)).decode()
+
+
+def _cpu_s(call: Callable[[bytes], object], picture: bytes) -> float:
+    """Of this thread alone."""
+    began_s = time.thread_time()
+    call(picture)
+    return time.thread_time() - began_s
+
+
+def _jpegs(size: Size) -> list[bytes]:
+    return [jpeg(size, seed) for seed in range(_PICTURES)]
