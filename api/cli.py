@@ -162,12 +162,12 @@ def serve(
         int, flag("--max-image-bytes", "Images", "Of one encoded picture, sent or fetched; a larger one is refused.")
     ] = _DEFAULT.max_image_bytes,
     image_preprocess_limit: Annotated[
-        int,
+        int | None,
         flag(
             "--image-preprocess-limit",
             "Images",
-            "Preprocess calls for pictures at once, each in a thread. More than there are cores make everything "
-            "slower.",
+            "Preprocess calls for pictures at once, each in a thread. Default: one for each core, from 2 to 16; more "
+            "get nothing more done.",
         ),
     ] = _DEFAULT.image_preprocess_limit,
     allow_media_domain: Annotated[

@@ -120,7 +120,7 @@ def run(options: Options, *, size: Size, rounds: int, seconds: float) -> None:
             f"JPEG of {width} x {height}, {settings['image_bytes']} bytes; {CLIENTS} clients of one each"
         )
         _throughput(record, running, servers, bare, pictures, rounds=rounds, seconds=seconds)
-        default = servers[options.engine_config().image_preprocess_limit]
+        default = servers[options.engine_config().image_preprocess_threads]
         _texts_beside(record, running, default, options, pictures, rounds=rounds, seconds=seconds)
 
 

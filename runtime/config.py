@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from staged_pool.runtime.cores import usable_cores
 from staged_pool.runtime.device_names import device_names
 from staged_pool.runtime.media.hosts import AllowedHosts
 from staged_pool.stages.errors import ConfigError
@@ -14,6 +15,9 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "packed", "padded"]
 Task = Literal["auto", "embed", "sparse", "score"]
 ImagePath = Literal["fast", "exact"]
+
+MOST_IMAGE_THREADS: Final = 16
+"""By default: each may hold a whole picture, or be a process of its own (see `models/images/own_code.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +94,9 @@ class EngineConfig:
     """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the
     threads take the device's cores away."""
 
-    image_preprocess_limit: int = 2
+    image_preprocess_limit: int | None = None
     """Preprocess calls for pictures at once, each in a thread and each of one picture: texts never wait behind them.
-    More than there are cores make everything slower."""
+    None: as many as this process may use cores, see `image_preprocess_threads`; more get nothing more done."""
 
     image_path: ImagePath = "fast"
     """How a picture becomes pixels. `fast`: by our own code, on bytes, wherever the folder's image processor can be
@@ -199,13 +203,14 @@ class EngineConfig:
         positive = (
             "preprocess_limit", "max_batch_items", "chunk_items", "channel_capacity",
             "waiting_tokens", "request_waiting_tokens", "max_requests", "max_items", "max_tokens",
-            "max_request_items", "max_bytes", "image_preprocess_limit", "max_image_pixels", "max_image_bytes",
+            "max_request_items", "max_bytes", "max_image_pixels", "max_image_bytes",
             "media_limit",
         )  # fmt: skip
         for name in positive:
             self._check(name, 1, math.inf)
-        if self.max_batch_tokens is not None:
-            self._check("max_batch_tokens", 1, math.inf)
+        for name in ("max_batch_tokens", "image_preprocess_limit"):
+            if getattr(self, name) is not None:
+                self._check(name, 1, math.inf)
         if self.target_batch_s is not None:
             self._check("target_batch_s", 0.0001, 86_400)
         if self.torch_threads is not None:
@@ -231,6 +236,13 @@ class EngineConfig:
         AllowedHosts.of(self.allow_media_domains)
         if self.model == "":
             raise ConfigError("model='': must be a folder or a hub id")
+
+    @property
+    def image_preprocess_threads(self) -> int:
+        """The `image_preprocess_limit`, or what stands for None: a thread for each core, of which a second one is worth
+        nine tenths of the first (`python -m perf preprocess`); two at least, so that one picture that takes long holds
+        up no other, and `MOST_IMAGE_THREADS` at most."""
+        return self.image_preprocess_limit or min(max(2, usable_cores()), MOST_IMAGE_THREADS)
 
     def batch_tokens(self, device: str, memory_tokens: int | None = None) -> int:
         """The token budget of a batch where much waits: `max_batch_tokens`, or what stands for None.

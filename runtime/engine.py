@@ -503,7 +503,7 @@ async def run_engine(
         device: Runs forwards, `model.card.forward_workers` at once.
         image_device: Runs those of pictures, as many. None: `device` does, and must then run as many of both at once.
         preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
-        image_preprocess: Runs that of pictures. None: threads, `config.image_preprocess_limit` of them.
+        image_preprocess: Runs that of pictures. None: threads, `config.image_preprocess_threads` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
         fetch: Gets pictures that are given as URLs. By default these are refused.
         cores: What forwards and preprocess share, one each. None: forwards run elsewhere.
@@ -514,7 +514,7 @@ async def run_engine(
     tokenize = preprocess or ThreadOffload(config.preprocess_limit)
     offloads: dict[Lane, tuple[Offload, Offload]] = {
         "text": (device, tokenize),
-        "image": (image_device or device, image_preprocess or ThreadOffload(config.image_preprocess_limit)),
+        "image": (image_device or device, image_preprocess or ThreadOffload(config.image_preprocess_threads)),
     }
     engine = Engine(
         config,

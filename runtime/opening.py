@@ -89,7 +89,7 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                 device.grow(threads)
                 if "image" in model.card.lanes:
                     image_device.grow(threads, turns if _needs_cores(model) else None)
-                    image_preprocess.grow(first.image_preprocess_limit, turns)
+                    image_preprocess.grow(first.image_preprocess_threads, turns)
             for model in models:
                 for lane in model.card.lanes:
                     await (image_device if lane == "image" else device).run_on_each(model.warm_up, lane)

@@ -90,7 +90,7 @@ class LaneLimits:
             )
         waiting_tokens = min(config.waiting_tokens, IMAGE_WAITING_BATCHES * batch_tokens)
         return LaneLimits(
-            preprocess_limit=config.image_preprocess_limit,
+            preprocess_limit=config.image_preprocess_threads,
             chunk_items=IMAGE_CHUNK_ITEMS,
             waiting_tokens=waiting_tokens,
             request_waiting_tokens=min(config.request_waiting_tokens, max(1, waiting_tokens // 2)),

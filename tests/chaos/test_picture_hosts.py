@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,9 +62,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Resolver:
 
 
 @pytest.fixture(autouse=True)
-def trusted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
-    return
 
 
 @asynccontextmanager

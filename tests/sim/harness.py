@@ -45,7 +45,7 @@ class Simulation:
         rng = random.Random(world.seed)
         limits: dict[Lane, int] = {
             "text": world.config.preprocess_limit,
-            "image": world.config.image_preprocess_limit,
+            "image": world.config.image_preprocess_threads,
         }
         self.device = {lane: SimDevice(self.watch, lane, rng) for lane in limits}
         self.preprocess = {

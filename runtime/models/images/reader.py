@@ -57,7 +57,7 @@ class ImageReader:
         self._own_code: OwnCode | None = None
         self._processor: Any = None
         if settings.own_code:
-            self._own_code = OwnCode(settings.folder, self._limits, config.image_preprocess_limit)
+            self._own_code = OwnCode(settings.folder, self._limits, config.image_preprocess_threads)
         else:
             self._processor = load_processor(settings.folder, trust_remote_code=False)
             self._try_out()
