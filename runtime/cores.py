@@ -3,7 +3,8 @@
 Where more threads compute than there are cores, the scheduler takes a core from one to give it to another, for
 milliseconds at a time. If the one that has lost its core holds the interpreter's lock just then, everybody who needs
 the lock waits for it to run again: the event loop, too, however far the others stand back for it. While those are in
-the middle of a forward, which needs no lock, nothing ends that soon. So no more of them run than there are cores.
+the middle of a forward, which needs no lock, nothing ends that soon. So no more of them run than there are cores; what
+is urgent begins anyway, and of the others one less goes on.
 """
 
 from __future__ import annotations
@@ -32,14 +33,47 @@ class Cores:
     """
 
     def __init__(self, count: int) -> None:
-        self._free = threading.Semaphore(count)
+        self._free = count
+        """Below 0: so many cores more are held than there are."""
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """Threads that wait for a core."""
+        return self._waiting
+
+    @property
+    def free(self) -> int:
+        """Cores that nobody holds; below 0 as many as are held too many."""
+        return self._free
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """A block that computes. It begins as soon as a core is free, or anyway after `PATIENCE_S`."""
-        taken = self._free.acquire(timeout=PATIENCE_S)
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait_for(lambda: self._free > 0, PATIENCE_S)
+            self._waiting -= 1
+            self._free -= 1
         try:
             yield
         finally:
-            if taken:
-                self._free.release()
+            self._give_back()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A block that computes and waits for nobody: where no core is free, the next who gives one back gives it to no
+        other."""
+        with self._changed:
+            self._free -= 1
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        with self._changed:
+            self._free += 1
+            if self._free > 0:
+                self._changed.notify()

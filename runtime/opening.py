@@ -88,8 +88,11 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                 threads = model.card.forward_workers * (1 + model.card.launched_ahead)
                 device.grow(threads)
                 if "image" in model.card.lanes:
-                    image_device.grow(threads, turns if _needs_cores(model) else None)
-                    image_preprocess.grow(first.image_preprocess_threads, turns)
+                    image_device.grow(threads)
+                    image_preprocess.grow(first.image_preprocess_threads)
+                    image_preprocess.core = turns.one
+                    if _needs_cores(model):
+                        image_device.core, device.core = turns.one, turns.at_once
             for model in models:
                 for lane in model.card.lanes:
                     await (image_device if lane == "image" else device).run_on_each(model.warm_up, lane)

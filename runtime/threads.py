@@ -11,17 +11,19 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from queue import SimpleQueue
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from staged_pool.runtime.cores import Cores
 from staged_pool.stages.errors import DeviceLost
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+Core: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
+"""Makes a block that a thread is in while it computes: see `Cores`."""
 
 
 class _Job(Generic[A, T]):
@@ -71,7 +73,7 @@ class _Worker:
         nice: See `OwnThreads`.
         waiting: Calls that wait for any thread.
         ended: Called on the event loop after each call, and told whether this thread has gone on with another one.
-        cores: See `OwnThreads.grow`.
+        core: See `OwnThreads.core`.
     """
 
     def __init__(
@@ -80,13 +82,13 @@ class _Worker:
         nice: int,
         waiting: deque[_Job[object, object]],
         ended: Callable[[_Job[object, object], bool], object],
-        cores: Cores | None,
+        core: Core,
     ) -> None:
         self._given: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
         self._nice = nice
         self._waiting = waiting
         self._ended = ended
-        self._cores = cores
+        self._core = core
         self._thread = threading.Thread(target=self._serve, name=name)
         self.stuck = False
         self._thread.start()
@@ -107,7 +109,7 @@ class _Worker:
             _be_nice(self._nice)
         while (job := self._given.get()) is not None:
             while job is not None:
-                with self._cores.one() if self._cores is not None else contextlib.nullcontext():
+                with self._core():
                     job.run(self)
                 following = _first(self._waiting)
                 with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who could wait
@@ -154,6 +156,8 @@ class OwnThreads:
         self._waiting: deque[_Job[Any, Any]] = deque()
         """Calls for which no thread was idle. The only thing here that the threads touch."""
         self._lost = False
+        self.core: Core = contextlib.nullcontext
+        """What a thread holds while it is in a call; of the calls that begin from now on."""
 
     @contextlib.asynccontextmanager
     async def running(self, threads: int = 1) -> AsyncIterator[Self]:
@@ -172,17 +176,15 @@ class OwnThreads:
                     if not worker.stuck:
                         await anyio.to_thread.run_sync(worker.join)
 
-    def grow(self, threads: int, cores: Cores | None = None) -> None:
-        """Have so many threads; never fewer than before.
-
-        Args:
-            threads: Of these, not of those to come.
-            cores: What the new ones hold while they are in a call. None: nothing.
-        """
+    def grow(self, threads: int) -> None:
+        """Have so many threads; never fewer than before."""
         for number in range(len(self._workers), threads):
-            worker = _Worker(f"{self._name} {number}", self._nice, self._waiting, self._has_ended, cores)
+            worker = _Worker(f"{self._name} {number}", self._nice, self._waiting, self._has_ended, self._hold)
             self._workers.append(worker)
             self._rests(worker)
+
+    def _hold(self) -> contextlib.AbstractContextManager[None]:
+        return self.core()
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         return await self.run(function, argument)

@@ -36,24 +36,20 @@ class Calls:
         self.gates[number]()
 
 
-def waiting(cores: Cores) -> int:
-    """Threads that wait for a core."""
-    return len(cores._free._cond._waiters)  # type: ignore[attr-defined]  # nothing else says so
-
-
 async def test_threads_of_two_pools_compute_on_no_more_cores_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores_module, "PATIENCE_S", 60.0)
     cores, calls = Cores(2), Calls(4)
     async with OwnThreads("some").running(0) as some, OwnThreads("others").running(0) as others:
-        some.grow(2, cores)
-        others.grow(2, cores)
+        for threads in (some, others):
+            threads.grow(2)
+            threads.core = cores.one
         async with anyio.create_task_group() as tasks:
             for number, threads in enumerate((some, others)):
                 tasks.start_soon(threads, calls, number)
                 await calls.gates[number].arrived()
             tasks.start_soon(some, calls, 2)
             tasks.start_soon(others, calls, 3)
-            await until(lambda: waiting(cores) == 2)
+            await until(lambda: cores.waiting == 2)
             assert calls.begun == [0, 1]
             calls.gates[0].open()
             await until(lambda: len(calls.begun) == 3)
@@ -67,26 +63,54 @@ async def test_threads_of_two_pools_compute_on_no_more_cores_than_there_are(monk
 async def test_a_core_comes_back_after_an_error() -> None:
     cores = Cores(1)
     async with OwnThreads("failing").running(0) as threads:
-        threads.grow(1, cores)
+        threads.grow(1)
+        threads.core = cores.one
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 await threads(lambda _: 1 // 0, None)
-        assert cores._free.acquire(blocking=False)
+        assert cores.free == 1
 
 
 async def test_a_call_that_hangs_does_not_keep_the_others_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores_module, "PATIENCE_S", 0.001)
     cores, calls = Cores(1), Calls(1)
     async with OwnThreads("hanging").running(0) as hanging, OwnThreads("others").running(0) as others:
-        hanging.grow(1, cores)
-        others.grow(1, cores)
+        for threads in (hanging, others):
+            threads.grow(1)
+            threads.core = cores.one
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hanging, calls, 0)
             await calls.gates[0].arrived()
             assert [await others(len, "abc") for _ in range(3)] == [3, 3, 3]
             calls.gates[0].open()
-        assert cores._free.acquire(blocking=False)
-        assert not cores._free.acquire(blocking=False), "those who went ahead gave back what they never had"
+        assert cores.free == 1
+
+
+async def test_what_is_urgent_waits_for_nobody_and_one_less_of_the_others_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores_module, "PATIENCE_S", 60.0)
+    cores, calls = Cores(1), Calls(4)
+    async with OwnThreads("urgent").running(2) as urgent, OwnThreads("others").running(2) as others:
+        urgent.core, others.core = cores.at_once, cores.one
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(others, calls, 0)
+            await calls.gates[0].arrived()
+            for number in (1, 2):
+                tasks.start_soon(urgent, calls, number)
+                await calls.gates[number].arrived()
+            tasks.start_soon(others, calls, 3)
+            await until(lambda: cores.waiting == 1)
+            assert cores.free == -2
+            calls.gates[0].open()
+            await until(lambda: cores.free == -1)
+            calls.gates[1].open()
+            await until(lambda: cores.free == 0)
+            assert (cores.waiting, calls.begun) == (1, [0, 1, 2])
+            calls.gates[2].open()
+            await calls.gates[3].arrived()
+            calls.gates[3].open()
+        assert cores.free == 1
 
 
 async def test_threads_without_cores_wait_for_none() -> None:
