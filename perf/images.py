@@ -113,15 +113,15 @@ def run(options: Options, *, size: Size, rounds: int, seconds: float) -> None:
     with report.recording("images", settings) as record, ExitStack() as running:
         if options.model is None:
             options = replace(options, model=str(running.enter_context(clip_folder())))
-        servers = {limit: _server(running, options, limit) for limit in LIMITS}
-        record.results["model"] = servers[LIMITS[0]].card()
+        by_default = options.engine_config().image_preprocess_threads
+        servers = {limit: _server(running, options, limit) for limit in sorted({*LIMITS, by_default})}
+        record.results["model"] = servers[by_default].card()
         bare = running.enter_context(worker(partial(BarePipeline, options, pictures)))
         report.console.print(
             f"JPEG of {width} x {height}, {settings['image_bytes']} bytes; {CLIENTS} clients of one each"
         )
         _throughput(record, running, servers, bare, pictures, rounds=rounds, seconds=seconds)
-        default = servers[options.engine_config().image_preprocess_threads]
-        _texts_beside(record, running, default, options, pictures, rounds=rounds, seconds=seconds)
+        _texts_beside(record, running, servers[by_default], options, pictures, rounds=rounds, seconds=seconds)
 
 
 def _server(running: ExitStack, options: Options, limit: int) -> Server:
