@@ -36,25 +36,12 @@ class Cores:
         self._free = count
         """Below 0: so many cores more are held than there are."""
         self._changed = threading.Condition(threading.Lock())
-        self._waiting = 0
-
-    @property
-    def waiting(self) -> int:
-        """Threads that wait for a core."""
-        return self._waiting
-
-    @property
-    def free(self) -> int:
-        """Cores that nobody holds; below 0 as many as are held too many."""
-        return self._free
 
     @contextmanager
     def one(self) -> Iterator[None]:
         """A block that computes. It begins as soon as a core is free, or anyway after `PATIENCE_S`."""
         with self._changed:
-            self._waiting += 1
             self._changed.wait_for(lambda: self._free > 0, PATIENCE_S)
-            self._waiting -= 1
             self._free -= 1
         try:
             yield
