@@ -43,7 +43,8 @@ MIN_SHARE_TOKENS = 128
 
 IMAGE_MIN_SHARE_TOKENS = 300
 """The same of pictures: theirs is a larger transformer, whose weights are read from memory for each batch. With
-ViT-B/32 that is 6 of them, at 46.7 ms each on a core; 1 takes 52, 2 take 51, 4 take 48 and 8 take 46.5 ms each."""
+ViT-B/32 that is 6 of them, at 46.7 ms each on a core; 1 takes 52, 2 take 51, 4 take 48 and 8 take 46.5 ms each. That is
+little enough for a core to begin with a single one rather than to do nothing, so theirs do not gather."""
 
 SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
 """Of the names of a lane's stages."""
@@ -176,6 +177,7 @@ class Pipeline:
                 ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
                 waiting_tokens=limits[lane].waiting_tokens,
                 preparing=partial(self._preparing, lane),
+                gathers=lane == "text",
                 cores=cores,
                 sharing=sharing,
                 name=f"batch{SUFFIX[lane]}",

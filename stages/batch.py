@@ -80,6 +80,8 @@ class BatchStage(Stage, Generic[P, R]):
         ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
         preparing: How many calls of the stage before run.
+        gathers: Whether a small forward takes nearly as long as one of some more tokens, so that less than one that
+            runs waits for company.
         cores: What the forwards share with those calls, one each. None: the device has its own.
         sharing: What items that are the same work share. None: each is worked on by itself.
         name: Of the stage, where there are several.
@@ -100,6 +102,7 @@ class BatchStage(Stage, Generic[P, R]):
         ahead: int = 1,
         waiting_tokens: int,
         preparing: Callable[[], int],
+        gathers: bool = True,
         cores: int | None = None,
         sharing: Sharing[P, R] | None = None,
         name: str = "batch",
@@ -120,8 +123,9 @@ class BatchStage(Stage, Generic[P, R]):
         self._max_ahead = ahead
         self._ahead: deque[_Turn] = deque()
         """Of the batches that wait for a slot."""
+        self._gathers = gathers
         self._small_running: list[int] = []
-        """Tokens of each forward of less than a share."""
+        """Tokens of each forward of less than a share, where these gather."""
         self._waiting_tokens = waiting_tokens
         self._preparing = preparing
         self._cores = cores
@@ -243,7 +247,7 @@ class BatchStage(Stage, Generic[P, R]):
     def _had_better_wait(self) -> bool:
         """Whether less than a share had better wait for more, or else for the end of a forward that runs.
 
-        Beside one of less than a share, which costs little more with some more tokens, it waits until it is as much.
+        Where small batches gather, it waits beside one of less than a share until it is as much.
         Where forwards and preparing keep all cores busy, one forward more could only take a core from those, and what
         they prepare meanwhile makes it a better one.
         """
@@ -283,8 +287,11 @@ class BatchStage(Stage, Generic[P, R]):
     def _begin(self, turn: _Turn) -> None:
         turn.began_at = self._clock()
         turn.mark = self._forwards.begin(turn.began_at)
-        if turn.cost < self._builder.min_share:
+        if self._is_small(turn):
             self._small_running.append(turn.cost)
+
+    def _is_small(self, turn: _Turn) -> bool:
+        return self._gathers and turn.cost < self._builder.min_share
 
     def _end(self, turn: _Turn) -> tuple[float, float]:
         """Count the end of a forward, and the beginning of the one that was ahead: the device has gone on with it.
@@ -299,7 +306,7 @@ class BatchStage(Stage, Generic[P, R]):
         assert turn.mark is not None
         device_s = self._forwards.end(ended, turn.mark)
         turn.mark = None
-        if turn.cost < self._builder.min_share:
+        if self._is_small(turn):
             self._small_running.remove(turn.cost)
         self._promote()
         return ended, device_s

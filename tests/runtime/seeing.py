@@ -61,6 +61,7 @@ async def engine_on(
         DeviceThreads("test image device", watchdog_s=config.watchdog_s).running() as image_device,
         run_engine(config, model, device=device, image_device=image_device, options=options, **others) as engine,
     ):
+        image_device.grow(model.card.forward_workers)
         yield engine
         inside = engine.statistics().admission
         assert (inside.requests, inside.items, inside.tokens) == (0, 0, 0)

@@ -9,6 +9,7 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
+from staged_pool.runtime import pipeline
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.pipeline import PARSE_WORKERS
@@ -86,6 +87,22 @@ async def test_each_picture_is_a_call_of_its_own_and_pictures_share_a_forward() 
         gate.open()
     assert model.preprocessed == [["A"], ["B"], ["C"]]
     assert [sorted(texts) for texts in model.forwarded] == [["A"], ["B", "C"]]
+
+
+async def test_a_picture_does_not_wait_to_be_as_much_as_the_small_batch_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "IMAGE_MIN_SHARE_TOKENS", 10)
+    gate = PictureGate()
+    model = SeeingModel(on_forward=gate)
+    model.card = replace(model.card, forward_workers=2)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine, picture("FIRST"))
+        await gate.arrived()
+        tasks.start_soon(ask, engine, picture("A"))
+        await until(lambda: len(model.forwarded) == 2)
+        gate.open()
+    assert model.forwarded == [["FIRST"], ["A"]]
 
 
 async def test_a_request_of_many_pictures_does_not_hold_up_one_of_a_single_one() -> None:
