@@ -122,6 +122,8 @@ class Connection:
         self._protocol: Any = None
         self._sending = anyio.Lock(fast_acquire=True)
         self._receiving: anyio.CancelScope | None = None
+        self._receives = False
+        """This connection's task waits for what arrives next."""
         self._express: Express | None = config.express
         self._spawner: Any = None
         self._client: Any = None
@@ -176,7 +178,7 @@ class Connection:
                 await self._protocol.initiate()
                 self._update(idle=True)
                 if self._express is not None:
-                    self._transport.show_first(self._refused)
+                    self._transport.show_first(self._taken)
                 await self._receive()
         except* OSError:
             pass  # no handshake, or the client left before it could be asked for its address
@@ -191,9 +193,13 @@ class Connection:
                 continue
             data = b""
             with anyio.CancelScope(deadline=self._patient_until) as self._receiving:
-                data = await self._transport.receive()
+                self._receives = True
+                try:
+                    data = await self._transport.receive()
+                finally:
+                    self._receives = False
             if self._receiving.cancel_called and self._transport.time() < self._patient_until:
-                continue  # requests were refused meanwhile
+                continue  # requests came meanwhile
             if self._receiving.cancel_called:  # out of patience, also with a client that talks on and asks nothing
                 await self._protocol.protocol.farewell()
                 break
@@ -223,12 +229,13 @@ class Connection:
             await protocol.received(count or 0)
         return count is not None
 
-    def _refused(self, data: bytes) -> bool:
-        """Whether what has arrived is refused here and now, without a turn of this connection's task."""
+    def _taken(self, data: bytes) -> bool:
+        """Whether what has arrived is refused, or goes to be answered, here and now: without a turn of this connection's
+        task, which goes on looking out for the client."""
         express = self._express
         if (
             express is None
-            or self._receiving is None
+            or not self._receives
             or self._answering is not None
             or self._traffic.leaving
             or not self._at_a_beginning()
@@ -238,8 +245,13 @@ class Connection:
             return False
         if (refusal := express.refuse_again(data)) is None:
             request = express.read(data, self._client)
-            if not isinstance(request, Whole) or (refusal := express.refuse(request)) is None:
+            if not isinstance(request, Whole):
                 return False
+            refusal = express.refuse(request)
+            if refusal is None:
+                if may_enter := express.has_room(len(request.body)):
+                    self._begin_to_answer(express, request)
+                return may_enter
         self._transport.send_nowait(refusal)
         self._patient_until = self._transport.time() + self._limits.keep_alive_s  # which is looked at when it is over
         return True
@@ -264,10 +276,14 @@ class Connection:
             return None
         if not has_come and not express.has_room(len(request.body)):
             return data
+        self._begin_to_answer(express, request)
+        return None
+
+    def _begin_to_answer(self, express: Express, request: Whole) -> None:
+        """In a task of its own, while this connection's looks out for the client."""
         self._update(idle=False)
         self._answering = anyio.CancelScope()
-        self._spawner.spawn(self._answer, express, request, self._answering)  # while this task looks out for the client
-        return None
+        self._spawner.spawn(self._answer, express, request, self._answering)
 
     async def _turn_away(self, refusal: bytes) -> None:
         await self._handle(RawData(refusal))
@@ -360,7 +376,8 @@ class Connection:
         self._in_head = False
         patience_s = math.inf if not idle else 0.0 if self._traffic.leaving else self._limits.keep_alive_s
         self._patient_until = self._transport.time() + patience_s
-        if self._receiving is not None:
+        # A time that is later now is looked at when the earlier one is over.
+        if self._receiving is not None and self._patient_until < self._receiving.deadline:
             self._receiving.deadline = self._patient_until
 
     def _leave(self) -> None:
