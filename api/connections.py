@@ -230,8 +230,8 @@ class Connection:
         return count is not None
 
     def _taken(self, data: bytes) -> bool:
-        """Whether what has arrived is refused, or goes to be answered, here and now: without a turn of this connection's
-        task, which goes on looking out for the client."""
+        """Whether what has arrived is refused, or goes to be answered, here and now: without a turn of the task of this
+        connection, which goes on looking out for the client."""
         express = self._express
         if (
             express is None
