@@ -187,7 +187,8 @@ class Application:
     def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
         headers = [*_content_headers(answer), (b"x-request-id", call.request_id.encode())]
         if call.timeline is not None:
-            headers.append((b"server-timing", _server_timing(call.timeline)))
+            times = ", ".join([f"{name};dur={ms:g}" for name, ms in _milliseconds(call.timeline)])
+            headers.append((b"server-timing", times.encode()))
             if call.describe is tei_error:
                 headers += timing_headers(call.timeline, seconds)
         return headers + self._closing(call.scope)
@@ -320,7 +321,3 @@ def _milliseconds(timeline: Timeline) -> list[tuple[str, float]]:
     if timeline.fetch_s:
         times.insert(0, ("fetch", timeline.fetch_s))
     return [(name, round(seconds * 1e3, 3)) for name, seconds in times]
-
-
-def _server_timing(timeline: Timeline) -> bytes:
-    return ", ".join(f"{name};dur={ms:g}" for name, ms in _milliseconds(timeline)).encode()

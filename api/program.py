@@ -53,6 +53,9 @@ def errors_in_flag_words() -> Iterator[None]:
 
 
 def _exit(message: str, code: int) -> NoReturn:
+    from staged_pool.api import logs
+
+    logs.drain()
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(code)
 

@@ -246,11 +246,14 @@ class OwnThreads:
         Raises:
             DeviceLost: It has run for too long.
         """
+        if patience_s is None:
+            await job.done.wait()
+            return
         left_s = patience_s
         while not job.done.is_set():
             with anyio.move_on_after(left_s):
                 await job.done.wait()
-            if patience_s is not None and not job.done.is_set() and job.worker is not None:
+            if not job.done.is_set() and job.worker is not None:
                 left_s = job.began_at + patience_s - time.monotonic()
                 if left_s <= 0:
                     self._lose(job.worker)

@@ -86,8 +86,12 @@ def joined(parts: Iterable[Pieces]) -> Pieces:
 
 
 def _joined(opening: bytes, items: Iterable[object], ending: bytes, item_values: int) -> Pieces:
-    groups = _groups(iter(items), max(1, STEP_VALUES // max(1, item_values)))
-    return _gathered(chain((opening,), _separated(with_pauses(map(_parts, groups))), (ending,)))
+    size = max(1, STEP_VALUES // max(1, item_values))
+    groups = _groups(iter(items), size)
+    first = next(groups, [])
+    if len(first) < size:  # one step writes all of it
+        return b"".join((opening, _inside(dump(first)), ending))
+    return _gathered(chain((opening,), _separated(with_pauses(map(_parts, chain((first,), groups)))), (ending,)))
 
 
 def _groups(items: Iterator[object], size: int) -> Iterator[list[object]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from staged_pool.api import logs
 
 _CRASHES = """
 import structlog
@@ -31,3 +35,68 @@ def test_a_traceback_shows_where_and_not_what_a_caller_sent(format_: str) -> Non
     assert run.stderr.count("ValueError: a bug") == 2
     assert "in crash" in run.stderr
     assert "what a caller wrote" not in run.stderr
+
+
+_CHATTERS = """
+import structlog
+from staged_pool.api import logs
+
+logs.configure(format_={format!r})
+log = structlog.get_logger()
+for number in range({lines}):
+    log.info("chatter", number=number, text="x" * 100)
+print("went on", flush=True)
+"""
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody_and_what_is_lost_of_it_is_counted() -> None:
+    lines = 3 * logs.MOST_LINES
+    with subprocess.Popen(
+        [sys.executable, "-c", _CHATTERS.format(format="json", lines=lines)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "went on\n", "before anybody has read a line"
+        events = [json.loads(line) for line in process.stderr]
+        assert process.wait() == 0
+    written = [event["number"] for event in events if event["event"] == "chatter"]
+    lost = [event["lines"] for event in events if event["event"] == "log.lines_lost"]
+    assert written == sorted(written)
+    assert logs.MOST_LINES <= len(written) < lines
+    assert len(written) + sum(lost) == lines
+
+
+@pytest.mark.parametrize("format_", ["text", "json"])
+def test_what_is_logged_last_is_written_before_the_process_ends(format_: str) -> None:
+    program = _CHATTERS.format(format=format_, lines=100)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stderr.count("chatter") == 100
+
+
+def test_a_log_that_is_never_read_does_not_keep_the_process_from_ending() -> None:
+    program = _CHATTERS.format(format="json", lines=2000)  # more than a pipe holds
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        assert process.wait() == 0
+
+
+def test_a_log_on_a_full_disk_is_lost_and_nothing_else() -> None:
+    program = _CHATTERS.format(format="json", lines=10)
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        run = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, check=True)
+    assert run.stdout == b"went on\n"
+
+
+def test_the_error_that_ends_a_command_is_its_last_line(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("staged-pool"), "check", str(tmp_path), "--log-level", "debug"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith("error: ")
