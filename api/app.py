@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
@@ -160,7 +161,7 @@ class Application:
         call = _call(scope, receive)
         outcome = Answer(status=499, word="abandoned")  # unless the answer gets out
         try:
-            call.lines = Lines(send, lambda: self._line_headers(call))
+            call.lines = Lines(send, partial(self._line_headers, scope, call.request_id))
             answer = await _answer(handler, call)
             if call.lines.begun:
                 await call.lines.end(b"".join(answer.pieces))
@@ -176,8 +177,8 @@ class Application:
         finally:
             self._finish(call, outcome, time.perf_counter() - started)
 
-    def _line_headers(self, call: Call) -> Headers:
-        return [(b"content-type", LINES), (b"x-request-id", call.request_id.encode()), *self._closing(call.scope)]
+    def _line_headers(self, scope: Scope, request_id: str) -> Headers:
+        return [(b"content-type", LINES), (b"x-request-id", request_id.encode()), *self._closing(scope)]
 
     def _closing(self, scope: Scope) -> Headers:
         if self._lobby.leaving and scope["http_version"].startswith("1"):

@@ -231,7 +231,10 @@ class Admission:
             message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
             raise DeadlineExceeded(message, stage="door")
         if (refusal := self._overload(body_bytes, guesses, expected, asker)) is not None:
-            raise self._refusals.counted(refusal)
+            try:
+                raise self._refusals.counted(refusal)
+            finally:
+                del refusal  # this frame is in the error's traceback now, and the refusal has the error
         tenants = self._tenants[asker.priority]
         if (of_tenant := tenants.get(asker.tenant)) is None:
             of_tenant = tenants[asker.tenant] = _Inside(self._lanes)

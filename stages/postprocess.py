@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
+import anyio
+import anyio.lowlevel
 import structlog
 
 from staged_pool.stages.channel import Inlet
@@ -17,6 +19,10 @@ from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item
 
 R = TypeVar("R")
+
+ANSWERS_IN_A_ROW: Final = 4
+"""That are made before every other task has its turn: a batch may complete a hundred requests, and making and sending
+their answers takes tens of milliseconds."""
 
 log = structlog.get_logger("staged_pool.stages")
 
@@ -60,8 +66,10 @@ class PostprocessStage(Stage, Generic[R]):
             with self.meter.working(), custody("postprocess", (item.ticket for item in items)) as held:
                 if self._seam is not None:
                     await self._at("received")
-                for ticket, sent_at in self._deliver(items):
+                for place, (ticket, sent_at) in enumerate(self._deliver(items), start=1):
                     await self._answer(ticket, sent_at)
+                    if place % ANSWERS_IN_A_ROW == 0:
+                        await anyio.lowlevel.checkpoint()
                 held.handed_on()
 
     def _deliver(self, items: Sequence[Item[R]]) -> list[tuple[Ticket, float]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -212,6 +213,63 @@ async def test_a_bug_is_answered_500_and_logged_with_its_traceback(logged: Logge
     assert response.status_code == 500
     assert "secret" not in response.text
     assert any(event["event"] == "request.crashed" and event["exc_info"] for event in logged)
+
+
+GOOD = {"input": ["a", "bc"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/embeddings", GOOD, 200),
+        ("/v1/embeddings", {"input": ["a", ""]}, 400),
+        ("/v1/embeddings", {"input": 1}, 400),
+        ("/v1/embeddings", GOOD | {"model": "other"}, 404),
+        ("/v1/embeddings", GOOD, 429),
+        ("/v1/embeddings", GOOD, 504),
+        ("/tokenize", {"prompt": "ab"}, 200),
+        ("/nowhere", {}, 404),
+    ],
+)
+async def test_a_request_leaves_nothing_to_the_garbage_collector(
+    path: str, body: dict[str, Any], status: int, garbage: Callable[[], set[str]]
+) -> None:
+    """A collection stops every thread, for a tenth of a second where much has gathered."""
+    gate = Gate()
+    model, limits = (LetterModel(on_forward=gate), {"max_requests": 1}) if status in {429, 504} else (LetterModel(), {})
+    async with served(model, **limits) as client, anyio.create_task_group() as tasks:
+        if status == 429:
+            tasks.start_soon(lambda: client.post("/v1/embeddings", json=GOOD))
+            await gate.arrived()
+        garbage()
+        headers = {"x-request-timeout": "0.01"} if status == 504 else {}
+        answer = await client.post(path, json=body, headers=headers)
+        gate.open()
+        left = garbage()
+    assert answer.status_code == status
+    assert left == set()
+
+
+@pytest.fixture
+def garbage() -> Iterator[Callable[[], set[str]]]:
+    """Collects what is unreachable; which of our types were among it."""
+
+    def collect() -> set[str]:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        types = {type(each) for each in gc.garbage}
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.collect()
+        return {one.__qualname__ for one in types if one.__module__.startswith("staged_pool.")}
+
+    gc.disable()
+    gc.freeze()  # what was there before need not be looked at
+    try:
+        yield collect
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 async def test_a_cancelled_request_is_logged_as_abandoned(logged: Logged) -> None:

@@ -40,6 +40,7 @@ from staged_pool.stages.errors import (
     TooLarge,
     UnknownModel,
 )
+from staged_pool.stages.postprocess import ANSWERS_IN_A_ROW
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from tests.doubles import Gate, LetterModel, expected, until
@@ -596,3 +597,27 @@ async def test_what_a_request_was_made_of_is_gone_as_soon_as_its_error(
             finally:
                 gc.enable()
                 gate.open()
+
+
+async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_made() -> None:
+    gate = Gate()
+    answered = [0]
+    model = LetterModel(on_forward=gate)
+
+    async def ask(engine: Engine, text: str) -> None:
+        await engine.embed(text)
+        answered[0] += 1
+
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine, "first")
+        await gate.arrived()
+        for number in range(60):
+            tasks.start_soon(ask, engine, str(number))
+        await until(lambda: engine.statistics().stages[1].done == 61)
+        gate.open()
+        most = before = answered[0]
+        while answered[0] < 61:
+            await anyio.lowlevel.checkpoint()
+            most, before = max(most, answered[0] - before), answered[0]
+    assert max(map(len, model.forwarded)) > 20
+    assert most <= 2 * ANSWERS_IN_A_ROW
