@@ -288,14 +288,14 @@ class Pipeline:
         Args:
             lanes: Those that a request needs, each of which must be free. None: any will do.
         """
-        blocked = {
-            lane: f"every {stage.meter.name} thread has been busy for more than {self._alarm_s:g} s"
-            for lane, stage in self.preprocess.items()
-            if stage.is_stuck(self._alarm_s)
-        }
+        stuck = [lane for lane, stage in self.preprocess.items() if stage.is_stuck(self._alarm_s)]
         if lanes is None:
-            return next(iter(blocked.values())) if len(blocked) == len(self.preprocess) else None
-        return next((blocked[lane] for lane in lanes if lane in blocked), None)
+            blocking = stuck if len(stuck) == len(self.preprocess) else []
+        else:
+            blocking = [lane for lane in lanes if lane in stuck]
+        if not blocking:
+            return None
+        return f"every {self.preprocess[blocking[0]].meter.name} thread has been busy for more than {self._alarm_s:g} s"
 
     def stage_statistics(self) -> tuple[StageStatistics, ...]:
         held = {id(batch): batch.waiting for batch in self.batch.values()}

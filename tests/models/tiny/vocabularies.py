@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import string
+from collections.abc import Iterable, Sequence
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -118,8 +119,8 @@ def _clip_bpe() -> str:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     content = json.loads(tokenizer.to_str())
-    vocabulary = content["model"]["vocab"]
-    for character in alphabet:  # each is also the end of a word
+    content["model"]["vocab"] = vocabulary = _numbered(content["model"]["vocab"])
+    for character in sorted(alphabet):  # each is also the end of a word
         vocabulary.setdefault(f"{character}</w>", len(vocabulary))
     for token in ("<|startoftext|>", "<|endoftext|>"):
         vocabulary[token] = len(vocabulary)
@@ -138,7 +139,9 @@ def _word_piece() -> str:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    return str(tokenizer.to_str())
+    content = json.loads(tokenizer.to_str())
+    content["model"]["vocab"] = _numbered(content["model"]["vocab"], special)
+    return json.dumps(content)
 
 
 @functools.cache
@@ -172,4 +175,15 @@ def _unigram() -> str:
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trainer = trainers.UnigramTrainer(vocab_size=SIZE, special_tokens=special, unk_token="<unk>", show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
-    return str(tokenizer.to_str())
+    content = json.loads(tokenizer.to_str())
+    pieces = [(piece, round(score, 3)) for piece, score in content["model"]["vocab"]]  # beyond that, they differ
+    content["model"]["vocab"] = [
+        *pieces[: len(special)], *sorted(pieces[len(special) :], key=lambda each: (-each[1], each[0]))
+    ]  # fmt: skip
+    return json.dumps(content)
+
+
+def _numbered(vocabulary: Iterable[str], special: Sequence[str] = ()) -> dict[str, int]:
+    """The same tokens, the special ones first: what trainers find is the same every time, its order is not."""
+    tokens = [*special, *sorted(set(vocabulary).difference(special))]
+    return {token: number for number, token in enumerate(tokens)}
