@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -223,11 +224,9 @@ def overload_command(
 ) -> None:
     """Goodput, waits and refusals at up to ten times what the server can do."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
-    try:
-        factors = [float(level) for level in levels.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{levels!r}: expected numbers with commas between them") from None
-    overload.run(options, shape=load, seconds=seconds, rounds=rounds, target_delay_s=target_delay, factors=factors)
+    overload.run(
+        options, shape=load, seconds=seconds, rounds=rounds, target_delay_s=target_delay, factors=_factors(levels)
+    )
 
 
 @main.command("soak")
@@ -253,8 +252,11 @@ def peers_command(
     only: Annotated[
         str | None, typer.Option(help="Names with commas between them; staged-pool is always among them.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Each starts every server anew, in turns.")] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Each starts every server anew, in turns. 0, with --go-on: only the tables.")
+    ] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Of one cell; answers are then waited for.")] = 10.0,
+    levels: Annotated[str, typer.Option(help="Multiples of the most that a server did, for the open loop.")] = "0.7,2",
     quick: Annotated[bool, typer.Option(help="One round, few cells of 2 s: to see that it works.")] = False,
     go_on: Annotated[bool, typer.Option(help="Have the rounds that were measured before in the tables, too.")] = False,
 ) -> None:
@@ -263,8 +265,11 @@ def peers_command(
         contenders = chosen(only)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if not rounds and not go_on:
+        raise typer.BadParameter("--rounds 0 has nothing to show without --go-on")
+    factors = _factors(levels)
     try:
-        peers.run(model, peers=contenders, rounds=rounds, seconds=seconds, quick=quick, go_on=go_on)
+        peers.run(model, peers=contenders, rounds=rounds, seconds=seconds, levels=factors, quick=quick, go_on=go_on)
     except OtherSettings as error:
         raise typer.BadParameter(str(error), param_hint="--go-on") from None
 
@@ -301,6 +306,16 @@ def all_commands(
     preprocess.run(options, rounds=2, seconds=0.4)
     images.run(of_pictures, size="1080p", rounds=4, seconds=5.0)
     liveness_images.run(of_pictures, rounds=1, seconds=12.0, clients=300)
+
+
+def _factors(levels: str) -> list[float]:
+    try:
+        factors = [float(level) for level in levels.split(",")]
+    except ValueError:
+        factors = []
+    if not factors or not all(0 < factor < math.inf for factor in factors):
+        raise typer.BadParameter(f"{levels!r}: expected numbers above 0 with commas between them")
+    return factors
 
 
 if __name__ == "__main__":

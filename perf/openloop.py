@@ -113,6 +113,11 @@ class OpenLoop:
         outcome.client_cpu_s = time.process_time() - cpu_before_s
         return outcome
 
+    def close(self) -> None:
+        """Close the connections."""
+        while self._idle:
+            self._idle.pop().close()
+
 
 @dataclass(slots=True, eq=False)
 class _Sent:
@@ -179,7 +184,10 @@ class _Run:
 
     def _send(self, due: float, *, probe: bool) -> None:
         if not self._idle and len(self._waiting) >= self._arrivals.max_connections:
-            self._outcome.not_sent += 1
+            if probe:
+                self._probe_due = time.perf_counter() + RECOVERY_PAUSE_S
+            else:
+                self._outcome.not_sent += 1
             return
         connection: Connection | None = None
         try:

@@ -57,7 +57,14 @@ Entry = tuple[Peer, DType]
 
 
 def run(
-    model: str | None, *, peers: Sequence[Peer], rounds: int, seconds: float, quick: bool, go_on: bool = False
+    model: str | None,
+    *,
+    peers: Sequence[Peer],
+    rounds: int,
+    seconds: float,
+    levels: Sequence[float],
+    quick: bool,
+    go_on: bool = False,
 ) -> None:
     """Measure, print and record.
 
@@ -67,8 +74,9 @@ def run(
     Args:
         model: Of texts: its folder. None: MiniLM.
         peers: Ours is among them.
-        rounds: To be measured now.
+        rounds: To be measured now; may be none, if there are some of before.
         seconds: Of one cell.
+        levels: Of the open loop: multiples of what a server did at most.
         quick: One short round, to see that it works.
         go_on: Whether rounds that were measured before belong to the comparison.
 
@@ -81,7 +89,7 @@ def run(
         seconds=seconds,
         level_seconds=QUICK_SECONDS if quick else LEVEL_SECONDS,
         clients=QUICK if quick else FULL,
-        levels=(2.0,) if quick else (0.7, 2.0),
+        levels=(2.0,) if quick else tuple(levels),
     )
     settings: dict[str, object] = {
         "model": model, "peers": [peer.name for peer in peers], "rounds": rounds, "quick": quick, "plan": asdict(plan),
