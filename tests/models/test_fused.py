@@ -31,6 +31,7 @@ from staged_pool.runtime.models.structures import take_apart
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.models.asking import text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.dtypes import PREPACKED
 from tests.models.tiny.bodies import widen
 
 Settings = dict[str, Any]
@@ -115,7 +116,7 @@ def look(model: Any, pixels: Tensor) -> Tensor:
         return seen.flatten(0, 1)
 
 
-@pytest.mark.parametrize("dtype", SAME)
+@pytest.mark.parametrize("dtype", PREPACKED)
 @pytest.mark.parametrize("layout", ["auto", "padded"])
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_model_computes_what_it_did(name: str, layout: Any, dtype: torch.dtype) -> None:
@@ -158,7 +159,7 @@ def test_the_layout_may_be_chosen_after_fusing(name: str) -> None:
     assert difference(run(body, tokens()), padded) < SAME[torch.float32]
 
 
-@pytest.mark.parametrize("dtype", SAME)
+@pytest.mark.parametrize("dtype", PREPACKED)
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_vision_model_computes_what_it_did(name: str, dtype: torch.dtype) -> None:
     model = made(name, PICTURES[name], dtype)

@@ -15,15 +15,17 @@ from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Row, TokenSequence
+from staged_pool.runtime.models import fused, linear
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
-from tests.models.asking import text_tower
+from tests.models.asking import embed, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
+from tests.models.dtypes import PREPACKED
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", PREPACKED)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 48), (5, 48), (2, 7, 48)])
 def test_a_prepacked_layer_computes_what_the_layer_did(dtype: torch.dtype, bias: bool, shape: tuple[int, ...]) -> None:
@@ -62,6 +64,25 @@ def test_a_model_that_changes_under_prepacking_keeps_its_layers(
     assert not any(isinstance(layer, PrepackedLinear) for layer in text_tower(model).body.model.modules())
     (reason,) = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]
     assert "other vectors" in reason
+
+
+def test_a_processor_without_the_kernels_keeps_the_layers_as_they_are(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(weight: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("this path needs another processor")
+
+    config = EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32")
+    usual = embed(load_model(config), ["a few words"], Output.DENSE).embeddings
+    monkeypatch.setattr(linear, "prepacked", missing)
+    monkeypatch.setattr(fused, "prepacked", missing)
+    with structlog.testing.capture_logs() as logged:
+        model = load_model(config)
+    assert nn.Linear in {type(layer) for layer in text_tower(model).body.model.modules()}
+    reasons = {line["event"]: line["reason"] for line in logged if "reason" in line}
+    assert set(reasons) == {"model.not_fused", "model.not_prepacked"}
+    assert all("needs another processor" in reason for reason in reasons.values())
+    np.testing.assert_allclose(embed(model, ["a few words"], Output.DENSE).embeddings, usual, atol=1e-5)
 
 
 def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:
