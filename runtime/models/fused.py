@@ -1,8 +1,8 @@
 """Layers of encoders that run as a few kernels each, instead of the hundred calls that their modules make.
 
-oneDNN applies the activation to a product, or adds what the half of a layer was given, before it writes the product. An
-activation by itself reads and writes the widest values of a layer once more: a quarter of a forward of MiniLM. Queries,
-keys and values are one product.
+Queries, keys and values are one product. Where oneDNN is good at it, it applies the activation to a product, or adds
+what the half of a layer was given, before it writes the product: an activation by itself reads and writes the widest
+values of a layer once more, a quarter of a forward of MiniLM in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from staged_pool.runtime.models.attention import PACKED
-from staged_pool.runtime.models.linear import prepacked
+from staged_pool.runtime.models.products import LayerShape, Product, as_taken, quickest_product
 from staged_pool.runtime.models.stack import Group, Layer, begin_layer, finish_layer, layers_as_one_call
 from staged_pool.runtime.models.structures import LayerParts, take_apart
 
@@ -64,13 +64,18 @@ class FusedLayers(nn.Module):
 
     Args:
         parts: Of those layers, on the CPU, float32 or bfloat16. Their matrices are not kept.
+        product: How they multiply. None: in the quickest way.
+
+    Raises:
+        RuntimeError: This build of torch, or this processor, does not have what it takes to multiply so.
     """
 
-    def __init__(self, parts: Sequence[LayerParts]) -> None:
+    def __init__(self, parts: Sequence[LayerParts], product: Product | None = None) -> None:
         super().__init__()
         self.config = parts[0].config
         self.is_causal = parts[0].causal  # where functions of transformers look for it
-        self.layers = [_fused(one) for one in parts]
+        self.product = product or quickest_product(_shape(parts[0]))
+        self.layers = [_fused(one, self.product) for one in parts]
         """In their order."""
         self._run = layers_as_one_call()
 
@@ -123,20 +128,21 @@ def fusible_layers(model: nn.Module) -> Sequence[tuple[nn.Module, str]]:
     return places
 
 
-def fuse_layers(places: Sequence[tuple[nn.Module, str]]) -> Callable[[], None]:
+def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None = None) -> Callable[[], None]:
     """Put `FusedLayers` in each of these places, in a model in eval mode that runs on the CPU.
 
     Args:
         places: As `fusible_layers` has found them.
+        product: How they multiply. None: in the quickest way.
 
     Returns:
         Puts the original layers back.
 
     Raises:
-        RuntimeError: This build of torch, or this processor, does not have the kernels.
+        RuntimeError: This build of torch, or this processor, does not have what it takes to multiply so.
     """
     found = [parent.get_submodule(name) for parent, name in places]
-    for (parent, name), one in zip(places, [_fuse(one) for one in found], strict=True):
+    for (parent, name), one in zip(places, [_fuse(one, product) for one in found], strict=True):
         setattr(parent, name, one)
 
     def restore() -> None:
@@ -146,9 +152,9 @@ def fuse_layers(places: Sequence[tuple[nn.Module, str]]) -> Callable[[], None]:
     return restore
 
 
-def _fuse(found: nn.Module) -> nn.Module:
+def _fuse(found: nn.Module, product: Product | None) -> nn.Module:
     """What takes the place of a layer, or of a list of layers: a list of one that does everything."""
-    fused = FusedLayers([parts for layer in _layers(found) if (parts := _fusible(layer))])
+    fused = FusedLayers([parts for layer in _layers(found) if (parts := _fusible(layer))], product)
     return nn.ModuleList([fused]) if isinstance(found, nn.ModuleList) else fused
 
 
@@ -174,17 +180,24 @@ def _biases(linears: Sequence[nn.Linear]) -> Tensor | None:
     )
 
 
-def _fused(parts: LayerParts) -> Layer:
+def _shape(parts: LayerParts) -> LayerShape:
+    activation, _ = _ACTIVATIONS[type(parts.activation)]
+    width, inner = parts.down.weight.shape
+    return LayerShape(width, inner, parts.heads, parts.down.weight.dtype, *activation)
+
+
+def _fused(parts: LayerParts, product: Product) -> Layer:
     """A layer's weights, as the kernels take them."""
     activation, factor = _ACTIVATIONS[type(parts.activation)]
     first, second = (scale.unsqueeze(1) for scale in parts.scales) if parts.scales else (1.0, 1.0)
     first_norm, second_norm = parts.norms
     with torch.no_grad():
-        qkv = prepacked(torch.cat([one.weight for one in parts.projections]))
-        out, out_bias = _scaled(parts.out, first)
-        up, up_bias = _scaled(parts.up, factor)
-        down, down_bias = _scaled(parts.down, second, given=factor)
+        qkv = as_taken(torch.cat([one.weight for one in parts.projections]), product)
+        out, out_bias = _scaled(parts.out, first, product)
+        up, up_bias = _scaled(parts.up, factor, product)
+        down, down_bias = _scaled(parts.down, second, product, given=factor)
     return Layer(
+        product=product,
         normed_first=parts.normed_first,
         heads=parts.heads,
         scaling=parts.scaling,
@@ -207,18 +220,21 @@ def _fused(parts: LayerParts) -> Layer:
     )
 
 
-def _scaled(linear: nn.Linear, scale: Tensor | float, *, given: float = 1.0) -> tuple[Tensor, Tensor | None]:
+def _scaled(
+    linear: nn.Linear, scale: Tensor | float, product: Product, *, given: float = 1.0
+) -> tuple[Tensor, Tensor | None]:
     """The weights of (x / given W^T + b) * scale, without a multiplication beside that of the matrices.
 
     Args:
         linear: W and b.
         scale: [out, 1], or the same for all.
+        product: What the weights are laid out for.
         given: What all of x has been multiplied with.
     """
     bias: Tensor | None = linear.bias
     if bias is not None:
         bias = (bias.unsqueeze(1) * scale).squeeze(1).detach()
-    return prepacked(linear.weight * (scale / given)), bias
+    return as_taken(linear.weight * (scale / given), product), bias
 
 
 def _detached(weight: Tensor | None) -> Tensor | None:

@@ -33,8 +33,10 @@ class Group(NamedTuple):
 
 class Layer(NamedTuple):
     """One layer in two halves: attention, and two linear layers with an activation between them. Each adds to what it
-    was given. Matrices are [out, in] in oneDNN's own layout, on the CPU."""
+    was given. Matrices are [out, in], on the CPU."""
 
+    product: str
+    """How it multiplies, as `Product` has it; its matrices are laid out for that."""
     normed_first: bool
     """Whether a norm stands in front of each half, or behind its sum."""
     heads: int
@@ -83,7 +85,7 @@ def begin_layer(x: Tensor, layer: Layer) -> Tensor:
     """[tokens, width] -> [tokens, 3 * width]: queries, keys and values of a token side by side."""
     if layer.normed_first:
         x = F.layer_norm(x, [x.shape[1]], layer.first_norm, layer.first_norm_bias, layer.first_epsilon)
-    return linear(x, layer.qkv, layer.qkv_bias, "none", "")
+    return linear(x, layer.qkv, layer.qkv_bias, layer.product)
 
 
 def finish_layer(x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
@@ -95,13 +97,12 @@ def finish_layer(x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
         layer: Its weights.
     """
     width = [x.shape[1]]
-    x = linear_added(attended, layer.out, layer.out_bias, x)
+    x = linear_added(attended, layer.out, layer.out_bias, x, layer.product)
     if layer.normed_first:
         given = F.layer_norm(x, width, layer.second_norm, layer.second_norm_bias, layer.second_epsilon)
     else:
         given = x = F.layer_norm(x, width, layer.first_norm, layer.first_norm_bias, layer.first_epsilon)
-    raised = linear(given, layer.up, layer.up_bias, layer.activation, layer.algorithm)
-    x = linear_added(raised, layer.down, layer.down_bias, x)
+    x = linear_added(widened(given, layer), layer.down, layer.down_bias, x, layer.product)
     if layer.normed_first:
         return x
     return F.layer_norm(x, width, layer.second_norm, layer.second_norm_bias, layer.second_epsilon)
@@ -143,16 +144,38 @@ def attend(qkv: Tensor, groups: list[Group], heads: int, scaling: float, causal:
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, algorithm: str) -> Tensor:
-    """f(x W^T + b): [..., in] -> [..., out]."""
-    scalars: list[int | float | complex | None] = []  # of the activation
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, scalars, algorithm)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, product: str) -> Tensor:
+    """x W^T + b: [tokens, in] -> [tokens, out]."""
+    if product == "plain":
+        return F.linear(x, weight, bias)
+    return _pointwise(x, weight, bias, "none", "")
+
+
+def widened(x: Tensor, layer: Layer) -> Tensor:
+    """The first linear layer behind attention, with its activation: [tokens, width] -> [tokens, inner]."""
+    if layer.product == "fused":
+        return _pointwise(x, layer.up, layer.up_bias, layer.activation, layer.algorithm)
+    y = linear(x, layer.up, layer.up_bias, layer.product)
+    if layer.activation == "gelu":
+        torch.ops.aten.gelu_(y, approximate=layer.algorithm)
+    elif layer.activation == "swish":
+        torch.ops.aten.silu_(y)
+    else:
+        torch.relu_(y)
     return y
 
 
-def linear_added(x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-    """x W^T + b + other: [..., in] and [..., out] -> [..., out]."""
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, other, weight, bias, "add")
+def linear_added(x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor, product: str) -> Tensor:
+    """x W^T + b + other: [tokens, in] and [tokens, out] -> [tokens, out]."""
+    if product == "fused":
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, other, weight, bias, "add")
+        return y
+    return linear(x, weight, bias, product).add_(other)
+
+
+def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, algorithm: str) -> Tensor:
+    scalars: list[int | float | complex | None] = []  # of the activation
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, scalars, algorithm)
     return y
 
 

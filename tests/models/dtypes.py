@@ -1,13 +1,14 @@
-"""Dtypes of weights that oneDNN can lay out for itself."""
+"""Dtypes of weights, as far as this processor has kernels for what is done with them."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 import pytest
 import torch
 
 from staged_pool.runtime.models.linear import prepacked
+from staged_pool.runtime.models.products import Product
 
 
 def _why_not(dtype: torch.dtype) -> str | None:
@@ -18,8 +19,20 @@ def _why_not(dtype: torch.dtype) -> str | None:
     return None
 
 
-PREPACKED: Final = [
-    pytest.param(dtype, marks=[pytest.mark.skip(reason=reason)] if (reason := _why_not(dtype)) else [])
-    for dtype in (torch.float32, torch.bfloat16)
+def _marks(dtype: torch.dtype) -> list[pytest.MarkDecorator]:
+    reason = _why_not(dtype)
+    return [pytest.mark.skip(reason=reason)] if reason else []
+
+
+_DTYPES: Final = (torch.float32, torch.bfloat16)
+
+PREPACKED: Final = [pytest.param(dtype, marks=_marks(dtype)) for dtype in _DTYPES]
+"""For `parametrize`: dtypes that oneDNN can lay out for itself. float32 has kernels on every processor, bfloat16 only
+where there is AVX-512 or the like."""
+
+MULTIPLIED: Final = [
+    pytest.param(product, dtype, marks=[] if product == "plain" else _marks(dtype))
+    for product in get_args(Product)
+    for dtype in _DTYPES
 ]
-"""For `parametrize`; float32 has kernels on every processor, bfloat16 only where there is AVX-512 or the like."""
+"""For `parametrize`: how fused layers multiply, and the dtype of their weights."""

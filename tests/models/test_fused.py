@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -26,12 +26,13 @@ from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
+from staged_pool.runtime.models.products import Product
 from staged_pool.runtime.models.stack import Group, layers_as_one_call, run_layers
 from staged_pool.runtime.models.structures import take_apart
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.models.asking import text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
-from tests.models.dtypes import PREPACKED
+from tests.models.dtypes import MULTIPLIED
 from tests.models.tiny.bodies import widen
 
 Settings = dict[str, Any]
@@ -88,8 +89,8 @@ def made(name: str, settings: Settings, dtype: torch.dtype = torch.float32, **ot
     return model.eval().to(dtype)
 
 
-def fuse(model: nn.Module) -> tuple[int, Callable[[], None]]:
-    restore = fuse_layers(fusible_layers(model))
+def fuse(model: nn.Module, product: Product | None = None) -> tuple[int, Callable[[], None]]:
+    restore = fuse_layers(fusible_layers(model), product)
     return sum(len(module.layers) for module in model.modules() if isinstance(module, FusedLayers)), restore
 
 
@@ -116,16 +117,16 @@ def look(model: Any, pixels: Tensor) -> Tensor:
         return seen.flatten(0, 1)
 
 
-@pytest.mark.parametrize("dtype", PREPACKED)
+@pytest.mark.parametrize(("product", "dtype"), MULTIPLIED)
 @pytest.mark.parametrize("layout", ["auto", "padded"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_text_model_computes_what_it_did(name: str, layout: Any, dtype: torch.dtype) -> None:
+def test_a_text_model_computes_what_it_did(name: str, layout: Any, product: Product, dtype: torch.dtype) -> None:
     settings, layers = TEXTS[name]
     body = Body(made(name, settings, dtype))
     body.check_positions()
     body.choose_layout(layout, 40)
     before = run(body, tokens())
-    found, restore = fuse(body.model)
+    found, restore = fuse(body.model, product)
     assert found == layers
     assert difference(run(body, tokens()), before) < SAME[dtype]
     alone = torch.cat([run(body, [one]) for one in tokens()])
@@ -159,19 +160,20 @@ def test_the_layout_may_be_chosen_after_fusing(name: str) -> None:
     assert difference(run(body, tokens()), padded) < SAME[torch.float32]
 
 
-@pytest.mark.parametrize("dtype", PREPACKED)
+@pytest.mark.parametrize(("product", "dtype"), MULTIPLIED)
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_vision_model_computes_what_it_did(name: str, dtype: torch.dtype) -> None:
+def test_a_vision_model_computes_what_it_did(name: str, product: Product, dtype: torch.dtype) -> None:
     model = made(name, PICTURES[name], dtype)
     pixels = torch.randn(3, 3, 32, 32).to(dtype)
     before = look(model, pixels)
-    found, restore = fuse(model)
+    found, restore = fuse(model, product)
     assert found == LAYERS
     assert difference(look(model, pixels), before) < SAME[dtype]
     assert difference(torch.cat([look(model, one.unsqueeze(0)) for one in pixels]), before) < SAME[dtype]
     back = flatten_patches(model)
     assert any(isinstance(module, PatchLinear) for module in model.modules())
-    prepack_linears(model)
+    if product != "plain":
+        prepack_linears(model)
     assert difference(look(model, pixels), before) < SAME[dtype]
     restore()
     back()
@@ -205,16 +207,18 @@ def test_pictures_of_any_shape_are_masked_as_they_were() -> None:
         "relu",
     ],
 )
-def test_every_activation_is_its_own(activation: str) -> None:
+@pytest.mark.parametrize("product", get_args(Product))
+def test_every_activation_is_its_own(activation: str, product: Product) -> None:
     model = made("CLIPVision", _PIXELS, hidden_act=activation)
     pixels = torch.randn(2, 3, 32, 32)
     before = look(model, pixels)
-    assert fuse(model)[0] == LAYERS
+    assert fuse(model, product)[0] == LAYERS
     assert difference(look(model, pixels), before) < 2e-5
 
 
+@pytest.mark.parametrize("product", get_args(Product))
 @pytest.mark.parametrize("bias", [(False, False, False), (True, False, True)], ids=["none", "some"])
-def test_biases_may_be_missing(bias: tuple[bool, bool, bool]) -> None:
+def test_biases_may_be_missing(bias: tuple[bool, bool, bool], product: Product) -> None:
     model = made("ViT", _PIXELS)
     for layer in model.layers if hasattr(model, "layers") else model.encoder.layer:
         attention = layer.attention
@@ -224,7 +228,7 @@ def test_biases_may_be_missing(bias: tuple[bool, bool, bool]) -> None:
         layer.mlp.fc1.bias = layer.mlp.fc2.bias = attention.o_proj.bias = None
     pixels = torch.randn(2, 3, 32, 32)
     before = look(model, pixels)
-    assert fuse(model)[0] == LAYERS
+    assert fuse(model, product)[0] == LAYERS
     assert difference(look(model, pixels), before) < SAME[torch.float32]
 
 
@@ -320,9 +324,10 @@ def test_no_matrix_is_kept_twice() -> None:
     assert not any(isinstance(module, nn.Linear | PrepackedLinear) for module in model.encoder.modules())
 
 
+@pytest.mark.parametrize("product", get_args(Product))
 @pytest.mark.parametrize("run", [run_layers, layers_as_one_call()], ids=["python", "one call"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_packed_attention_gives_the_same_from_one_product(run: Any, causal: bool) -> None:
+def test_packed_attention_gives_the_same_from_one_product(run: Any, causal: bool, product: Product) -> None:
     torch.manual_seed(2)
     original = made("Bert", _TEXT).encoder.layer[0]
     parts = take_apart(original)
@@ -331,7 +336,7 @@ def test_packed_attention_gives_the_same_from_one_product(run: Any, causal: bool
     x, groups = torch.randn(1, 25, 32), [Group(2, 5, 5), Group(3, 1, 1), Group(1, 7, 4), Group(1, 5, 5)]
     with torch.inference_mode():
         wanted = original(x, packed_groups=groups, is_causal=causal)
-        found = run(x[0], groups, FusedLayers([parts]).layers, causal)
+        found = run(x[0], groups, FusedLayers([parts], product).layers, causal)
     torch.testing.assert_close(found, wanted[0], atol=1e-5, rtol=1e-5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +16,12 @@ from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Row, TokenSequence
-from staged_pool.runtime.models import fused, linear
+from staged_pool.runtime.models import fused, linear, products
+from staged_pool.runtime.models.fused import FusedLayers
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.products import LayerShape
+from staged_pool.runtime.models.stack import Group, Layer
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from tests.models.asking import embed, text_tower
@@ -66,23 +70,48 @@ def test_a_model_that_changes_under_prepacking_keeps_its_layers(
     assert "other vectors" in reason
 
 
-def test_a_processor_without_the_kernels_keeps_the_layers_as_they_are(
-    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "kept"), [("bert-mean", FusedLayers), ("modernbert-cls", nn.Linear)])
+def test_a_processor_without_kernels_for_prepacked_weights_multiplies_without(
+    kind: str, kept: type[nn.Module], tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("this path needs another processor")
 
-    config = EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32")
+    config = EngineConfig(model=str(tiny_folder(kind)), dtype="float32")
     usual = embed(load_model(config), ["a few words"], Output.DENSE).embeddings
     monkeypatch.setattr(linear, "prepacked", missing)
-    monkeypatch.setattr(fused, "prepacked", missing)
+    monkeypatch.setattr(products, "prepacked", missing)
+    monkeypatch.setattr(fused, "quickest_product", products.quickest_product.__wrapped__)
     with structlog.testing.capture_logs() as logged:
         model = load_model(config)
-    assert nn.Linear in {type(layer) for layer in text_tower(model).body.model.modules()}
-    reasons = {line["event"]: line["reason"] for line in logged if "reason" in line}
-    assert set(reasons) == {"model.not_fused", "model.not_prepacked"}
-    assert all("needs another processor" in reason for reason in reasons.values())
+    layers = [*text_tower(model).body.model.modules()]
+    assert kept in {type(layer) for layer in layers}
+    assert {layer.product for layer in layers if isinstance(layer, FusedLayers)} <= {"plain"}
+    reasons = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]
+    assert bool(reasons) == (kept is nn.Linear)
+    assert all("needs another processor" in reason for reason in reasons)
     np.testing.assert_allclose(embed(model, ["a few words"], Output.DENSE).embeddings, usual, atol=1e-5)
+
+
+def test_the_quickest_way_to_multiply_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    took, now = {"fused": 1.0, "prepacked": 1.0, "plain": 1.0}, [0.0]
+
+    def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
+        assert not causal
+        now[0] += took[layers[0].product]
+
+    monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    quickest = products.quickest_product.__wrapped__
+    shape = LayerShape(16, 32, 2, torch.float32, "gelu", "none")
+    threads = torch.get_num_threads()
+    took["plain"] = 0.97  # which other cores at work may well turn round
+    assert quickest(shape) == "fused"
+    took["plain"] = 0.9
+    assert quickest(shape) == "plain"
+    took["prepacked"] = 0.8
+    assert quickest(shape) == "prepacked"
+    assert torch.get_num_threads() == threads
 
 
 def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:
