@@ -13,6 +13,7 @@ import typer
 
 from staged_pool.api.flags import Backend
 from staged_pool.api.memory import keep_freed_memory
+from staged_pool.runtime.openmp import spin_briefly
 from staged_pool.stages.errors import ConfigError, StagedPoolError
 
 EXIT_FAILED: Final = 1
@@ -26,7 +27,7 @@ def prepare_environment(*, offline: bool) -> None:
     """Settle what libraries read from the environment when they are imported, and how memory is allocated. What the
     user has set stays."""
     keep_freed_memory()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle torch threads must not spin on preprocess's cores
+    spin_briefly()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # preprocess has its own threads
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of kernels, a few hundred KB each
         os.environ.setdefault(cache, "256")  # the sizes of packed batches fit; padded ones have no end of sizes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import sys
 from dataclasses import replace
@@ -31,7 +30,7 @@ from perf.peers import run as peers
 from perf.peers.catalogue import chosen
 from perf.peers.kept import OtherSettings
 from perf.pictures import Size
-from perf.servers import Backend, Options
+from perf.servers import Backend, Options, prepare_libraries
 from perf.texts import Shape
 from staged_pool.runtime.config import DType
 
@@ -53,9 +52,7 @@ main = typer.Typer(
 @main.callback()
 def _prepare() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
-    # As `staged-pool serve` does for itself: processes that are compared must not differ in this, nor spin while idle.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    prepare_libraries()
 
 
 @main.command("overhead")

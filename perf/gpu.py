@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ import typer
 from perf import report
 from perf.load import Load, LoadGenerator
 from perf.report import number
-from perf.servers import Options, serving
+from perf.servers import Options, prepare_libraries, serving
 from perf.texts import SHAPES, Shape, TextSource
 from perf.workers import worker
 from staged_pool.runtime.config import EngineConfig
@@ -72,8 +71,7 @@ def gpu(
     results: Annotated[Path, typer.Option(help="The folder for gpu.json and gpu.md.")] = report.RESULTS,
 ) -> None:
     """Check and time one device. Ends with code 1 if anything is computed wrong."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    prepare_libraries()
     scope = QUICK if quick else FULL
     settings = {"device": device, "model": model, "scope": asdict(scope), "text_tokens": TEXT_TOKENS}
     with TemporaryDirectory(prefix="perf-gpu-") as name, report.recording("gpu", settings, folder=results) as record:

@@ -21,6 +21,7 @@ from perf.at_once import Block, per_second
 from perf.pictures import SIZES, Size, jpeg
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.openmp import VARIABLES
 from staged_pool.runtime.requests import Image
 
 Way = Literal["fast", "exact", "stock"]
@@ -71,7 +72,8 @@ class Pictures:
 
     def __init__(self, folders: Mapping[str, Path], way: Way) -> None:
         if way == "stock":
-            os.environ.pop("OMP_WAIT_POLICY", None)  # of those who only call an image processor, nobody sets it
+            for name in VARIABLES:  # of those who only call an image processor, nobody sets them
+                os.environ.pop(name, None)
         self._prepare = {
             family: stock(folder) if way == "stock" else ours(folder, way) for family, folder in folders.items()
         }

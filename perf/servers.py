@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +20,7 @@ import psutil
 
 from perf.client import Connection, Reply, get
 from staged_pool.runtime.config import DType, EngineConfig
+from staged_pool.runtime.openmp import VARIABLES, spin_briefly
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -28,6 +29,16 @@ STOP_TIMEOUT_S: Final = 5.0
 POLL_S: Final = 0.005
 
 Backend = Literal["asyncio", "trio"]
+
+PREPARED: Final = (*VARIABLES, "TOKENIZERS_PARALLELISM")
+"""Of the environment: what `prepare_libraries` sets."""
+
+
+def prepare_libraries() -> None:
+    """Have the libraries of this process do as `staged-pool serve` has its own: what is compared must not differ in
+    that. Call it before torch is imported."""
+    spin_briefly()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +179,7 @@ def serving(
     *,
     folder: Path = ROOT,
     variables: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[Server]:
     """Start a server on a free port of 127.0.0.1; at the end of the block it is told to stop, then made to.
@@ -176,6 +188,7 @@ def serving(
         command: Takes `--port` at its end. What it says goes to a file.
         folder: Where it runs.
         variables: Of its environment, beside those of this process.
+        without: Of those of this process, which it is not to have.
         start_timeout_s: How long it is waited for.
     """
     port = _free_port()
@@ -186,7 +199,7 @@ def serving(
             process = subprocess.Popen(
                 [*command, "--port", str(port)],
                 cwd=folder,
-                env=os.environ | dict(variables or {}),
+                env={name: os.environ[name] for name in os.environ.keys() - set(without)} | dict(variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

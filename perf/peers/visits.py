@@ -19,7 +19,7 @@ from perf.load import HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcom
 from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.peers.catalogue import Launch, Peer
 from perf.peers.inputs import UNITS, Answers, Inputs, Scenario, agreement
-from perf.servers import Options, Server, family, serving
+from perf.servers import PREPARED, Options, Server, family, serving
 from perf.workers import worker
 
 START_TIMEOUT_S: Final = 300.0
@@ -200,7 +200,11 @@ def started(peer: Peer, launch: Launch, *more: str) -> AbstractContextManager[Se
     }  # fmt: skip
     launch.scratch.mkdir(parents=True, exist_ok=True)
     return serving(
-        [*peer.command(launch), *more], folder=launch.scratch, variables=variables, start_timeout_s=START_TIMEOUT_S
+        [*peer.command(launch), *more],
+        folder=launch.scratch,
+        variables=variables,
+        without=PREPARED,  # each as it starts for its users: it sets this itself, or leaves it to its libraries
+        start_timeout_s=START_TIMEOUT_S,
     )
 
 

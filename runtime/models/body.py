@@ -181,7 +181,7 @@ class Body:
             Why it was not done; None where it was, or where there are no such layers.
         """
         places = fusible_layers(self.model)
-        return self._change(partial(fuse_layers, places), max_tokens) if places else None
+        return self._change(partial(fuse_layers, places, short=True), max_tokens) if places else None
 
     def prepack(self, max_tokens: int) -> str | None:
         """Lay the weights of linear layers out for the processor, where that is right.
@@ -240,8 +240,12 @@ class Body:
         return None
 
     def _change(self, change: Callable[[], Callable[[], None]], max_tokens: int) -> str | None:
-        probe = partial(self.hidden, self._probe(max_tokens))
-        return keep_if_right(change, probe, name=type(self.model).__name__, dtype=self.model.dtype)
+        probes = [self._probe(max_tokens, times) for times in (1, 4)]  # layers may compute few tokens in another way
+
+        def compute() -> Tensor:
+            return torch.cat([self.hidden(probe) for probe in probes])
+
+        return keep_if_right(change, compute, name=type(self.model).__name__, dtype=self.model.dtype)
 
     def _why_not_packed(self, probes: Sequence[tuple[PackedBatch, Shown | None]]) -> str | None:
         name = type(self.model).__name__
@@ -344,11 +348,11 @@ class Body:
         embedded: Tensor = self.model.get_input_embeddings()(known)
         return {"inputs_embeds": embedded.index_copy(0, shown.places, shown.vectors)}
 
-    def _probe(self, max_tokens: int) -> PackedBatch:
+    def _probe(self, max_tokens: int, times: int = 1) -> PackedBatch:
         """Random sequences: neighbours of equal and of different length, one longer than a sliding window."""
         window = getattr(self.model.config, "sliding_window", None) or 0
         longest = min(window + 16, _LONGEST_PROBE)
-        lengths = [min(length, max_tokens) for length in (5, 5, 1, longest, 9)]
+        lengths = [min(length, max_tokens) for length in (5, 5, 1, longest, 9) * times]
         return PackedBatch.of(self._made_up(lengths, np.random.default_rng(0)), self.model.device)
 
     def _made_up(self, lengths: Sequence[int], random: np.random.Generator) -> Sequence[TokenSequence]:

@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from staged_pool.runtime.models.attention import PACKED
-from staged_pool.runtime.models.products import LayerShape, Product, as_taken, quickest_product
+from staged_pool.runtime.models.products import FEW, FEW_TOKENS, MANY, LayerShape, Product, as_taken, quickest_product
 from staged_pool.runtime.models.stack import Group, Layer, begin_layer, finish_layer, layers_as_one_call
 from staged_pool.runtime.models.structures import LayerParts, take_apart
 
@@ -59,24 +59,35 @@ _UNSUPPORTED: Final = (
 """Arguments that change what a layer computes."""
 
 
+_MOST_TWICE_BYTES: Final = 512 << 20
+"""Of matrices that are held in two layouts. Those of a base model fit; a short text takes a larger one so long that the
+second layout is not worth its memory."""
+
+
 class FusedLayers(nn.Module):
     """What the layers compute that it takes the place of, one behind the other.
 
     Args:
         parts: Of those layers, on the CPU, float32 or bfloat16. Their matrices are not kept.
         product: How they multiply. None: in the quickest way.
+        short: Whether batches of a few tokens come. Their quickest way may be another one; the matrices are then held
+            in both layouts.
 
     Raises:
         RuntimeError: This build of torch, or this processor, does not have what it takes to multiply so.
     """
 
-    def __init__(self, parts: Sequence[LayerParts], product: Product | None = None) -> None:
+    def __init__(self, parts: Sequence[LayerParts], product: Product | None = None, *, short: bool = False) -> None:
         super().__init__()
         self.config = parts[0].config
         self.is_causal = parts[0].causal  # where functions of transformers look for it
-        self.product = product or quickest_product(_shape(parts[0]))
-        self.layers = [_fused(one, self.product) for one in parts]
+        shape = _shape(parts[0])
+        many = product or quickest_product(shape, MANY)
+        few = product or (quickest_product(shape, FEW) if short and _matrix_bytes(parts) <= _MOST_TWICE_BYTES else many)
+        self.layers = [_fused(one, many) for one in parts]
         """In their order."""
+        self.layers_of_few = self.layers if few == many else [_fused(one, few) for one in parts]
+        """The same for up to `FEW_TOKENS`."""
         self._run = layers_as_one_call()
 
     def forward(
@@ -97,15 +108,16 @@ class FusedLayers(nn.Module):
             raise NotImplementedError("fused layers are given token vectors, a mask, and settings of attention")
         shape = hidden_states.shape
         x = hidden_states.flatten(0, 1)
+        layers = self.layers_of_few if x.shape[0] <= FEW_TOKENS else self.layers
         causal = settings.get("is_causal")
         causal = self.is_causal if causal is None else causal
         kind = self.config._attn_implementation
         if kind == PACKED:
-            return self._run(x, list(settings["packed_groups"]), self.layers, causal).view(shape)
+            return self._run(x, list(settings["packed_groups"]), layers, causal).view(shape)
         if kind == "sdpa" and attention_mask is None and not causal:
-            return self._run(x, [Group(shape[0], shape[1], shape[1])], self.layers, causal).view(shape)
+            return self._run(x, [Group(shape[0], shape[1], shape[1])], layers, causal).view(shape)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, sdpa_attention_forward)  # for "eager", which it computes
-        for layer in self.layers:
+        for layer in layers:
             qkv = begin_layer(x, layer).view(*shape[:2], 3, layer.heads, -1)
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
             attended = attend(self, q, k, v, attention_mask, scaling=layer.scaling, dropout=0.0, **settings)[0]
@@ -128,12 +140,15 @@ def fusible_layers(model: nn.Module) -> Sequence[tuple[nn.Module, str]]:
     return places
 
 
-def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None = None) -> Callable[[], None]:
+def fuse_layers(
+    places: Sequence[tuple[nn.Module, str]], product: Product | None = None, *, short: bool = False
+) -> Callable[[], None]:
     """Put `FusedLayers` in each of these places, in a model in eval mode that runs on the CPU.
 
     Args:
         places: As `fusible_layers` has found them.
-        product: How they multiply. None: in the quickest way.
+        product: See `FusedLayers`.
+        short: See `FusedLayers`.
 
     Returns:
         Puts the original layers back.
@@ -142,7 +157,7 @@ def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None
         RuntimeError: This build of torch, or this processor, does not have what it takes to multiply so.
     """
     found = [parent.get_submodule(name) for parent, name in places]
-    for (parent, name), one in zip(places, [_fuse(one, product) for one in found], strict=True):
+    for (parent, name), one in zip(places, [_fuse(one, product, short) for one in found], strict=True):
         setattr(parent, name, one)
 
     def restore() -> None:
@@ -152,9 +167,9 @@ def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None
     return restore
 
 
-def _fuse(found: nn.Module, product: Product | None) -> nn.Module:
+def _fuse(found: nn.Module, product: Product | None, short: bool) -> nn.Module:
     """What takes the place of a layer, or of a list of layers: a list of one that does everything."""
-    fused = FusedLayers([parts for layer in _layers(found) if (parts := _fusible(layer))], product)
+    fused = FusedLayers([parts for layer in _layers(found) if (parts := _fusible(layer))], product, short=short)
     return nn.ModuleList([fused]) if isinstance(found, nn.ModuleList) else fused
 
 
@@ -184,6 +199,11 @@ def _shape(parts: LayerParts) -> LayerShape:
     activation, _ = _ACTIVATIONS[type(parts.activation)]
     width, inner = parts.down.weight.shape
     return LayerShape(width, inner, parts.heads, parts.down.weight.dtype, *activation)
+
+
+def _matrix_bytes(parts: Sequence[LayerParts]) -> int:
+    linears = [linear for one in parts for linear in (*one.projections, one.out, one.up, one.down)]
+    return sum(linear.weight.nbytes for linear in linears)
 
 
 def _fused(parts: LayerParts, product: Product) -> Layer:

@@ -1,5 +1,8 @@
 """How fused layers multiply: in which of three ways they are quickest on this processor, found out by trying.
 
+That is asked twice, for a short text and for a batch: MKL lays weights out anew for each product, which counts where
+that has few rows.
+
 With AVX-512, oneDNN applies an activation, or adds, while it writes a product, and that costs next to nothing. With
 AVX2 either costs more than another pass over the values, and the products themselves are slower than those of MKL. One
 core of a Zen 3, `up` of MiniLM with its GELU, 512 tokens in float32: 10.7 ms fused, 8.0 ms with oneDNN's product, 7.3
@@ -27,7 +30,12 @@ Product = Literal["fused", "prepacked", "plain"]
 
 _PRODUCTS: Final[tuple[Product, ...]] = ("fused", "prepacked", "plain")
 
-_BATCH: Final = Group(sequences=8, tokens=64, seen=64)
+FEW_TOKENS: Final = 48
+"""Of a batch with few rows. A Zen 3 multiplies those of MiniLM quicker with oneDNN up to here, and with MKL beyond."""
+
+FEW: Final = Group(sequences=1, tokens=16, seen=16)
+MANY: Final = Group(sequences=8, tokens=64, seen=64)
+
 _TRIES: Final = 5
 _WORTH_IT: Final = 1.05
 """`fused` reads and writes the least, which counts for more when all cores do: another way must be quicker by this."""
@@ -46,14 +54,18 @@ class LayerShape(NamedTuple):
 
 
 @cache
-def quickest_product(shape: LayerShape) -> Product:
+def quickest_product(shape: LayerShape, batch: Group) -> Product:
     """Run a made-up layer in each way on one thread; the quickest of a few tries counts, as for the plan of threads.
 
     A way that this build of torch, or this processor, does not have is not taken.
+
+    Args:
+        shape: Of the layer.
+        batch: What it is given.
     """
     layers = {product: layer for product in _PRODUCTS if (layer := _made_up(shape, product)) is not None}
     quickest = dict.fromkeys(layers, math.inf)
-    x = torch.randn(_BATCH.sequences * _BATCH.tokens, shape.width).to(shape.dtype)
+    x = torch.randn(batch.sequences * batch.tokens, shape.width).to(shape.dtype)
     run, threads = layers_as_one_call(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -61,12 +73,19 @@ def quickest_product(shape: LayerShape) -> Product:
             for _ in range(1 + _TRIES):  # the first one warms up: it is slower, and so does not count
                 for product, layer in layers.items():
                     started = time.perf_counter()
-                    run(x, [_BATCH], [layer], False)
+                    run(x, [batch], [layer], False)
                     quickest[product] = min(quickest[product], time.perf_counter() - started)
     finally:
         torch.set_num_threads(threads)
     best = min(quickest, key=lambda product: quickest[product] * (1 if product == "fused" else _WORTH_IT))
-    log.info("model.product", product=best, width=shape.width, inner=shape.inner, dtype=str(shape.dtype))
+    log.info(
+        "model.product",
+        product=best,
+        tokens=batch.sequences * batch.tokens,
+        width=shape.width,
+        inner=shape.inner,
+        dtype=str(shape.dtype),
+    )
     return best
 
 

@@ -18,9 +18,10 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Row, TokenSequence
 from staged_pool.runtime.models import fused, linear, products
 from staged_pool.runtime.models.fused import FusedLayers
+from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.products import LayerShape
+from staged_pool.runtime.models.products import FEW, FEW_TOKENS, MANY, LayerShape, Product
 from staged_pool.runtime.models.stack import Group, Layer
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
@@ -86,7 +87,7 @@ def test_a_processor_without_kernels_for_prepacked_weights_multiplies_without(
         model = load_model(config)
     layers = [*text_tower(model).body.model.modules()]
     assert kept in {type(layer) for layer in layers}
-    assert {layer.product for layer in layers if isinstance(layer, FusedLayers)} <= {"plain"}
+    assert {way for layer in layers if isinstance(layer, FusedLayers) for way in ways(layer)} <= {"plain"}
     reasons = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]
     assert bool(reasons) == (kept is nn.Linear)
     assert all("needs another processor" in reason for reason in reasons)
@@ -97,7 +98,7 @@ def test_the_quickest_way_to_multiply_is_taken(monkeypatch: pytest.MonkeyPatch) 
     took, now = {"fused": 1.0, "prepacked": 1.0, "plain": 1.0}, [0.0]
 
     def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
-        assert not causal
+        assert (len(x), groups, causal) == (MANY.sequences * MANY.tokens, [MANY], False)
         now[0] += took[layers[0].product]
 
     monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
@@ -106,12 +107,64 @@ def test_the_quickest_way_to_multiply_is_taken(monkeypatch: pytest.MonkeyPatch) 
     shape = LayerShape(16, 32, 2, torch.float32, "gelu", "none")
     threads = torch.get_num_threads()
     took["plain"] = 0.97  # which other cores at work may well turn round
-    assert quickest(shape) == "fused"
+    assert quickest(shape, MANY) == "fused"
     took["plain"] = 0.9
-    assert quickest(shape) == "plain"
+    assert quickest(shape, MANY) == "plain"
     took["prepacked"] = 0.8
-    assert quickest(shape) == "prepacked"
+    assert quickest(shape, MANY) == "prepacked"
     assert torch.get_num_threads() == threads
+
+
+def multiply(monkeypatch: pytest.MonkeyPatch, *, few: Product, many: Product) -> None:
+    monkeypatch.setattr(fused, "quickest_product", lambda shape, batch: {FEW: few, MANY: many}[batch])
+
+
+def ways(layers: FusedLayers) -> tuple[str, str]:
+    """How few tokens are multiplied, and how many."""
+    (few,), (many,) = ({layer.product for layer in each} for each in (layers.layers_of_few, layers.layers))
+    return few, many
+
+
+def fused_in(model: nn.Module) -> list[FusedLayers]:
+    return [layers for layers in model.modules() if isinstance(layers, FusedLayers)]
+
+
+def test_few_tokens_may_multiply_in_another_way_than_many(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32")
+    multiply(monkeypatch, few="plain", many="plain")
+    (usual,) = fused_in(text_tower(load_model(config)).body.model)
+    multiply(monkeypatch, few="prepacked", many="plain")
+    (layers,) = fused_in(text_tower(load_model(config)).body.model)
+    assert (ways(usual), ways(layers)) == (("plain", "plain"), ("prepacked", "plain"))
+    run, taken = layers._run, list[str]()
+
+    def note(x: torch.Tensor, groups: list[Group], given: list[Layer], causal: bool) -> torch.Tensor:
+        taken.append(given[0].product)
+        return run(x, groups, given, causal)
+
+    monkeypatch.setattr(layers, "_run", note)
+    for tokens in (FEW_TOKENS, FEW_TOKENS + 1):
+        x, group = torch.randn(1, tokens, layers.config.hidden_size), Group(1, tokens, tokens)
+        with torch.inference_mode():
+            torch.testing.assert_close(layers(x, packed_groups=[group]), usual(x, packed_groups=[group]))
+    assert taken == ["prepacked", "plain"]
+
+
+def test_matrices_are_held_in_one_layout_where_two_are_not_worth_it(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiply(monkeypatch, few="prepacked", many="plain")
+    model = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32"))
+    tower = model.towers["image"]
+    assert isinstance(tower, ImageTower)
+    (seeing,) = fused_in(tower.eye.image)  # a picture is many tokens
+    assert ways(seeing) == ("plain", "plain")
+    monkeypatch.setattr(fused, "_MOST_TWICE_BYTES", 100)
+    model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
+    (reading,) = fused_in(text_tower(model).body.model)
+    assert ways(reading) == ("plain", "plain")
 
 
 def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:

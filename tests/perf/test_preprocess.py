@@ -16,6 +16,7 @@ from perf.preparing import PROCESSORS, Costs, Given, Pictures, Way, ours, proces
 from perf.preprocess import gain
 from perf.servers import Options
 from perf.tokenizing import AmongLong, Texts
+from staged_pool.runtime.openmp import VARIABLES
 
 NOT_BEFORE_ONE_CALL = 0.0
 """Seconds: each thread ends with its first call."""
@@ -80,7 +81,8 @@ def test_of_a_model_of_videos_an_eighth_of_the_bytes_goes_to_the_device(
 def test_only_the_stock_way_leaves_torch_as_it_is(
     way: Way, folders: Mapping[str, Path], torch_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "0")
     pictures = Pictures({"CLIP": folders["CLIP"]}, way)
     assert pictures(Block(Given("CLIP", "vga"), 2, NOT_BEFORE_ONE_CALL)) > 0
     seen = list[int]()
@@ -88,7 +90,7 @@ def test_only_the_stock_way_leaves_torch_as_it_is(
     thread.start()
     thread.join()
     assert seen == [torch_threads if way == "stock" else 1]
-    assert ("OMP_WAIT_POLICY" in os.environ) == (way == "exact")
+    assert all((name in os.environ) == (way == "exact") for name in VARIABLES)
 
 
 def test_texts_of_either_length_are_tokenized_and_a_short_one_among_long_ones(torch_threads: int) -> None:
