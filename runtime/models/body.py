@@ -240,7 +240,7 @@ class Body:
         return None
 
     def _change(self, change: Callable[[], Callable[[], None]], max_tokens: int) -> str | None:
-        probes = [self._probe(max_tokens, times) for times in (1, 4)]  # layers may compute few tokens in another way
+        probes = [self._probe(max_tokens, times) for times in (1, 8)]  # layers may compute few tokens in another way
 
         def compute() -> Tensor:
             return torch.cat([self.hidden(probe) for probe in probes])

@@ -17,7 +17,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from staged_pool.runtime.models.attention import PACKED
-from staged_pool.runtime.models.products import FEW, FEW_TOKENS, MANY, LayerShape, Product, as_taken, quickest_product
+from staged_pool.runtime.models.products import (
+    FEW,
+    MANY,
+    LayerShape,
+    Product,
+    as_taken,
+    few_tokens,
+    quickest_product,
+)
 from staged_pool.runtime.models.stack import Group, Layer, begin_layer, finish_layer, layers_as_one_call
 from staged_pool.runtime.models.structures import LayerParts, take_apart
 
@@ -87,7 +95,7 @@ class FusedLayers(nn.Module):
         self.layers = [_fused(one, many) for one in parts]
         """In their order."""
         self.layers_of_few = self.layers if few == many else [_fused(one, few) for one in parts]
-        """The same for up to `FEW_TOKENS`."""
+        """The same for up to `few_tokens()`."""
         self._run = layers_as_one_call()
 
     def forward(
@@ -108,7 +116,7 @@ class FusedLayers(nn.Module):
             raise NotImplementedError("fused layers are given token vectors, a mask, and settings of attention")
         shape = hidden_states.shape
         x = hidden_states.flatten(0, 1)
-        layers = self.layers_of_few if x.shape[0] <= FEW_TOKENS else self.layers
+        layers = self.layers_of_few if x.shape[0] <= few_tokens() else self.layers
         causal = settings.get("is_causal")
         causal = self.is_causal if causal is None else causal
         kind = self.config._attn_implementation

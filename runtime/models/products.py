@@ -30,8 +30,10 @@ Product = Literal["fused", "prepacked", "plain"]
 
 _PRODUCTS: Final[tuple[Product, ...]] = ("fused", "prepacked", "plain")
 
-FEW_TOKENS: Final = 48
-"""Of a batch with few rows. A Zen 3 multiplies those of MiniLM quicker with oneDNN up to here, and with MKL beyond."""
+_FEW_TOKENS: Final = 48
+_FEW_TOKENS_SHARED: Final = 192
+"""Of a batch with few rows, by one thread and by several. A Zen 3 multiplies those of MiniLM quicker with oneDNN up to
+here, and with MKL beyond, which gains less by a second thread."""
 
 FEW: Final = Group(sequences=1, tokens=16, seen=16)
 MANY: Final = Group(sequences=8, tokens=64, seen=64)
@@ -87,6 +89,11 @@ def quickest_product(shape: LayerShape, batch: Group) -> Product:
         dtype=str(shape.dtype),
     )
     return best
+
+
+def few_tokens() -> int:
+    """Up to how many are few, for the calling thread's number of torch threads."""
+    return _FEW_TOKENS if torch.get_num_threads() == 1 else _FEW_TOKENS_SHARED
 
 
 def as_taken(weight: torch.Tensor, product: Product) -> torch.Tensor:

@@ -61,7 +61,8 @@ class ThreadPlan:
 def plan_threads(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> ThreadPlan:
     """Find out, by running batches of growing size both ways, from which size on more threads are quicker.
 
-    The quickest of a few tries counts: on a machine with other work that is the one least disturbed.
+    The quickest of a few tries counts: on a machine with other work that is the one least disturbed. More threads are
+    disturbed more easily; so the first size that gains by them decides, whatever is seen of larger ones.
 
     Args:
         threads: All of them.
@@ -75,8 +76,9 @@ def plan_threads(threads: int, forward: Callable[[Sequence[int]], object], longe
             for count in quickest:
                 torch.set_num_threads(count)
                 quickest[count] = min(quickest[count], _seconds(forward, [size]))
-        if quickest[1] <= _WORTH_IT * quickest[threads]:
-            alone_tokens = size
+        if quickest[1] > _WORTH_IT * quickest[threads]:
+            break
+        alone_tokens = size
     torch.set_num_threads(threads)
     return ThreadPlan(threads, alone_tokens)
 

@@ -21,7 +21,7 @@ from staged_pool.runtime.models.fused import FusedLayers
 from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.products import FEW, FEW_TOKENS, MANY, LayerShape, Product
+from staged_pool.runtime.models.products import FEW, MANY, LayerShape, Product, few_tokens
 from staged_pool.runtime.models.stack import Group, Layer
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
@@ -145,11 +145,19 @@ def test_few_tokens_may_multiply_in_another_way_than_many(
         return run(x, groups, given, causal)
 
     monkeypatch.setattr(layers, "_run", note)
-    for tokens in (FEW_TOKENS, FEW_TOKENS + 1):
-        x, group = torch.randn(1, tokens, layers.config.hidden_size), Group(1, tokens, tokens)
-        with torch.inference_mode():
-            torch.testing.assert_close(layers(x, packed_groups=[group]), usual(x, packed_groups=[group]))
-    assert taken == ["prepacked", "plain"]
+    before, limits = torch.get_num_threads(), list[int]()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            limits.append(limit := few_tokens())
+            for tokens in (limit, limit + 1):
+                x, group = torch.randn(1, tokens, layers.config.hidden_size), Group(1, tokens, tokens)
+                with torch.inference_mode():
+                    torch.testing.assert_close(layers(x, packed_groups=[group]), usual(x, packed_groups=[group]))
+    finally:
+        torch.set_num_threads(before)
+    assert taken == ["prepacked", "plain"] * 2
+    assert limits[0] < limits[1]
 
 
 def test_matrices_are_held_in_one_layout_where_two_are_not_worth_it(
