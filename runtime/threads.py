@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
 
@@ -21,6 +22,9 @@ from staged_pool.stages.errors import DeviceLost
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+_own = threading.local()
+"""`number`: of a thread of `OwnThreads`, among these."""
 
 Core: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 """Makes a block that a thread is in while it computes: see `Cores`."""
@@ -65,11 +69,17 @@ def poster() -> Callable[..., object]:
     return cast(TrioToken, native).run_sync_soon
 
 
+def is_first() -> bool:
+    """Whether the thread that asks is the one of its `OwnThreads` that gets a call before the others do, or is none."""
+    return getattr(_own, "number", 0) == 0
+
+
 class _Worker:
     """One thread, and the call that it is given.
 
     Args:
-        name: Of the thread.
+        name: Of the threads.
+        number: Of this one among them.
         nice: See `OwnThreads`.
         waiting: Calls that wait for any thread.
         ended: Called on the event loop after each call, and told whether this thread has gone on with another one.
@@ -79,17 +89,19 @@ class _Worker:
     def __init__(
         self,
         name: str,
+        number: int,
         nice: int,
         waiting: deque[_Job[object, object]],
         ended: Callable[[_Job[object, object], bool], object],
         core: Core,
     ) -> None:
+        self.number = number
         self._given: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
         self._nice = nice
         self._waiting = waiting
         self._ended = ended
         self._core = core
-        self._thread = threading.Thread(target=self._serve, name=name)
+        self._thread = threading.Thread(target=self._serve, name=f"{name} {number}")
         self.stuck = False
         self._thread.start()
 
@@ -105,6 +117,7 @@ class _Worker:
         self._thread.join()
 
     def _serve(self) -> None:
+        _own.number = self.number
         if self._nice:
             _be_nice(self._nice)
         while (job := self._given.get()) is not None:
@@ -152,7 +165,6 @@ class OwnThreads:
         self._nice = nice
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
-        """The one used last is used next: its caches are warm."""
         self._waiting: deque[_Job[Any, Any]] = deque()
         """Calls for which no thread was idle. The only thing here that the threads touch."""
         self._lost = False
@@ -179,7 +191,7 @@ class OwnThreads:
     def grow(self, threads: int) -> None:
         """Have so many threads; never fewer than before."""
         for number in range(len(self._workers), threads):
-            worker = _Worker(f"{self._name} {number}", self._nice, self._waiting, self._has_ended, self._hold)
+            worker = _Worker(self._name, number, self._nice, self._waiting, self._has_ended, self._hold)
             self._workers.append(worker)
             self._rests(worker)
 
@@ -199,7 +211,7 @@ class OwnThreads:
             raise _lost()
         job = _Job(function, argument)
         if self._idle:
-            self._idle.pop().put(cast("_Job[object, object]", job))
+            self._next_idle().put(cast("_Job[object, object]", job))
         else:
             self._waiting.append(job)
             try:
@@ -264,6 +276,12 @@ class OwnThreads:
         job.done.set()
         if not goes_on and job.worker is not None:
             self._rests(job.worker)
+
+    def _next_idle(self) -> _Worker:
+        """The first of them, which so has most of what is alone: its caches are warm, and `is_first` says so."""
+        worker = min(self._idle, key=attrgetter("number"))
+        self._idle.remove(worker)
+        return worker
 
     def _rests(self, worker: _Worker) -> None:
         """It has nothing to do: give it what has come since it looked."""

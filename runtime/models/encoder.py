@@ -88,7 +88,7 @@ class Encoder:
             return compute(replica, payloads)
 
     def warm_up(self, lane: Lane) -> None:
-        torch.set_num_threads(self.plan.threads)
+        self.plan.use_most()
         for replica in self.replicas:
             tower = replica.towers[lane]
             compute(replica, tower.made_up([min(tower.max_tokens, _WARM_UP_TOKENS)]))

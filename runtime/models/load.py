@@ -44,8 +44,8 @@ log = structlog.get_logger("staged_pool.models")
 def load_model(config: EngineConfig) -> Encoder:
     """Load the model that `config` names, and warm it up. Takes seconds, or minutes where it downloads.
 
-    Where other threads use the same cores, set OMP_WAIT_POLICY=PASSIVE before torch is first imported: its threads then
-    sleep between parallel regions instead of spinning on a core that tokenizing needs.
+    Where other threads use the same cores, call `openmp.spin_briefly` before torch is first imported: its threads then
+    soon sleep between parallel regions instead of spinning on a core that tokenizing needs.
 
     Raises:
         ConfigError: The model cannot be found, read or run here, or a setting does not fit it.

@@ -16,6 +16,8 @@ from typing import Final
 
 import torch
 
+from staged_pool.runtime.threads import is_first
+
 _SIZES: Final = (8, 16, 32, 64, 128, 256)
 """Tokens of the batches that are tried."""
 
@@ -55,7 +57,16 @@ class ThreadPlan:
             at_once: Batches that share the threads.
         """
         # Also where there is but one: a thread that was never told begins with as many as there are cores.
-        torch.set_num_threads(1 if tokens <= self.alone_tokens else max(1, self.threads // at_once))
+        torch.set_num_threads(1 if tokens <= self.alone_tokens else self._share(at_once))
+
+    def use_most(self) -> None:
+        """Set as many as a forward will ever get from the calling thread."""
+        torch.set_num_threads(self._share(1))
+
+    def _share(self, at_once: int) -> int:
+        # A thread that shares its forwards keeps others for that, which hardly spin before they sleep where there are
+        # more of them than cores. So only one has enough for all cores: that which gets the forwards that are alone.
+        return max(1, self.threads // (at_once if is_first() else max(2, at_once)))
 
 
 def plan_threads(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> ThreadPlan:

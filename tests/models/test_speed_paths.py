@@ -25,6 +25,7 @@ from staged_pool.runtime.models.products import FEW, MANY, LayerShape, Product, 
 from staged_pool.runtime.models.stack import Group, Layer
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
+from staged_pool.runtime.threads import OwnThreads, is_first
 from tests.models.asking import embed, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.dtypes import PREPACKED
@@ -189,6 +190,25 @@ def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.anyio
+async def test_only_the_first_thread_has_enough_for_all_cores() -> None:
+    meeting = threading.Barrier(2, timeout=10)
+    seen: dict[bool, list[int]] = {}
+
+    def use(plan: ThreadPlan) -> None:
+        counts = seen[is_first()] = []
+        for at_once in (1, 2, 4):
+            plan.use(33, at_once)
+            counts.append(torch.get_num_threads())
+        plan.use_most()
+        counts.append(torch.get_num_threads())
+        meeting.wait()
+
+    async with OwnThreads("forwards").running(2) as threads:
+        await threads.run_on_each(use, ThreadPlan(8, alone_tokens=32))
+    assert seen == {True: [8, 4, 2, 8], False: [4, 4, 2, 4]}
 
 
 def test_the_plan_is_made_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

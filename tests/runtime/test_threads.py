@@ -12,7 +12,7 @@ import weakref
 import anyio
 import pytest
 
-from staged_pool.runtime.threads import OwnThreads
+from staged_pool.runtime.threads import OwnThreads, is_first
 from tests.doubles import Gate, until
 
 pytestmark = pytest.mark.anyio
@@ -58,6 +58,34 @@ async def test_threads_can_come_later() -> None:
     async with OwnThreads("later").running(0) as threads:
         threads.grow(2)
         assert await threads(len, "abc") == 3
+
+
+async def test_the_first_thread_that_is_idle_gets_the_call() -> None:
+    gates = {False: Gate(), True: Gate()}
+
+    def stay(wanted: bool) -> bool:
+        gates[wanted](None)
+        return is_first()
+
+    async with OwnThreads("first").running(3) as threads, anyio.create_task_group() as tasks:
+        assert [await threads(lambda _: is_first(), None) for _ in range(3)] == [True] * 3
+        firsts: list[bool] = []
+
+        async def ask(wanted: bool) -> None:
+            firsts.append(await threads(stay, wanted))
+
+        tasks.start_soon(ask, True)
+        await gates[True].arrived()
+        tasks.start_soon(ask, False)  # while the first is in a call
+        await gates[False].arrived()
+        gates[True].open()
+        await until(lambda: len(threads._idle) == 2)
+        gates[False].open()
+        await until(lambda: len(firsts) == 2)
+        assert firsts == [True, False]
+        # Idle in another order than they were made, and yet the first is the first.
+        assert await threads(lambda _: is_first(), None)
+    assert is_first()  # a thread of nobody's
 
 
 async def test_a_thread_goes_on_with_a_call_that_waits_before_the_event_loop_hears_of_it(
