@@ -90,6 +90,7 @@ class _Worker:
         self,
         name: str,
         number: int,
+        *,
         nice: int,
         waiting: deque[_Job[object, object]],
         ended: Callable[[_Job[object, object], bool], object],
@@ -191,7 +192,9 @@ class OwnThreads:
     def grow(self, threads: int) -> None:
         """Have so many threads; never fewer than before."""
         for number in range(len(self._workers), threads):
-            worker = _Worker(self._name, number, self._nice, self._waiting, self._has_ended, self._hold)
+            worker = _Worker(
+                self._name, number, nice=self._nice, waiting=self._waiting, ended=self._has_ended, core=self._hold
+            )
             self._workers.append(worker)
             self._rests(worker)
 
