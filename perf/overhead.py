@@ -165,22 +165,25 @@ def run(options: Options, *, rounds: int, calls: int, embedded: bool) -> None:
     with report.recording("overhead", settings) as record, contextlib.ExitStack() as running:
         server = running.enter_context(serving(options.serve_command(coalesce=True)))
         record.results["model"] = server.card()
-        contenders: dict[str, Worker[int, Block]] = {
-            "bare": running.enter_context(worker(partial(BareForward, options, text, 0.0))),
-            "paced": running.enter_context(worker(partial(BareForward, options, text, PAUSE_S))),
-            "http": running.enter_context(worker(partial(HttpClient, server.port, request))),
-            "null": running.enter_context(worker(partial(HttpClient, server.port, get("/health")))),
+        makers: dict[str, Callable[[], Callable[[int], Block]]] = {
+            "bare": partial(BareForward, options, text, 0.0),
+            "paced": partial(BareForward, options, text, PAUSE_S),
+            "http": partial(HttpClient, server.port, request),
+            "null": partial(HttpClient, server.port, get("/health")),
         }
         if embedded:
-            contenders["embedded"] = running.enter_context(worker(partial(EmbeddedEngine, options, text)))
+            makers["embedded"] = partial(EmbeddedEngine, options, text)
+        contenders: dict[str, Worker[int, Block]] = {}
+        for name, make in makers.items():
+            contenders[name] = running.enter_context(worker(make))
+            # Before the next one starts: while it loads, it finds out what is quickest here. It also warms up.
+            contenders[name](calls)
         blocks = _interleave(contenders, rounds, calls)
         _report(record, blocks)
 
 
 def _interleave(contenders: dict[str, Worker[int, Block]], rounds: int, calls: int) -> dict[str, list[Block]]:
     blocks: dict[str, list[Block]] = {name: [] for name in contenders}
-    for contender in contenders.values():
-        contender(calls)  # loads what is loaded at the first use
     with report.progress("overhead", rounds) as bar:
         for place in range(rounds):
             for name in list(contenders)[:: -1 if place % 2 else 1]:
