@@ -39,6 +39,16 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, 2 * KEPT_BYTES))
 
 
+def give_back_freed_memory() -> None:
+    """Have the allocator give what is free now to the kernel, down to single pages in the middle of its memory.
+
+    Loading a model frees whole layers, as they were before their weights were laid out anew, and whoever asks next does
+    not need as much: of 1.8 GB after loading a CLIP (ViT-B/32, float32) 0.6 were free.
+    """
+    if _is_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def come_in_large_pages(room: bytearray) -> None:
     """Ask for the memory of `room` in pages of megabytes, where the kernel has them for who asks.
 

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeAlias
 
 import anyio
+import anyio.to_thread
 import sniffio
 import structlog
 from hypercorn.config import Config as HypercornConfig
@@ -27,6 +28,7 @@ from staged_pool.api.guard import Guard
 from staged_pool.api.http3 import Http3
 from staged_pool.api.listener import BACKLOG, SocketFile, url
 from staged_pool.api.lobby import Lobby
+from staged_pool.api.memory import give_back_freed_memory
 from staged_pool.api.tls import server_context
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
@@ -164,6 +166,7 @@ class Server:
             async with self._open_engines(self._models) as engines:
                 if self._owns_process:
                     _spare_what_stays()
+                    await anyio.to_thread.run_sync(give_back_freed_memory)
                 self.lobby.open(*engines.values())
                 for name, engine in engines.items():
                     log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))

@@ -13,6 +13,7 @@ import typer
 from perf import (
     answers,
     coldstart,
+    cores,
     fanout,
     growth,
     images,
@@ -173,6 +174,21 @@ def throughput_command(
     """Texts per second for 1, 4, 16 and 64 clients and three kinds of requests."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     throughput.run(options, seconds=seconds)
+
+
+@main.command("cores")
+def cores_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Each has every load once.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Of one load; answers are then waited for.")] = 5.0,
+) -> None:
+    """Where the time of the cores goes: event loop, preprocess, device, clients, or nowhere."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    cores.run(options, rounds=rounds, seconds=seconds)
 
 
 @main.command("growth")

@@ -18,6 +18,17 @@ Groups = Sequence[Sequence[str]] | Sequence[Sequence[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
+class BareLoad:
+    """What is to be done."""
+
+    groups: Groups
+    """Again and again. As many as share a forward, at least."""
+    seconds: float
+    at_once: int = 1
+    """How many groups share a forward."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rate:
     """What was done."""
 
@@ -38,20 +49,15 @@ class BareLoop:
         self._model = load_model(options.engine_config())
         self._cores: Final = len(os.sched_getaffinity(0))
 
-    def __call__(self, groups: Groups, seconds: float, *, at_once: int = 1) -> Rate:
-        """Do groups again and again, half of the time in each way.
-
-        Args:
-            groups: At least `at_once`.
-            seconds: Of both ways together.
-            at_once: How many groups share a forward.
-        """
+    def __call__(self, load: BareLoad) -> Rate:
+        """Do it, half of the time in each way."""
+        groups, at_once = load.groups, load.at_once
         batches = [
             [given(source) for group in groups[first : first + at_once] for source in group]
             for first in range(0, len(groups) - at_once + 1, at_once)
         ]
         self.batch(batches[0], 1)
-        ways = [self._run(batches, threads, seconds / 2) for threads in sorted({1, self._cores})]
+        ways = [self._run(batches, threads, load.seconds / 2) for threads in sorted({1, self._cores})]
         best = max(ways, key=lambda rate: rate.groups / rate.elapsed_s)
         return Rate(best.groups * at_once, best.elapsed_s)
 

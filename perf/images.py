@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from perf import report
-from perf.bare import BareLoop, given
+from perf.bare import BareLoad, BareLoop, given
 from perf.client import Connection, post, stage_times_ms, successful
 from perf.load import Load, LoadGenerator, LoadOutcome
 from perf.pictures import SIZES, Size, clip_folder, embedding_request, jpeg
@@ -62,7 +62,7 @@ class BarePipeline:
     def __call__(self, seconds: float) -> Bare:
         batches = [list(map(given, self._pictures[start : start + BATCH])) for start in range(0, PICTURES, BATCH)]
         prepare_s, forward_s = zip(*(self._loop.batch(batch, self._cores) for batch in batches), strict=True)
-        rate = self._loop([[picture] for picture in self._pictures], seconds, at_once=BATCH)
+        rate = self._loop(BareLoad([[picture] for picture in self._pictures], seconds, BATCH))
         return Bare(
             rate.groups / rate.elapsed_s, statistics.median(prepare_s) / BATCH, statistics.median(forward_s) / BATCH
         )

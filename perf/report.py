@@ -198,16 +198,10 @@ def _git(*arguments: str) -> str:
 
 def others_s() -> float:
     """CPU time so far that neither this process nor its children took; only differences mean something."""
-    return _busy_s() - _own_s()
+    return _busy_s() - own_s()
 
 
-def _busy_s() -> float:
-    """CPU time of the whole machine so far."""
-    times = psutil.cpu_times()
-    return float(times.user + times.system)
-
-
-def _own_s() -> float:
+def own_s() -> float:
     """CPU time of this process and its children so far, ended or not."""
     own = psutil.Process()
     times = own.cpu_times()
@@ -217,3 +211,9 @@ def _own_s() -> float:
             times = child.cpu_times()
             total_s += times.user + times.system + times.children_user + times.children_system
     return float(total_s)
+
+
+def _busy_s() -> float:
+    """CPU time of the whole machine so far."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system)

@@ -155,6 +155,11 @@ class Server:
         values = {line[0].partition("{")[0]: float(line[-1]) for line in lines if not line[0].startswith("#")}
         return {name: values[name] for name in names if name in values}
 
+    def total(self, name: str) -> float:
+        """A counter of `/metrics`, whatever its labels are; 0: the server does not have it."""
+        lines = (line.split() for line in self.wait_ok("/metrics").body.decode().splitlines())
+        return sum(float(line[-1]) for line in lines if line[0].partition("{")[0] == name)
+
     def _polls(self) -> Iterator[None]:
         """Until the loop is left, one more attempt every few milliseconds.
 

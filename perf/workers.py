@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,13 @@ def worker(make: Callable[[], Callable[[A], R]]) -> Iterator[Worker[A, R]]:
         process.terminate()
         process.join()
         ours.close()
+
+
+def pinned(make: Callable[[], Callable[[A], R]]) -> Callable[[A], R]:
+    """In a process for a client: keep it to one core, so that what it takes of the machine is the same for every
+    server."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    return make()
 
 
 def _serve(pipe: Connection, make: Callable[[], Callable[[A], R]]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from operator import attrgetter
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
 
@@ -119,6 +120,7 @@ class _Worker:
 
     def _serve(self) -> None:
         _own.number = self.number
+        _show_name(self._thread.name)
         if self._nice:
             _be_nice(self._nice)
         while (job := self._given.get()) is not None:
@@ -137,6 +139,13 @@ def _first(waiting: deque[_Job[A, T]]) -> _Job[A, T] | None:
         return waiting.popleft()
     except IndexError:
         return None
+
+
+def _show_name(name: str) -> None:
+    """Have the system's tools show this thread, and those that torch starts from it, by its name, as far as Linux has
+    room for that: 15 bytes."""
+    with contextlib.suppress(OSError):  # another system, or a sandbox without /proc
+        Path("/proc/thread-self/comm").write_text(name.removeprefix("staged-pool ")[:15])
 
 
 def _be_nice(nice: int) -> None:

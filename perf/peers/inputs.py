@@ -9,6 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Final, Literal
 
+from perf.bare import BareLoad, Groups
 from perf.peers.dialects import Dialect, Vectors, least_cosine, scores
 from perf.pictures import Size, jpeg
 from perf.servers import Server
@@ -27,6 +28,10 @@ SCENARIOS: Final[dict[Scenario, str]] = {
 }
 UNITS: Final[dict[Scenario, int]] = {"s1": 1, "m8": 8, "x64": 64, "rank": 100, "images": 1, "photos": 1, "captions": 1}
 """Texts, documents or pictures of one request: what rates are counted in."""
+
+BARE_TEXTS: Final = 64
+BARE_PICTURES: Final = 8
+"""Of a forward without a server, at least: more are no quicker."""
 
 TEXTS: Final[tuple[Scenario, ...]] = ("s1", "m8", "x64", "rank")
 """The scenarios of the model of texts."""
@@ -93,6 +98,18 @@ class Inputs:
         if scenario == "captions" and dialect.see is None:
             return ()
         return tuple(dialect.embed(texts) for texts in self.lists[scenario])
+
+    def bare_load(self, scenario: Scenario, seconds: float, at_once: int | None = None) -> BareLoad:
+        """The same without a server.
+
+        Args:
+            at_once: How many requests share a forward. None: as many as it takes for the best rate.
+        """
+        pictures = self.pictures.get(scenario)
+        groups: Groups = [[picture] for picture in pictures] if pictures else self.lists[scenario]
+        if at_once is None:
+            at_once = max(1, (BARE_PICTURES if pictures else BARE_TEXTS) // UNITS[scenario])
+        return BareLoad(groups, seconds, min(at_once, len(groups)))
 
     def first(self, dialect: Dialect) -> bytes:
         """The request whose vectors are compared; a server that answers it is there."""

@@ -14,22 +14,18 @@ from typing import Final, TypeVar
 import psutil
 
 from perf import report
-from perf.bare import BareLoop, Groups, Rate
+from perf.bare import BareLoop
 from perf.load import HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcome
 from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.peers.catalogue import Launch, Peer
 from perf.peers.inputs import UNITS, Answers, Inputs, Scenario, agreement
 from perf.servers import PREPARED, Options, Server, family, serving
-from perf.workers import worker
+from perf.workers import pinned, worker
 
 START_TIMEOUT_S: Final = 300.0
 PATIENCE_S: Final = 60.0
 WARM_UP_S: Final = 30.0
 """At most; it is one request of each client."""
-
-BARE_TEXTS: Final = 64
-BARE_PICTURES: Final = 8
-"""Of a forward without a server, at least: more are no quicker."""
 
 OPEN_SHAPE: Final[Scenario] = "s1"
 MIX: Final[Mapping[Scenario, float]] = {"captions": 0.4, "images": 0.6}
@@ -168,29 +164,12 @@ def visit_bare(launch: Launch, inputs: Inputs, scenarios: tuple[Scenario, ...], 
     """What is done without a server: the same for any number of clients."""
     options = Options(model=str(launch.folder), dtype=launch.dtype, torch_threads=launch.torch_threads)
     seen = Visit(least_cosine=1.0)
-    with worker(partial(_bare, options)) as loop:
+    with worker(partial(BareLoop, options)) as loop:
         for scenario in scenarios:
-            pictures = inputs.pictures.get(scenario)
-            groups = [[picture] for picture in pictures] if pictures else inputs.lists[scenario]
-            at_once = max(1, (BARE_PICTURES if pictures else BARE_TEXTS) // UNITS[scenario])
-            rate = loop(BareLoad(groups, plan.seconds, min(at_once, len(groups))))
+            rate = loop(inputs.bare_load(scenario, plan.seconds))
             load = LoadOutcome([1e3 * rate.elapsed_s / rate.groups] * rate.groups, elapsed_s=rate.elapsed_s)
             seen.cells |= {(scenario, clients): Cell(load, ProbeOutcome(), 0.0) for clients in plan.clients[scenario]}
     return seen
-
-
-@dataclass(frozen=True, slots=True)
-class BareLoad:
-    """What `BareLoop` is called with."""
-
-    groups: Groups
-    seconds: float
-    at_once: int
-
-
-def _bare(options: Options) -> Callable[[BareLoad], Rate]:
-    loop = BareLoop(options)
-    return lambda load: loop(load.groups, load.seconds, at_once=load.at_once)
 
 
 def started(peer: Peer, launch: Launch, *more: str) -> AbstractContextManager[Server]:
@@ -210,8 +189,8 @@ def started(peer: Peer, launch: Launch, *more: str) -> AbstractContextManager[Se
 
 def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int, seconds: float) -> Cell:
     with (
-        worker(partial(_pinned, partial(LoadGenerator, server.port, requests))) as generate,
-        worker(partial(_pinned, partial(HealthProbe, server.port, peer.health))) as probe,
+        worker(partial(pinned, partial(LoadGenerator, server.port, requests))) as generate,
+        worker(partial(pinned, partial(HealthProbe, server.port, peer.health))) as probe,
     ):
         generate(_first_requests(clients))
         with _beside() as others:
@@ -222,7 +201,7 @@ def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int,
 
 
 def _warm_up(server: Server, requests: tuple[bytes, ...], clients: int) -> None:
-    with worker(partial(_pinned, partial(LoadGenerator, server.port, requests))) as generate:
+    with worker(partial(pinned, partial(LoadGenerator, server.port, requests))) as generate:
         generate(_first_requests(clients))
 
 
@@ -244,11 +223,11 @@ def _levels(
     with ExitStack() as running:
         offers = {
             kind: running.enter_context(
-                worker(partial(_pinned, partial(OpenLoop, server.port, inputs.requests(peer.dialect, kind))))
+                worker(partial(pinned, partial(OpenLoop, server.port, inputs.requests(peer.dialect, kind))))
             )
             for kind in rates
         }
-        probe = running.enter_context(worker(partial(_pinned, partial(HealthProbe, server.port, peer.health))))
+        probe = running.enter_context(worker(partial(pinned, partial(HealthProbe, server.port, peer.health))))
         with _beside() as others:
             for place, (kind, rate) in enumerate(rates.items()):
                 offers[kind].begin(
@@ -280,12 +259,6 @@ def _noting(seen: Visit, what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         seen.failures[what] = str(error)
-
-
-def _pinned(make: Callable[[], Callable[[A], R]]) -> Callable[[A], R]:
-    """Keep this process, a client, to one core: what it takes of the machine is the same for every server."""
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    return make()
 
 
 @contextmanager

@@ -41,7 +41,8 @@ class Encoder:
     """One for each device."""
     tokenizer: TextTokenizer | None
     """None: the model reads no texts."""
-    plan: ThreadPlan
+    plans: Mapping[Lane, ThreadPlan]
+    """One for each lane: a picture has other layers than a text."""
     images: ImageReader | None = None
     """None: the model reads no pictures."""
     pictures: PictureReader | None = None
@@ -83,12 +84,12 @@ class Encoder:
             DeviceLost: The device can no longer be trusted.
         """
         tokens = sum(payload.tokens for payload in payloads)
-        self.plan.use(tokens, at_once)
+        self.plans[_lane(payloads[0])].use(tokens, at_once)
         with self.replicas.freest(tokens) as replica:
             return compute(replica, payloads)
 
     def warm_up(self, lane: Lane) -> None:
-        self.plan.use_most()
+        self.plans[lane].use_most()
         for replica in self.replicas:
             tower = replica.towers[lane]
             compute(replica, tower.made_up([min(tower.max_tokens, _WARM_UP_TOKENS)]))

@@ -129,7 +129,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         ),
         replicas=Replicas(replicas),
         tokenizer=tokenizer,
-        plan=ThreadPlan(threads, alone_tokens=0),
+        plans={lane: ThreadPlan(threads, alone_tokens=0) for lane in towers},
         images=readers[0] if readers else None,
         pictures=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
     )
@@ -138,11 +138,14 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         for tower in dict.fromkeys(replica.towers.values()):
             _warm_up(replica, tower, batch_tokens)
     if kind == "cpu":
-        run, longest = partial(_run, replicas[0], first), first.max_tokens
-        encoder = replace(encoder, plan=plan_threads(threads, run, longest))
-        workers = max(len(devices), config.forward_workers or plan_workers(threads, run, longest))
-        encoder = replace(encoder, card=replace(encoder.card, forward_workers=workers))
-        log.info("model.threads", threads=threads, alone_tokens=encoder.plan.alone_tokens, forward_workers=workers)
+        runs = {lane: partial(_run, replicas[0], tower) for lane, tower in towers.items()}
+        plans = {lane: plan_threads(threads, run, towers[lane].max_tokens) for lane, run in runs.items()}
+        workers = max(
+            len(devices), config.forward_workers or plan_workers(threads, next(iter(runs.values())), first.max_tokens)
+        )
+        encoder = replace(encoder, plans=plans, card=replace(encoder.card, forward_workers=workers))
+        alone = {lane: plan.alone_tokens for lane, plan in plans.items()}
+        log.info("model.threads", threads=threads, alone_tokens=alone, forward_workers=workers)
     else:
         for replica in replicas:
             record_forwards(resolved.name, replica, wanted=config.cuda_graphs)

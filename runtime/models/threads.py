@@ -21,7 +21,9 @@ from staged_pool.runtime.threads import is_first
 _SIZES: Final = (8, 16, 32, 64, 128, 256)
 """Tokens of the batches that are tried."""
 
-_TRIES: Final = 5
+_TRIES: Final = 3
+_SITTINGS: Final = 5
+"""Of so many tries each, at most."""
 
 _WORTH_IT: Final = 1.1
 """More threads must be quicker by this factor: they take cores from tokenizing."""
@@ -73,7 +75,8 @@ def plan_threads(threads: int, forward: Callable[[Sequence[int]], object], longe
     """Find out, by running batches of growing size both ways, from which size on more threads are quicker.
 
     The quickest of a few tries counts: on a machine with other work that is the one least disturbed. More threads are
-    disturbed more easily; so the first size that gains by them decides, whatever is seen of larger ones.
+    disturbed more easily. So that they are not quicker has to be seen again and again, and the first size that gains by
+    them decides, whatever would be seen of larger ones.
 
     Args:
         threads: All of them.
@@ -82,16 +85,24 @@ def plan_threads(threads: int, forward: Callable[[Sequence[int]], object], longe
     """
     alone_tokens = 0
     for size in (size for size in _SIZES if threads > 1 and size <= longest):
-        quickest = dict.fromkeys((1, threads), math.inf)
-        for _ in range(_TRIES):
-            for count in quickest:
-                torch.set_num_threads(count)
-                quickest[count] = min(quickest[count], _seconds(forward, [size]))
-        if quickest[1] > _WORTH_IT * quickest[threads]:
+        if _gains(threads, forward, [size]):
             break
         alone_tokens = size
     torch.set_num_threads(threads)
     return ThreadPlan(threads, alone_tokens)
+
+
+def _gains(threads: int, forward: Callable[[Sequence[int]], object], batch: Sequence[int]) -> bool:
+    """Whether so many threads are quicker than one."""
+    quickest = dict.fromkeys((1, threads), math.inf)
+    for _ in range(_SITTINGS):
+        for _ in range(_TRIES):
+            for count in quickest:
+                torch.set_num_threads(count)
+                quickest[count] = min(quickest[count], _seconds(forward, batch))
+        if quickest[1] > _WORTH_IT * quickest[threads]:
+            return True
+    return False
 
 
 def plan_workers(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> int:

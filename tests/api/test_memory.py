@@ -62,9 +62,39 @@ def test_what_the_user_has_set_stays() -> None:
     assert faults > 10 * 2900
 
 
+FREED = """
+import json
+from pathlib import Path
+from staged_pool.api import memory
+
+def rss() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * memory.mmap.PAGESIZE
+
+memory.keep_freed_memory()
+blocks = [bytes([1]) * 1_000_000 for _ in range(101)]
+stays = blocks.pop()
+used = rss()
+blocks.clear()
+kept = rss()
+memory.give_back_freed_memory()
+print(json.dumps([used - kept, kept - rss()]))
+"""
+
+
+@glibc
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel says how much is held")
+def test_what_is_free_can_be_given_back_from_below_what_is_not() -> None:
+    plain = {name: value for name, value in os.environ.items() if name not in memory._USER_HAS_SET}
+    done = subprocess.run([sys.executable, "-c", FREED], check=True, capture_output=True, text=True, env=plain)
+    at_once, when_told = json.loads(done.stdout)
+    assert at_once < 10_000_000
+    assert when_told > 90_000_000
+
+
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_is_glibc", lambda: False)
     assert not memory.keep_freed_memory()
+    memory.give_back_freed_memory()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel is asked")

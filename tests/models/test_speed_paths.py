@@ -16,7 +16,7 @@ from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Row, TokenSequence
-from staged_pool.runtime.models import fused, linear, products
+from staged_pool.runtime.models import eye, fused, linear, products
 from staged_pool.runtime.models.fused import FusedLayers
 from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
@@ -165,11 +165,16 @@ def test_matrices_are_held_in_one_layout_where_two_are_not_worth_it(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply(monkeypatch, few="prepacked", many="plain")
-    model = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32"))
-    tower = model.towers["image"]
-    assert isinstance(tower, ImageTower)
-    (seeing,) = fused_in(tower.eye.image)  # a picture is many tokens
-    assert ways(seeing) == ("plain", "plain")
+
+    def seen(most_few_tokens: int) -> tuple[str, str]:
+        monkeypatch.setattr(eye, "MOST_FEW_TOKENS", most_few_tokens)
+        tower = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32")).towers["image"]
+        assert isinstance(tower, ImageTower)
+        (seeing,) = fused_in(tower.eye.image)
+        return ways(seeing)
+
+    assert seen(tokens := 17) == ("prepacked", "plain")
+    assert seen(tokens - 1) == ("plain", "plain")  # not even a picture alone is few tokens
     monkeypatch.setattr(fused, "_MOST_TWICE_BYTES", 100)
     model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
     (reading,) = fused_in(text_tower(model).body.model)
@@ -209,6 +214,36 @@ async def test_only_the_first_thread_has_enough_for_all_cores() -> None:
     async with OwnThreads("forwards").running(2) as threads:
         await threads.run_on_each(use, ThreadPlan(8, alone_tokens=32))
     assert seen == {True: [8, 4, 2, 8], False: [4, 4, 2, 4]}
+
+
+def test_texts_and_pictures_have_plans_of_their_own(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> ThreadPlan:
+        forward([longest])
+        return ThreadPlan(threads, alone_tokens=longest)
+
+    monkeypatch.setattr("staged_pool.runtime.models.load.plan_threads", plan)
+    model = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32", torch_threads=2))
+    most = {lane: tower.max_tokens for lane, tower in model.towers.items()}
+    assert len(set(most.values())) == 2
+    assert {lane: plan.alone_tokens for lane, plan in model.plans.items()} == most
+
+
+def test_a_gain_that_is_seen_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tries = 0.0, Counter[int]()
+    before = torch.get_num_threads()
+
+    def forward(batch: Sequence[int]) -> None:
+        nonlocal clock
+        threads = torch.get_num_threads()
+        tries[threads] += 1
+        clock += 3.0 if threads == 1 else 2.0 if tries[threads] == 9 else 4.0
+
+    monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
+    try:
+        assert plan_threads(2, forward, 512) == ThreadPlan(2, alone_tokens=0)
+    finally:
+        torch.set_num_threads(before)
+    assert tries == {1: 9, 2: 9}
 
 
 def test_the_plan_is_made_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

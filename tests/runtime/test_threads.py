@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import anyio
 import pytest
@@ -29,6 +30,15 @@ async def test_a_nice_thread_stands_back_and_no_other_does() -> None:
         assert await nice(priority, None) == min(19, before + 3)
         assert await others(priority, None) == before
     assert priority() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not show it")
+async def test_the_system_shows_a_thread_by_its_name() -> None:
+    def shown(_: object) -> str:
+        return Path("/proc/thread-self/comm").read_text()
+
+    async with OwnThreads("staged-pool counts letters").running() as threads:
+        assert await threads(shown, None) == "counts letters \n"
 
 
 async def test_what_a_call_was_made_of_is_gone_as_soon_as_its_error() -> None:

@@ -1,0 +1,177 @@
+"""Where the time of the cores goes while few clients ask a server, and while many do: what its rates are made of."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from perf import report
+from perf.bare import BareLoad, BareLoop, Rate
+from perf.load import HealthProbe, Load, LoadGenerator, ProbeOutcome
+from perf.peers.dialects import OURS
+from perf.peers.inputs import SCENARIOS, UNITS, Inputs, Scenario
+from perf.pictures import clip_folder
+from perf.servers import Options, Server, serving
+from perf.texts import TextSource
+from perf.workers import Worker, pinned, worker
+
+CLIENTS: Final[Mapping[Scenario, tuple[int, ...]]] = {
+    "s1": (1, 4, 16, 64), "m8": (1, 16), "x64": (1,), "images": (1, 8), "photos": (1, 8),
+}  # fmt: skip
+PATIENCE_S: Final = 60.0
+
+_GROUPS: Final = {
+    "device": "device", "image device": "device", "preprocess": "preprocess", "image preproces": "preprocess",
+}  # fmt: skip
+"""Whose a thread is, by how the system shows its name, without its number: see `OwnThreads`."""
+
+_TAKERS: Final = ("event loop", "preprocess", "device", "other threads", "clients", "others", "idle")
+
+RATE_COLUMNS: Final = (
+    "load, clients", "a second", "of bare", "a batch", "event loop runs", "waits for a core", "health p50", "p99", "n",
+)  # fmt: skip
+RATE_NOTE: Final = "a batch: texts or pictures of one; the event loop's thread in parts of the time; /health in ms"
+
+TAKEN_COLUMNS: Final = ("load, clients", *_TAKERS, "sum", "bare, such batches", "bare")
+TAKEN_NOTE: Final = "ms of a core for each text or picture"
+
+
+@dataclass(slots=True)
+class Cell:
+    """One load, in all rounds."""
+
+    scenario: Scenario
+    clients: int
+    units: int = 0
+    """Texts or pictures that were answered."""
+    elapsed_s: float = 0.0
+    taken_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TAKERS, 0.0))
+    """Of the cores, by `_TAKERS`."""
+    loop_waited_s: float = 0.0
+    device_units: float = 0.0
+    batches: float = 0.0
+    health: ProbeOutcome = field(default_factory=ProbeOutcome)
+    bare_per_s: float = 0.0
+    such_batches_per_s: float = 0.0
+    """Of the plain loop, with as many requests a forward as a batch of the server had."""
+
+    @property
+    def batch_units(self) -> float:
+        return self.device_units / self.batches
+
+    @property
+    def name(self) -> str:
+        return f"{self.scenario}, {self.clients}"
+
+    def result(self) -> dict[str, object]:
+        return asdict(self) | {"health": report.Summary.of(self.health.latencies_ms)}
+
+    def rates(self) -> list[str]:
+        rate = self.units / self.elapsed_s
+        shares = [seconds / self.elapsed_s for seconds in (self.taken_s["event loop"], self.loop_waited_s)]
+        p50, p99, _, samples = report.Summary.cells(report.Summary.of(self.health.latencies_ms))
+        numbers = map(report.number, (rate, rate / self.bare_per_s, self.batch_units))
+        return [self.name, *numbers, *(f"{share:.0%}" for share in shares), p50, p99, samples]
+
+    def taken(self) -> list[str]:
+        each = [1e3 * self.taken_s[taker] / self.units for taker in _TAKERS]
+        plain = [1e3 * psutil.cpu_count() / per_s for per_s in (self.such_batches_per_s, self.bare_per_s)]
+        return [self.name, *map(report.number, (*each, sum(each), *plain))]
+
+
+def run(options: Options, *, rounds: int, seconds: float) -> None:
+    """Measure, print and record: each round has every load once; the plain loop follows."""
+    cells = [Cell(scenario, clients) for scenario, numbers in CLIENTS.items() for clients in numbers]
+    settings = {"options": options, "rounds": rounds, "seconds": seconds, "loads": {s: SCENARIOS[s] for s in CLIENTS}}
+    with (
+        report.recording("cores", settings) as record,
+        report.progress("cores", (rounds + 1) * len(cells)) as bar,
+        clip_folder() as clip,
+    ):
+        for inputs in (Inputs.texts(TextSource(options.model)), Inputs.images(clip)):
+            served = replace(options, model=str(inputs.folder))
+            own = [cell for cell in cells if cell.scenario in (inputs.pictures or inputs.lists)]
+            with serving(served.serve_command()) as server:
+                record.results["pictures" if inputs.pictures else "texts"] = server.card()
+                for _ in range(rounds):
+                    for cell in own:
+                        _measure(server, inputs, cell, seconds)
+                        bar.advance(bar.task_ids[0])
+            with worker(partial(BareLoop, served)) as loop:
+                for cell in own:
+                    _measure_bare(loop, inputs, cell, seconds)
+                    bar.advance(bar.task_ids[0])
+        record.results["cells"] = [cell.result() for cell in cells]
+    report.show_table("Rates", RATE_COLUMNS, [cell.rates() for cell in cells], RATE_NOTE)
+    report.show_table("Time of the cores", TAKEN_COLUMNS, [cell.taken() for cell in cells], TAKEN_NOTE)
+
+
+def _measure(server: Server, inputs: Inputs, cell: Cell, seconds: float) -> None:
+    requests = inputs.requests(OURS, cell.scenario)
+    with (
+        worker(partial(pinned, partial(LoadGenerator, server.port, requests))) as generate,
+        worker(partial(pinned, partial(HealthProbe, server.port))) as probe,
+    ):
+        generate(Load(clients=cell.clients, seconds=min(1.0, seconds), patience_s=PATIENCE_S))
+        counted = ("staged_pool_device_items_total", "staged_pool_batches_total")
+        before = [server.total(name) for name in counted]
+        taken, waited_s = _taken(server), _threads(server)[1]
+        generate.begin(Load(clients=cell.clients, seconds=seconds, patience_s=PATIENCE_S))
+        cell.health.add(probe(seconds))
+        outcome = generate.end()
+        for taker, seconds_so_far in _taken(server).items():
+            cell.taken_s[taker] += seconds_so_far - taken[taker]
+        cell.loop_waited_s += _threads(server)[1] - waited_s
+        device_units, batches = (server.total(name) - past for name, past in zip(counted, before, strict=True))
+    cell.units += len(outcome.latencies_ms) * UNITS[cell.scenario]
+    cell.elapsed_s += outcome.elapsed_s
+    cell.device_units += device_units
+    cell.batches += batches
+
+
+def _measure_bare(loop: Worker[BareLoad, Rate], inputs: Inputs, cell: Cell, seconds: float) -> None:
+    units = UNITS[cell.scenario]
+
+    def per_s(at_once: int | None) -> float:
+        rate = loop(inputs.bare_load(cell.scenario, seconds, at_once))
+        return rate.groups * units / rate.elapsed_s
+
+    cell.bare_per_s = per_s(None)
+    cell.such_batches_per_s = per_s(max(1, round(cell.batch_units / units)))
+
+
+def _taken(server: Server) -> Counter[str]:
+    """CPU time so far, in seconds, by who had it."""
+    taken, _ = _threads(server)
+    times = psutil.cpu_times()
+    ours_s, others_s = report.own_s(), report.others_s()
+    taken["clients"] = ours_s - sum(taken.values())
+    taken["others"] = others_s
+    taken["idle"] = times.idle + times.iowait
+    return taken
+
+
+def _threads(server: Server) -> tuple[Counter[str], float]:
+    """CPU time so far of the server's threads, by whose they are; and how long the event loop's has waited for a core.
+    Seconds.
+
+    The event loop has the thread that began the process.
+    """
+    pid = server.process.pid
+    ran_s: Counter[str] = Counter()
+    waited_s = 0.0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        ran_ns, waited_ns, _ = map(int, (thread / "schedstat").read_text().split())
+        name = (thread / "comm").read_text().strip().rstrip("0123456789 ")
+        whose = _GROUPS.get(name, "other threads")
+        if thread.name == str(pid):
+            whose, waited_s = "event loop", waited_ns / 1e9
+        ran_s[whose] += ran_ns / 1e9
+    return ran_s, waited_s
