@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -153,7 +152,7 @@ def _taken(server: Server) -> Counter[str]:
     times = psutil.cpu_times()
     ours_s, others_s = report.own_s(), report.others_s()
     taken["clients"] = ours_s - sum(taken.values())
-    taken["others"] = others_s
+    taken["others"] = others_s + times.irq + times.softirq + times.steal
     taken["idle"] = times.idle + times.iowait
     return taken
 

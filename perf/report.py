@@ -214,6 +214,6 @@ def own_s() -> float:
 
 
 def _busy_s() -> float:
-    """CPU time of the whole machine so far."""
+    """Time of all cores so far in which they were not idle; `nice` is what threads that stand back have run."""
     times = psutil.cpu_times()
-    return float(times.user + times.system)
+    return float(times.user + getattr(times, "nice", 0.0) + times.system)
