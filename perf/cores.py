@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -81,7 +81,7 @@ class Cell:
 
     def taken(self) -> list[str]:
         each = [1e3 * self.taken_s[taker] / self.units for taker in _TAKERS]
-        plain = [1e3 * psutil.cpu_count() / per_s for per_s in (self.such_batches_per_s, self.bare_per_s)]
+        plain = [1e3 * (psutil.cpu_count() or 1) / per_s for per_s in (self.such_batches_per_s, self.bare_per_s)]
         return [self.name, *map(report.number, (*each, sum(each), *plain))]
 
 
@@ -121,13 +121,13 @@ def _measure(server: Server, inputs: Inputs, cell: Cell, seconds: float) -> None
         generate(Load(clients=cell.clients, seconds=min(1.0, seconds), patience_s=PATIENCE_S))
         counted = ("staged_pool_device_items_total", "staged_pool_batches_total")
         before = [server.total(name) for name in counted]
-        taken, waited_s = _taken(server), _threads(server)[1]
+        taken, waited_s = _taken(server), threads_of(server.process.pid)[1]
         generate.begin(Load(clients=cell.clients, seconds=seconds, patience_s=PATIENCE_S))
         cell.health.add(probe(seconds))
         outcome = generate.end()
         for taker, seconds_so_far in _taken(server).items():
             cell.taken_s[taker] += seconds_so_far - taken[taker]
-        cell.loop_waited_s += _threads(server)[1] - waited_s
+        cell.loop_waited_s += threads_of(server.process.pid)[1] - waited_s
         device_units, batches = (server.total(name) - past for name, past in zip(counted, before, strict=True))
     cell.units += len(outcome.latencies_ms) * UNITS[cell.scenario]
     cell.elapsed_s += outcome.elapsed_s
@@ -146,9 +146,9 @@ def _measure_bare(loop: Worker[BareLoad, Rate], inputs: Inputs, cell: Cell, seco
     cell.such_batches_per_s = per_s(max(1, round(cell.batch_units / units)))
 
 
-def _taken(server: Server) -> Counter[str]:
+def _taken(server: Server) -> Mapping[str, float]:
     """CPU time so far, in seconds, by who had it."""
-    taken, _ = _threads(server)
+    taken, _ = threads_of(server.process.pid)
     times = psutil.cpu_times()
     ours_s, others_s = report.own_s(), report.others_s()
     taken["clients"] = ours_s - sum(taken.values())
@@ -157,14 +157,14 @@ def _taken(server: Server) -> Counter[str]:
     return taken
 
 
-def _threads(server: Server) -> tuple[Counter[str], float]:
-    """CPU time so far of the server's threads, by whose they are; and how long the event loop's has waited for a core.
+def threads_of(pid: int) -> tuple[dict[str, float], float]:
+    """CPU time so far of a server's threads, by whose they are; and how long the event loop's has waited for a core.
     Seconds.
 
-    The event loop has the thread that began the process.
+    Args:
+        pid: Of its process. The event loop has the thread that began it.
     """
-    pid = server.process.pid
-    ran_s: Counter[str] = Counter()
+    ran_s = defaultdict[str, float](float)
     waited_s = 0.0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         ran_ns, waited_ns, _ = map(int, (thread / "schedstat").read_text().split())

@@ -1,0 +1,39 @@
+"""Whose the time of a server's threads is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+from anyio import to_thread
+
+from perf.cores import threads_of
+from staged_pool.runtime.threads import OwnThreads
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="no other system says it")]
+
+
+def work(seconds: float) -> None:
+    """Until this thread has had a core for so long."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+async def test_the_time_of_threads_is_told_apart_by_their_names() -> None:
+    before, _ = await to_thread.run_sync(threads_of, os.getpid())
+    async with (
+        OwnThreads("staged-pool image device").running(2) as device,
+        OwnThreads("staged-pool image preprocess").running() as preprocess,
+        OwnThreads("staged-pool offload").running() as offload,
+    ):
+        await device.run_on_each(work, 0.04)
+        await preprocess(work, 0.03)
+        await offload(work, 0.02)
+        after, _ = await to_thread.run_sync(threads_of, os.getpid())
+    took = {whose: after[whose] - before.get(whose, 0.0) for whose in after}
+    assert took["device"] >= 0.08
+    assert 0.03 <= took["preprocess"] < 0.08
+    assert took["other threads"] >= 0.02
