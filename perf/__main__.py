@@ -29,6 +29,7 @@ from perf import (
 )
 from perf.peers import run as peers
 from perf.peers.catalogue import chosen
+from perf.peers.inputs import SCENARIOS, some_of
 from perf.peers.kept import OtherSettings
 from perf.pictures import Size
 from perf.servers import Backend, Options, prepare_libraries
@@ -270,19 +271,31 @@ def peers_command(
     ] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Of one cell; answers are then waited for.")] = 10.0,
     levels: Annotated[str, typer.Option(help="Multiples of the most that a server did, for the open loop.")] = "0.7,2",
+    scenarios: Annotated[
+        str | None, typer.Option(help=f"Names with commas between them: {', '.join(SCENARIOS)}. Default: all.")
+    ] = None,
     quick: Annotated[bool, typer.Option(help="One round, few cells of 2 s: to see that it works.")] = False,
     go_on: Annotated[bool, typer.Option(help="Have the rounds that were measured before in the tables, too.")] = False,
 ) -> None:
     """Other servers beside this one. Builds an environment for each in .peers/, and takes hours for all of them."""
     try:
-        contenders = chosen(only)
+        contenders, asked = chosen(only), some_of(scenarios)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if not rounds and not go_on:
         raise typer.BadParameter("--rounds 0 has nothing to show without --go-on")
     factors = _factors(levels)
     try:
-        peers.run(model, peers=contenders, rounds=rounds, seconds=seconds, levels=factors, quick=quick, go_on=go_on)
+        peers.run(
+            model,
+            peers=contenders,
+            rounds=rounds,
+            seconds=seconds,
+            levels=factors,
+            scenarios=asked,
+            quick=quick,
+            go_on=go_on,
+        )
     except OtherSettings as error:
         raise typer.BadParameter(str(error), param_hint="--go-on") from None
 

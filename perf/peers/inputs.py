@@ -53,6 +53,20 @@ class Disagreement(ValueError):
     """A server's answers are not those of the model."""
 
 
+def some_of(listed: str | None) -> tuple[Scenario, ...]:
+    """Those in a list of names with commas between them; all if there is no list.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if listed is None:
+        return tuple(SCENARIOS)
+    names = {name.strip() for name in listed.split(",")}
+    if unknown := sorted(names - set(SCENARIOS)):
+        raise ValueError(f"{unknown[0]!r} is none of the scenarios: {', '.join(SCENARIOS)}")
+    return tuple(name for name in SCENARIOS if name in names)
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What one server says to the inputs that are compared."""

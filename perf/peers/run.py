@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -63,6 +63,7 @@ def run(
     rounds: int,
     seconds: float,
     levels: Sequence[float],
+    scenarios: Collection[Scenario],
     quick: bool,
     go_on: bool = False,
 ) -> None:
@@ -77,6 +78,7 @@ def run(
         rounds: To be measured now; may be none, if there are some of before.
         seconds: Of one cell.
         levels: Of the open loop: multiples of what a server did at most.
+        scenarios: What is asked of them.
         quick: One short round, to see that it works.
         go_on: Whether rounds that were measured before belong to the comparison.
 
@@ -88,7 +90,7 @@ def run(
     plan = Plan(
         seconds=seconds,
         level_seconds=QUICK_SECONDS if quick else LEVEL_SECONDS,
-        clients=QUICK if quick else FULL,
+        clients={name: each if name in scenarios else () for name, each in (QUICK if quick else FULL).items()},
         levels=(2.0,) if quick else tuple(levels),
     )
     settings: dict[str, object] = {
@@ -100,10 +102,11 @@ def run(
         built = [peer for peer in (*peers, BARE) if peer.name in versions]
         with serving(Options(model=model).serve_command()) as server:
             card = server.card()
-        models = [
-            _model(Inputs.texts(TextSource(model)), TEXTS, card),
-            _model(Inputs.images(running.enter_context(clip_folder())), PICTURES, card),
-        ]
+        models = []
+        if texts := tuple(name for name in TEXTS if name in scenarios):
+            models.append(_model(Inputs.texts(TextSource(model)), texts, card))
+        if pictures := tuple(name for name in PICTURES if name in scenarios):
+            models.append(_model(Inputs.images(running.enter_context(clip_folder())), pictures, card))
         best: DType = "float32" if card.dtype == "float32" else "bfloat16"  # as our own server chooses
         wanted: dict[str, DType] = {"Each at its best": best, "All in float32": "float32"}
         entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))

@@ -10,6 +10,7 @@ import pytest
 
 from perf.peers.catalogue import OURS, PEERS, SERVICES, Launch, Peer, chosen
 from perf.peers.environments import PINS
+from perf.peers.inputs import SCENARIOS, some_of
 
 LAUNCH = Launch(
     python=Path("/environment/bin/python"),
@@ -60,6 +61,13 @@ def test_a_server_takes_a_dtype_that_it_can_compute_with(peer: Peer) -> None:
 def test_ours_is_always_among_the_chosen() -> None:
     assert [peer.name for peer in chosen("ray, mosec")] == [OURS, "mosec", "ray"]
     assert chosen(None) == PEERS
+
+
+def test_part_of_the_scenarios_can_be_asked_in_their_order() -> None:
+    assert some_of("photos, s1") == ("s1", "photos")
+    assert some_of(None) == tuple(SCENARIOS)
+    with pytest.raises(ValueError, match=r"'s2' is none of the scenarios: s1, m8"):
+        some_of("s1,s2")
 
 
 def test_a_name_that_is_no_server_is_named_with_those_that_are() -> None:
