@@ -19,7 +19,6 @@ from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.patches import flatten_patches
-from staged_pool.runtime.models.products import MOST_FEW_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +99,17 @@ class Eye:
         self._alone = True
         return f"{type(self.image).__name__} gives other vectors beside padding (relative difference {apart:.2g})"
 
-    def fuse(self, pictures: Sequence[Pixels], *, tokens: int) -> str | None:
+    def fuse(self, pictures: Sequence[Pixels]) -> str | None:
         """Run layers of a known structure in few calls, where that is right.
 
         Args:
             pictures: To find that out on.
-            tokens: Of one.
 
         Returns:
             Why it was not done; None where it was, or where there are no such layers.
         """
         places = fusible_layers(self.image)
-        short = tokens <= MOST_FEW_TOKENS
-        return self._change(partial(fuse_layers, places, short=short), pictures) if places else None
+        return self._change(partial(fuse_layers, places), pictures) if places else None
 
     def prepack(self, pictures: Sequence[Pixels]) -> str | None:
         """Multiply patches instead of convolving them, and lay the weights of linear layers out for the processor,

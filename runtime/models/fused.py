@@ -25,8 +25,16 @@ from staged_pool.runtime.models.products import (
     as_taken,
     few_tokens,
     quickest_product,
+    splits_pay,
 )
-from staged_pool.runtime.models.stack import Group, Layer, begin_layer, finish_layer, layers_as_one_call
+from staged_pool.runtime.models.stack import (
+    Group,
+    Layer,
+    begin_layer,
+    finish_layer,
+    layers_as_one_call,
+    split_layer,
+)
 from staged_pool.runtime.models.structures import LayerParts, take_apart
 
 
@@ -67,9 +75,9 @@ _UNSUPPORTED: Final = (
 """Arguments that change what a layer computes."""
 
 
-_MOST_TWICE_BYTES: Final = 512 << 20
-"""Of matrices that are held in two layouts. Those of a base model fit; a short text takes a larger one so long that the
-second layout is not worth its memory."""
+_MOST_TWICE_BYTES: Final = 64 << 20
+"""Of matrices that are held in two layouts. Those of MiniLM fit. Larger ones are not worth it: where `split` pays, it
+does nearly as well for few tokens without memory of its own."""
 
 
 class FusedLayers(nn.Module):
@@ -94,8 +102,12 @@ class FusedLayers(nn.Module):
         few = product or (quickest_product(shape, FEW) if short and _matrix_bytes(parts) <= _MOST_TWICE_BYTES else many)
         self.layers = [_fused(one, many) for one in parts]
         """In their order."""
-        self.layers_of_few = self.layers if few == many else [_fused(one, few) for one in parts]
+        self.layers_of_few = self.layers
         """The same for up to `few_tokens()`."""
+        if few != many:
+            self.layers_of_few = [_fused(one, few) for one in parts]
+        elif many == "plain" and product is None and splits_pay(shape, threads := torch.get_num_threads()):
+            self.layers_of_few = [split_layer(layer, threads) for layer in self.layers]
         self._run = layers_as_one_call()
 
     def forward(
@@ -216,6 +228,8 @@ def _matrix_bytes(parts: Sequence[LayerParts]) -> int:
 
 def _fused(parts: LayerParts, product: Product) -> Layer:
     """A layer's weights, as the kernels take them."""
+    if product == "split":
+        return split_layer(_fused(parts, "plain"), torch.get_num_threads())
     activation, factor = _ACTIVATIONS[type(parts.activation)]
     first, second = (scale.unsqueeze(1) for scale in parts.scales) if parts.scales else (1.0, 1.0)
     first_norm, second_norm = parts.norms

@@ -130,7 +130,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
     heads = build_image_heads(folder, loaded.whole, seen)
     parameters = loaded.image_parameters() + sum(head.parameters() for head in heads.values())
     if loaded.image.device.type == "cpu":
-        if why := eye.fuse(samples, tokens=first + extra):
+        if why := eye.fuse(samples):
             log.info("model.not_fused", model=name, reason=why)
         if why := eye.prepack(samples):
             log.info("model.not_prepacked", model=name, reason=why)

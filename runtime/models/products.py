@@ -1,4 +1,4 @@
-"""How fused layers multiply: in which of three ways they are quickest on this processor, found out by trying.
+"""How fused layers multiply: in which of several ways they are quickest on this processor, found out by trying.
 
 That is asked twice, for a short text and for a batch: MKL lays weights out anew for each product, which counts where
 that has few rows.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Final, Literal, NamedTuple
 
@@ -20,26 +21,29 @@ import structlog
 import torch
 
 from staged_pool.runtime.models.linear import prepacked
-from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call
+from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, split_layer
 
 log = structlog.get_logger("staged_pool.models")
 
-Product = Literal["fused", "prepacked", "plain"]
+Product = Literal["fused", "prepacked", "plain", "split"]
 """`fused`: oneDNN's, of weights in its own layout, with activations and sums in it. `prepacked`: the same without them.
-`plain`: what `nn.Linear` does."""
+`plain`: what `nn.Linear` does. `split`: the same in parts, of which each is one thread's."""
 
-_PRODUCTS: Final[tuple[Product, ...]] = ("fused", "prepacked", "plain")
+_LAYOUTS: Final[tuple[Product, ...]] = ("fused", "prepacked", "plain")
+_SHARED: Final[tuple[Product, ...]] = ("plain", "split")
 
 _FEW_TOKENS: Final = 48
-MOST_FEW_TOKENS: Final = 192
+_FEW_TOKENS_SHARED: Final = 192
 """Of a batch with few rows, by one thread and by several. A Zen 3 multiplies those of MiniLM quicker with oneDNN up to
-here, and with MKL beyond, which gains less by a second thread. Of ViT-B/32: a picture alone, on both cores, takes 84 ms
-with oneDNN and 118 with MKL; 4 in a batch, on a core each, 65 and 61 ms each."""
+here, and with MKL beyond, which gains less by a second thread."""
 
 FEW: Final = Group(sequences=1, tokens=16, seen=16)
+SHARED: Final = Group(sequences=1, tokens=48, seen=48)
 MANY: Final = Group(sequences=8, tokens=64, seen=64)
 
 _TRIES: Final = 5
+_LONG_ENOUGH_S: Final = 1.0
+"""After which there are no more tries: what takes so long is not easily disturbed."""
 _WORTH_IT: Final = 1.05
 """`fused` reads and writes the least, which counts for more when all cores do: another way must be quicker by this."""
 
@@ -58,7 +62,8 @@ class LayerShape(NamedTuple):
 
 @cache
 def quickest_product(shape: LayerShape, batch: Group) -> Product:
-    """Run a made-up layer in each way on one thread; the quickest of a few tries counts, as for the plan of threads.
+    """Run a made-up layer on one thread, in each way that has a layout of its own; the quickest of a few tries counts,
+    as for the plan of threads.
 
     A way that this build of torch, or this processor, does not have is not taken.
 
@@ -66,25 +71,44 @@ def quickest_product(shape: LayerShape, batch: Group) -> Product:
         shape: Of the layer.
         batch: What it is given.
     """
-    layers = {product: layer for product in _PRODUCTS if (layer := _made_up(shape, product)) is not None}
+    return _quickest(shape, batch, _LAYOUTS, threads=1)
+
+
+@cache
+def splits_pay(shape: LayerShape, threads: int) -> bool:
+    """Whether threads that share a few tokens are quicker with `split` than with `plain`.
+
+    MKL does not cut so few rows well: of ViT-B/32 a picture alone, 50 tokens, takes 103 ms on two cores of a Zen 3 in
+    the one way and 71 in the other (oneDNN 70, in a layout of its own); 200 tokens 221 and 210.
+    """
+    return threads > 1 and _quickest(shape, SHARED, _SHARED, threads=threads) == "split"
+
+
+def _quickest(shape: LayerShape, batch: Group, products: Sequence[Product], *, threads: int) -> Product:
+    layers = {product: layer for product in products if (layer := _made_up(shape, product, threads)) is not None}
     quickest = dict.fromkeys(layers, math.inf)
     x = torch.randn(batch.sequences * batch.tokens, shape.width).to(shape.dtype)
-    run, threads = layers_as_one_call(), torch.get_num_threads()
-    torch.set_num_threads(1)
+    run, threads_before = layers_as_one_call(), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    began = time.perf_counter()
     try:
         with torch.inference_mode():
-            for _ in range(1 + _TRIES):  # the first one warms up: it is slower, and so does not count
+            for turn in range(1 + _TRIES):  # the first one warms up: it is slower, and so does not count
                 for product, layer in layers.items():
                     started = time.perf_counter()
                     run(x, [batch], [layer], False)
-                    quickest[product] = min(quickest[product], time.perf_counter() - started)
+                    if turn:
+                        quickest[product] = min(quickest[product], time.perf_counter() - started)
+                if turn and time.perf_counter() - began > _LONG_ENOUGH_S:
+                    break
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads_before)
     best = min(quickest, key=lambda product: quickest[product] * (1 if product == "fused" else _WORTH_IT))
     log.info(
         "model.product",
         product=best,
         tokens=batch.sequences * batch.tokens,
+        threads=threads,
         width=shape.width,
         inner=shape.inner,
         dtype=str(shape.dtype),
@@ -94,7 +118,7 @@ def quickest_product(shape: LayerShape, batch: Group) -> Product:
 
 def few_tokens() -> int:
     """Up to how many are few, for the calling thread's number of torch threads."""
-    return _FEW_TOKENS if torch.get_num_threads() == 1 else MOST_FEW_TOKENS
+    return _FEW_TOKENS if torch.get_num_threads() == 1 else _FEW_TOKENS_SHARED
 
 
 def as_taken(weight: torch.Tensor, product: Product) -> torch.Tensor:
@@ -106,12 +130,15 @@ def as_taken(weight: torch.Tensor, product: Product) -> torch.Tensor:
     return weight.detach() if product == "plain" else prepacked(weight)
 
 
-def _made_up(shape: LayerShape, product: Product) -> Layer | None:
+def _made_up(shape: LayerShape, product: Product, threads: int) -> Layer | None:
     """A layer with weights of no meaning; None where it cannot be run in this way."""
 
     def weight(out: int, into: int) -> torch.Tensor:
         return as_taken((torch.randn(out, into) / math.sqrt(into)).to(shape.dtype), product)
 
+    if product == "split":
+        plain = _made_up(shape, "plain", threads)
+        return plain and split_layer(plain, threads)
     width, inner = shape.width, shape.inner
     ones, zeros = torch.ones(width, dtype=shape.dtype), torch.zeros(max(3 * width, inner), dtype=shape.dtype)
     try:

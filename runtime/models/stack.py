@@ -10,7 +10,7 @@ Where a build of torch does not have it any more, the same functions run as the 
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
 log = structlog.get_logger("staged_pool.models")
+
+_LEAST_ROWS: Final = 64
+"""Of a part of a matrix."""
 
 
 class Group(NamedTuple):
@@ -36,7 +39,7 @@ class Layer(NamedTuple):
     was given. Matrices are [out, in], on the CPU."""
 
     product: str
-    """How it multiplies, as `Product` has it; its matrices are laid out for that."""
+    """How it multiplies, as `Product` has it; its matrices are laid out for that. `split`: [parts, out / parts, in]."""
     normed_first: bool
     """Whether a norm stands in front of each half, or behind its sum."""
     heads: int
@@ -62,6 +65,21 @@ class Layer(NamedTuple):
     second_norm: Tensor
     second_norm_bias: Tensor | None
     second_epsilon: float
+
+
+def split_layer(layer: Layer, threads: int) -> Layer:
+    """The same layer, of `plain` matrices, which are cut into parts so that each thread multiplies with parts of its
+    own. They lie where they have been."""
+    matrices = (layer.qkv, layer.out, layer.up, layer.down)
+    qkv, out, up, down = (one.view(_parts(one.shape[0], threads), -1, one.shape[1]) for one in matrices)
+    return layer._replace(product="split", qkv=qkv, out=out, up=up, down=down)
+
+
+def _parts(rows: int, threads: int) -> int:
+    """Into how many a matrix is cut: two for each thread, for one may be held up, as far as they are all alike and not
+    too narrow for the kernel."""
+    most = min(2 * threads, max(1, rows // _LEAST_ROWS))
+    return next(parts for parts in range(most, 0, -1) if rows % parts == 0)
 
 
 def run_layers(x: Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> Tensor:
@@ -148,6 +166,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, product: str) -> Tens
     """x W^T + b: [tokens, in] -> [tokens, out]."""
     if product == "plain":
         return F.linear(x, weight, bias)
+    if product == "split":
+        parts, given = weight.shape[0], x.expand([weight.shape[0], -1, -1])
+        if bias is None:
+            y = torch.bmm(given, weight.transpose(1, 2))
+        else:
+            y = torch.baddbmm(bias.view(parts, 1, -1), given, weight.transpose(1, 2))
+        return y.transpose(0, 1).reshape(x.shape[0], -1)
     return _pointwise(x, weight, bias, "none", "")
 
 

@@ -38,6 +38,9 @@ _WORKER_TEXT_TOKENS: Final = 64
 
 _WORKER_TRIES: Final = 3
 
+_LONG_ENOUGH_S: Final = 1.5
+"""After which they are tried no more: what takes so long is not easily disturbed."""
+
 _WORTH_ONE: Final = 1.05
 """One forward at a time must get so much more done: whatever interrupts one of its threads holds up all of them, and
 how often that will happen is not seen at load."""
@@ -124,10 +127,13 @@ def plan_workers(threads: int, forward: Callable[[Sequence[int]], object], longe
     quickest = dict.fromkeys(choices, math.inf)
     best = choices[-1]
     for _ in ("at first", "to confirm that it is one"):
+        began = time.perf_counter()
         for _ in range(_WORKER_TRIES):
             for workers in choices:
                 seconds = _seconds_at_once(forward, batch, workers, threads // workers, batches=choices[-1])
                 quickest[workers] = min(quickest[workers], seconds)
+            if time.perf_counter() - began > _LONG_ENOUGH_S:
+                break
         best = min(choices[1:], key=lambda workers: quickest[workers])
         if quickest[best] <= _WORTH_ONE * quickest[1]:
             return best

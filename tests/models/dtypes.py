@@ -31,7 +31,7 @@ PREPACKED: Final = [pytest.param(dtype, marks=_marks(dtype)) for dtype in _DTYPE
 where there is AVX-512 or the like."""
 
 MULTIPLIED: Final = [
-    pytest.param(product, dtype, marks=[] if product == "plain" else _marks(dtype))
+    pytest.param(product, dtype, marks=[] if product in {"plain", "split"} else _marks(dtype))
     for product in get_args(Product)
     for dtype in _DTYPES
 ]

@@ -16,7 +16,7 @@ from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Row, TokenSequence
-from staged_pool.runtime.models import eye, fused, linear, products
+from staged_pool.runtime.models import fused, linear, products, stack
 from staged_pool.runtime.models.fused import FusedLayers
 from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
@@ -84,11 +84,12 @@ def test_a_processor_without_kernels_for_prepacked_weights_multiplies_without(
     monkeypatch.setattr(linear, "prepacked", missing)
     monkeypatch.setattr(products, "prepacked", missing)
     monkeypatch.setattr(fused, "quickest_product", products.quickest_product.__wrapped__)
+    monkeypatch.setattr(fused, "splits_pay", products.splits_pay.__wrapped__)
     with structlog.testing.capture_logs() as logged:
         model = load_model(config)
     layers = [*text_tower(model).body.model.modules()]
     assert kept in {type(layer) for layer in layers}
-    assert {way for layer in layers if isinstance(layer, FusedLayers) for way in ways(layer)} <= {"plain"}
+    assert {way for layer in layers if isinstance(layer, FusedLayers) for way in ways(layer)} <= {"plain", "split"}
     reasons = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]
     assert bool(reasons) == (kept is nn.Linear)
     assert all("needs another processor" in reason for reason in reasons)
@@ -118,6 +119,13 @@ def test_the_quickest_way_to_multiply_is_taken(monkeypatch: pytest.MonkeyPatch) 
 
 def multiply(monkeypatch: pytest.MonkeyPatch, *, few: Product, many: Product) -> None:
     monkeypatch.setattr(fused, "quickest_product", lambda shape, batch: {FEW: few, MANY: many}[batch])
+    monkeypatch.setattr(fused, "splits_pay", lambda shape, threads: False)
+
+
+def seeing_tower(tiny_folder: TinyFolder) -> ImageTower:
+    tower = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32")).towers["image"]
+    assert isinstance(tower, ImageTower)
+    return tower
 
 
 def ways(layers: FusedLayers) -> tuple[str, str]:
@@ -165,20 +173,52 @@ def test_matrices_are_held_in_one_layout_where_two_are_not_worth_it(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply(monkeypatch, few="prepacked", many="plain")
-
-    def seen(most_few_tokens: int) -> tuple[str, str]:
-        monkeypatch.setattr(eye, "MOST_FEW_TOKENS", most_few_tokens)
-        tower = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32")).towers["image"]
-        assert isinstance(tower, ImageTower)
-        (seeing,) = fused_in(tower.eye.image)
-        return ways(seeing)
-
-    assert seen(tokens := 17) == ("prepacked", "plain")
-    assert seen(tokens - 1) == ("plain", "plain")  # not even a picture alone is few tokens
+    (seeing,) = fused_in(seeing_tower(tiny_folder).eye.image)  # a picture is many tokens
+    assert ways(seeing) == ("plain", "plain")
     monkeypatch.setattr(fused, "_MOST_TWICE_BYTES", 100)
     model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
     (reading,) = fused_in(text_tower(model).body.model)
     assert ways(reading) == ("plain", "plain")
+
+
+def test_few_tokens_are_split_among_threads_where_that_pays(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiply(monkeypatch, few="plain", many="plain")
+    monkeypatch.setattr(stack, "_LEAST_ROWS", 8)
+    monkeypatch.setattr(fused, "splits_pay", lambda shape, threads: True)
+    (seeing,) = fused_in(seeing_tower(tiny_folder).eye.image)
+    assert ways(seeing) == ("split", "plain")
+    for few, many in zip(seeing.layers_of_few, seeing.layers, strict=True):
+        assert few.up.dim() == 3
+        assert few.up.data_ptr() == many.up.data_ptr()  # no memory of its own
+    multiply(monkeypatch, few="prepacked", many="prepacked")
+    (seeing,) = fused_in(seeing_tower(tiny_folder).eye.image)
+    assert ways(seeing) == ("prepacked", "prepacked")
+
+
+@pytest.mark.parametrize(
+    ("rows", "threads", "parts"), [(768, 2, 4), (768, 16, 12), (384, 1, 2), (100, 8, 1), (150, 8, 2)]
+)
+def test_a_matrix_is_cut_into_parts_that_are_alike_and_not_too_narrow(rows: int, threads: int, parts: int) -> None:
+    assert stack._parts(rows, threads) == parts
+
+
+def test_whether_splits_pay_is_measured_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    took, now = {"plain": 1.0, "split": 0.9}, [0.0]
+
+    def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
+        assert torch.get_num_threads() == 2
+        now[0] += took[layers[0].product]
+
+    monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    pay = products.splits_pay.__wrapped__
+    shape = LayerShape(64, 128, 2, torch.float32, "gelu", "none")
+    assert pay(shape, 2)
+    assert not pay(shape, 1)
+    took["split"] = 1.1
+    assert not pay(shape, 2)
 
 
 def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:
