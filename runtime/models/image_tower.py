@@ -191,6 +191,6 @@ def _sample(reader: ImageReader, height: int, width: int) -> Pixels:
     file = io.BytesIO()
     Pillow.fromarray(tiles).resize((width, height), Pillow.Resampling.NEAREST).save(file, "PNG")
     try:
-        return reader.read(Image(file.getvalue()), keep=False)
+        return reader.sample(file.getvalue())
     except InvalidInput as error:
         raise ConfigError(f"a picture of {width} x {height} pixels cannot be read: {error}") from error

@@ -18,7 +18,7 @@ from staged_pool.runtime.models.text_tower import TextTower
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tower import Outcome
 from staged_pool.runtime.models.transfer import Later
-from staged_pool.runtime.requests import Image, Output
+from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
 _SAMPLE_PIXELS = (84, 56)
@@ -98,4 +98,4 @@ def _sample(reader: ImageReader) -> Pixels:
     noise = np.random.default_rng(0).integers(256, size=(height, width, 3), dtype=np.uint8)
     encoded = io.BytesIO()
     Pillow.fromarray(noise).save(encoded, "PNG")
-    return reader.read(Image(encoded.getvalue()), keep=False)
+    return reader.sample(encoded.getvalue())

@@ -123,7 +123,7 @@ def multiply(monkeypatch: pytest.MonkeyPatch, *, few: Product, many: Product) ->
 
 
 def seeing_tower(tiny_folder: TinyFolder) -> ImageTower:
-    tower = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32")).towers["image"]
+    tower = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32", torch_threads=2)).towers["image"]
     assert isinstance(tower, ImageTower)
     return tower
 
@@ -186,9 +186,16 @@ def test_few_tokens_are_split_among_threads_where_that_pays(
 ) -> None:
     multiply(monkeypatch, few="plain", many="plain")
     monkeypatch.setattr(stack, "_LEAST_ROWS", 8)
-    monkeypatch.setattr(fused, "splits_pay", lambda shape, threads: True)
+    asked = list[int]()
+
+    def pay(_: LayerShape, threads: int) -> bool:
+        asked.append(threads)
+        return True
+
+    monkeypatch.setattr(fused, "splits_pay", pay)
     (seeing,) = fused_in(seeing_tower(tiny_folder).eye.image)
     assert ways(seeing) == ("split", "plain")
+    assert set(asked) == {2}  # of both towers: trying out how pictures are read has not changed it
     for few, many in zip(seeing.layers_of_few, seeing.layers, strict=True):
         assert few.up.dim() == 3
         assert few.up.data_ptr() == many.up.data_ptr()  # no memory of its own

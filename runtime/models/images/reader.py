@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -75,12 +77,11 @@ class ImageReader:
         """What `to_device` needs to know of the pictures that were read here."""
         return self.settings.scale
 
-    def read(self, image: Image, *, keep: bool = True) -> Pixels:
+    def read(self, image: Image) -> Pixels:
         """Prepare one picture.
 
         Args:
             image: Its `source` is the encoded file.
-            keep: Whether it may come from the cache, and is kept there.
 
         Raises:
             TooLarge: It has more bytes or pixels than are taken.
@@ -90,9 +91,14 @@ class ImageReader:
         """
         data = _content(image)
         choice = self._options.read(image.options)
-        if self._cache is None or not keep:
+        if self._cache is None:
             return self._prepare(data, choice)
         return self._cache.get(choice.key(data), lambda: self._prepare(data, choice))
+
+    def sample(self, encoded: bytes) -> Pixels:
+        """Prepare a picture that a model is tried with: it is not kept. Raises what `read` does."""
+        with _threads_kept():
+            return self._prepare(encoded, self._options.read({}))
 
     def patches(self, image: Image) -> int | None:
         """The `patches` of what `read` gives, which the fast path tells by the header.
@@ -153,11 +159,8 @@ class ImageReader:
         """Compare both ways on a few pictures: what is not known of a processor shows there."""
         if self.settings.unknown is not None:
             return self.settings.unknown
-        choice, threads = self._options.read({}), torch.get_num_threads()
-        try:
-            return self._disagreement(choice)
-        finally:
-            torch.set_num_threads(threads)  # of whoever loads
+        with _threads_kept():
+            return self._disagreement(self._options.read({}))
 
     def _disagreement(self, choice: Choice) -> str | None:
         for size in _TRIED:
@@ -167,6 +170,17 @@ class ImageReader:
             if (wrong := _difference(fast, exact, self.scale)) is not None:
                 return f"it gives something else for {size[1]} x {size[0]} pixels: {wrong}"
         return None
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """A block in which pictures are read by the thread that loads the model: it has as many torch threads afterwards as
+    before, which the fast path sets to one."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _content(image: Image) -> bytes:
