@@ -18,6 +18,7 @@ from staged_pool.runtime import opening, pipeline
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.stages import batch
 from staged_pool.stages.errors import (
     ConfigError,
     DeviceLost,
@@ -51,8 +52,8 @@ async def engine_on(
 
 
 def busy(engine: Engine) -> tuple[int, int]:
-    batch = engine.statistics().stages[2]
-    return batch.busy, batch.workers
+    stage = engine.statistics().stages[2]
+    return stage.busy, stage.workers
 
 
 async def test_a_second_batch_begins_while_the_first_runs_and_a_third_waits() -> None:
@@ -470,14 +471,48 @@ async def test_nothing_waits_for_what_is_prepared_without_need(
     assert model.forwarded[1] == [text]
 
 
-async def test_an_idle_device_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_device_takes_less_than_a_share_together_with_what_is_being_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(batch, "COMPANY_S", 1000.0)
+    model = LetterModel(on_preprocess=(preparing := Preparing("late")))
+    async with engine_on(model, cores=2, chunk_items=1) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "late")
+        await until(lambda: engine._pipeline.preprocess["text"].calls == 1)
+        tasks.start_soon(engine.embed, "a")
+        await until(lambda: engine._pipeline.batch["text"].waiting == 1)
+        await anyio.wait_all_tasks_blocked()
+        assert model.forwarded == []
+        preparing.release("late")
+    assert model.forwarded == [["a", "late"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [pytest.param("a", None, id="a device of its own"), pytest.param("abcdefghij", 2, id="a share")],
+)
+async def test_an_idle_device_waits_for_nothing_without_need(
+    text: str, cores: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(batch, "COMPANY_S", 1000.0)
+    await answered_beside_preparing(text, cores)
+
+
+async def test_an_idle_device_waits_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    await answered_beside_preparing("a", cores=2)
+
+
+async def answered_beside_preparing(text: str, cores: int | None) -> None:
+    """Have a text answered while others are being prepared, which does not end before."""
     model = LetterModel(on_preprocess=(preparing := Preparing("late", "later")))
     settings = {"preprocess_limit": 3, "chunk_items": 1}
-    async with engine_on(model, cores=2, **settings) as engine, anyio.create_task_group() as tasks:
-        for text in ("late", "later"):
-            tasks.start_soon(engine.embed, text)
+    async with engine_on(model, cores=cores, **settings) as engine, anyio.create_task_group() as tasks:
+        for other in ("late", "later"):
+            tasks.start_soon(engine.embed, other)
         await until(lambda: engine._pipeline.preprocess["text"].calls == 2)
-        assert_array_equal((await engine.embed("a")).embeddings, [expected("a")])
-        for text in ("late", "later"):
-            preparing.release(text)
+        assert_array_equal((await engine.embed(text)).embeddings, [expected(text)])
+        for other in ("late", "later"):
+            preparing.release(other)
