@@ -270,7 +270,9 @@ def peers_command(
         int, typer.Option(min=0, help="Each starts every server anew, in turns. 0, with --go-on: only the tables.")
     ] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Of one cell; answers are then waited for.")] = 10.0,
-    levels: Annotated[str, typer.Option(help="Multiples of the most that a server did, for the open loop.")] = "0.7,2",
+    levels: Annotated[
+        str, typer.Option(help="Multiples of the most that a server did, for the open loop, or: none.")
+    ] = "0.7,2",
     scenarios: Annotated[
         str | None, typer.Option(help=f"Names with commas between them: {', '.join(SCENARIOS)}. Default: all.")
     ] = None,
@@ -284,7 +286,7 @@ def peers_command(
         raise typer.BadParameter(str(error)) from None
     if not rounds and not go_on:
         raise typer.BadParameter("--rounds 0 has nothing to show without --go-on")
-    factors = _factors(levels)
+    factors = [] if levels == "none" else _factors(levels)
     try:
         peers.run(
             model,

@@ -145,7 +145,7 @@ def visit(
                 seen.mixed = _levels(server, peer, inputs, rates, seconds=plan.level_seconds, seed=seed, seen=seen)
             done()
         _weigh(server, seen)
-    if OPEN_SHAPE in scenarios and (capacity := _most(seen, OPEN_SHAPE)):
+    if plan.levels and OPEN_SHAPE in scenarios and (capacity := _most(seen, OPEN_SHAPE)):
         with _noting(seen, "open loop"), started(peer, launch, *peer.under_overload) as server:
             server.wait_answer(inputs.first(peer.dialect))
             _warm_up(server, inputs.requests(peer.dialect, OPEN_SHAPE), max(plan.clients[OPEN_SHAPE]))

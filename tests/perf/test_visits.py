@@ -126,6 +126,15 @@ def test_the_open_loops_have_a_server_of_their_own(inputs: Inputs, launch: Launc
     assert seen.levels[4.0].outcome.rejected_ms
 
 
+def test_without_open_loops_their_server_is_not_started(inputs: Inputs, launch: Launch) -> None:
+    with started(OURS, launch) as server:
+        ours = inputs.answers(server, OURS.dialect)
+    broken = replace(OURS, under_overload=("--no-such-option",))
+    plan = Plan(seconds=0.2, level_seconds=0.2, clients=CLIENTS, levels=())
+    seen = visit(broken, launch, inputs, ("s1",), plan=plan, ours=ours, seed=0, done=lambda: None)
+    assert seen.failures == seen.levels == {}
+
+
 def test_a_server_that_does_not_start_is_named_with_its_last_words(inputs: Inputs, launch: Launch) -> None:
     broken = replace(OURS, command=lambda _: [sys.executable, "-c", "raise SystemExit('no model here')"])
     ours = Answers(np.ones((2, 2), np.float32), None)
