@@ -66,7 +66,7 @@ def overhead_command(
     backend: BackendOption = "asyncio",
     rounds: Annotated[int, typer.Option(min=2, help="Each has one block of every contender.")] = 20,
     calls: Annotated[int, typer.Option(min=1, help="Of one block.")] = 30,
-    embedded: Annotated[bool, typer.Option(help="Measure engine.embed() in its own process, too.")] = False,
+    embedded: Annotated[bool, typer.Option(help="engine.embed() in processes of its own, too.")] = False,
 ) -> None:
     """What the server adds to a bare forward: one client, one short text."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)

@@ -1,8 +1,10 @@
-"""What the server adds to a bare forward, for one client that sends one short text at a time."""
+"""What the server adds to a bare forward, for one client that sends one short text at a time; and what its stages take
+of the event loop, for several."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import statistics
 import time
@@ -11,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import anyio
+
 from perf import report
 from perf.client import Connection, get, post, stage_times_ms, successful
 from perf.servers import START_TIMEOUT_S, Options, serving
@@ -18,7 +22,13 @@ from perf.texts import TextSource, embeddings_body
 from perf.workers import Worker, worker
 
 TARGET_MS: Final = 1.0
+STAGES_TARGET_MS: Final = 0.15
 TOKENS: Final = 12
+
+CALLERS: Final = (1, 16, 64)
+"""At once, of an engine alone."""
+CALLS: Final = 384
+"""Of all of them, in one block."""
 
 _TITLES: Final = {
     "bare": "bare forward",
@@ -43,6 +53,8 @@ class Block:
     latencies_ms: list[float] = field(default_factory=list)
     cpu_ms: float = 0.0
     """CPU time of the contender's own process for one call."""
+    loop_ms: float = 0.0
+    """Of it, that of the event loop's thread, if it has one."""
     stages_ms: dict[str, list[float]] = field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -104,9 +116,13 @@ class BareForward:
 
 
 class EmbeddedEngine:
-    """The library inside a program of its own event loop: `engine.embed()`."""
+    """The library inside a program of its own event loop: `engine.embed()` of one text, from several callers at once.
 
-    def __init__(self, options: Options, text: str) -> None:
+    Args:
+        texts: Different ones, in turns: one that is computed for somebody else already would cost next to nothing.
+    """
+
+    def __init__(self, options: Options, texts: Sequence[str], callers: int) -> None:
         from anyio.from_thread import start_blocking_portal
 
         from staged_pool.runtime.opening import open_engine
@@ -117,21 +133,33 @@ class EmbeddedEngine:
         opening = self._portal.wrap_async_context_manager(open_engine(options.engine_config()))
         self._engine = life.enter_context(opening)
         self._life = life
-        self._text = text
+        self._texts = itertools.cycle(texts)
+        self._callers = callers
 
     def __call__(self, calls: int) -> Block:
         return self._portal.call(self._calls, calls)
 
     async def _calls(self, calls: int) -> Block:
-        for _ in range(_UNTIMED):
-            await self._engine.embed(self._text)
+        await self._call_all(_UNTIMED * self._callers, lambda _: None)
         block = Block()
+        loop_before_s = time.thread_time()
         with block.timed(calls) as ended:
-            for _ in range(calls):
-                started = time.perf_counter()
-                await self._engine.embed(self._text)
-                ended(started)
+            await self._call_all(calls, ended)
+        block.loop_ms = (time.thread_time() - loop_before_s) / calls * 1e3
         return block
+
+    async def _call_all(self, calls: int, ended: Callable[[float], None]) -> None:
+        left = iter(range(calls))
+
+        async def call() -> None:
+            for _ in left:
+                started = time.perf_counter()
+                await self._engine.embed(next(self._texts))
+                ended(started)
+
+        async with anyio.create_task_group() as callers:
+            for _ in range(self._callers):
+                callers.start_soon(call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +187,8 @@ def run(options: Options, *, rounds: int, calls: int, embedded: bool) -> None:
     two medians of a round.
     """
     source = TextSource(options.model)
-    text = source.text(TOKENS, random.Random(0))
+    words = random.Random(0)
+    text = source.text(TOKENS, words)
     request = post("/v1/embeddings", embeddings_body([text]))
     settings = {"options": options, "rounds": rounds, "calls_per_block": calls, "tokens": source.tokens_of(text)}
     with report.recording("overhead", settings) as record, contextlib.ExitStack() as running:
@@ -172,7 +201,7 @@ def run(options: Options, *, rounds: int, calls: int, embedded: bool) -> None:
             "null": partial(HttpClient, server.port, get("/health")),
         }
         if embedded:
-            makers["embedded"] = partial(EmbeddedEngine, options, text)
+            makers["embedded"] = partial(EmbeddedEngine, options, [text], 1)
         contenders: dict[str, Worker[int, Block]] = {}
         for name, make in makers.items():
             contenders[name] = running.enter_context(worker(make))
@@ -180,6 +209,10 @@ def run(options: Options, *, rounds: int, calls: int, embedded: bool) -> None:
             contenders[name](calls)
         blocks = _interleave(contenders, rounds, calls)
         _report(record, blocks)
+        running.close()
+        if embedded:
+            texts = [source.text(TOKENS, words) for _ in range(4 * max(CALLERS))]
+            _report_loop(record, {callers: _busy(options, texts, callers, rounds) for callers in CALLERS})
 
 
 def _interleave(contenders: dict[str, Worker[int, Block]], rounds: int, calls: int) -> dict[str, list[Block]]:
@@ -190,6 +223,25 @@ def _interleave(contenders: dict[str, Worker[int, Block]], rounds: int, calls: i
                 blocks[name].append(contenders[name](calls))
             bar.advance(bar.task_ids[0])
     return blocks
+
+
+def _busy(options: Options, texts: Sequence[str], callers: int, rounds: int) -> list[Block]:
+    with worker(partial(EmbeddedEngine, options, texts, callers)) as engine:
+        engine(CALLS)
+        return [engine(CALLS) for _ in range(rounds)]
+
+
+def _report_loop(record: report.Record, blocks: dict[int, list[Block]]) -> None:
+    loop_ms = {callers: Spread.of([block.loop_ms for block in own]) for callers, own in blocks.items()}
+    report.show_table(
+        "CPU time of the event loop for one short text, of the engine alone (ms)",
+        ["callers at once", "median (quartiles)"],
+        [[str(callers), str(spread)] for callers, spread in loop_ms.items()],
+        note="the stages without HTTP, preprocess and forward, which are other threads'",
+    )
+    record.results["loop_ms"] = loop_ms
+    for callers, spread in loop_ms.items():
+        record.show_target(f"event loop of engine.embed(), {callers} at once", spread.median, STAGES_TARGET_MS, "ms")
 
 
 def _report(record: report.Record, blocks: dict[str, list[Block]]) -> None:
