@@ -102,7 +102,7 @@ class Target:
 
     def show(self) -> None:
         verdict = "[green]met[/]" if self.met else "[red]missed[/]"
-        value, limit = number(self.value), f"{self.limit:.1f}" if self.limit < 10 else f"{self.limit:g}"
+        value, limit = number(self.value), f"{self.limit:g}"
         console.print(f"{self.name}: {value} {self.unit}, target <= {limit} {self.unit}: {verdict}")
 
 
