@@ -241,8 +241,14 @@ class BatchStage(Stage, Generic[P, R]):
             else:
                 if self._work_waits.is_set():
                     self._work_waits = anyio.Event()
-                with anyio.move_on_after(self._patience_s):
-                    await self._work_waits.wait()
+                await self._wait_for_work()
+
+    async def _wait_for_work(self) -> None:
+        if self._patience_s == inf:  # no scope then: it would be made for every wait
+            await self._work_waits.wait()
+        else:
+            with anyio.move_on_after(self._patience_s):
+                await self._work_waits.wait()
 
     def _next_batch(self) -> Batch[P] | None:
         self._patience_s = inf
