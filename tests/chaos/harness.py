@@ -28,8 +28,12 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def thread_names() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate())
+
+
 def own_threads() -> int:
-    return sum(not thread.name.startswith(POOLS) for thread in threading.enumerate())
+    return sum(not name.startswith(POOLS) for name in thread_names())
 
 
 @dataclass(kw_only=True)
@@ -59,7 +63,7 @@ class Attacked:
     async def assert_unharmed(self) -> None:
         """It answers, and nothing is left: no request, item, token, byte, connection, limiter token, file or thread."""
         await self.served.assert_alive()
-        await eventually(lambda: not self._left(), self._left)
+        await eventually(lambda: not self._left(), lambda: (self._left(), thread_names()))
         async with self.served.client() as client:
             assert (await client.get("/health")).status_code == 200
             assert (await client.get("/ready")).status_code == 200
