@@ -143,11 +143,16 @@ class Pipeline:
         self._model = model
         batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
         limits = {lane: LaneLimits.of(lane, config, batch_tokens) for lane in lanes}
-        size = config.channel_capacity
-        requests = Channel[Arrival]("parse", size)
-        inputs = {lane: Channel[Sequence[Item[ModelInput]]](f"preprocess{SUFFIX[lane]}", size) for lane in lanes}
-        prepared = {lane: Channel[Sequence[Item[Payload]]](f"batch{SUFFIX[lane]}", size) for lane in lanes}
-        rows = Channel[Sequence[Item[Row]]]("postprocess", size)
+        lists = config.channel_capacity
+        requests = Channel[Arrival]("parse", lists * config.chunk_items)
+        inputs = {
+            lane: Channel[Sequence[Item[ModelInput]]](
+                f"preprocess{SUFFIX[lane]}", lists * limits[lane].chunk_items, size=len
+            )
+            for lane in lanes
+        }
+        prepared = {lane: Channel[Sequence[Item[Payload]]](f"batch{SUFFIX[lane]}", lists) for lane in lanes}
+        rows = Channel[Sequence[Item[Row]]]("postprocess", lists)
         self._door = requests.outlet
         self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb else None
         """Rows that are kept; those of both lanes have identities of their own. None: no rows are."""

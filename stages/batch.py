@@ -14,7 +14,7 @@ import anyio
 import structlog
 
 from staged_pool.stages.budget import Budget
-from staged_pool.stages.channel import Inlet, Outlet
+from staged_pool.stages.channel import Bell, Inlet, Outlet
 from staged_pool.stages.door import cause, is_wanted
 from staged_pool.stages.errors import StagedPoolError, said_again
 from staged_pool.stages.forming import BatchBuilder
@@ -139,8 +139,8 @@ class BatchStage(Stage, Generic[P, R]):
         self._patience_s = inf
         """How long the slot that has just asked may sleep without being woken, in seconds."""
         self._ended = False
-        self._work_waits = anyio.Event()
-        self._room_freed = anyio.Event()
+        self._work_waits = Bell()
+        self._room_freed = Bell()
         self.triggers: Counter[str] = Counter()
         self.waits = {priority: Histogram() for priority in Priority}
         """As the meter's, by priority."""
@@ -189,16 +189,14 @@ class BatchStage(Stage, Generic[P, R]):
                 if self._seam is not None:
                     await self._at("received")
                 while self._builder.cost >= self._waiting_tokens:
-                    if self._room_freed.is_set():
-                        self._room_freed = anyio.Event()
                     await self._room_freed.wait()
                 found = self._take_in(items)
-                self._work_waits.set()
+                self._work_waits.ring()
                 if found:
                     await self._outlet.send(found)
                 held.handed_on()
         self._ended = True
-        self._work_waits.set()
+        self._work_waits.ring_for_all()
 
     def _take_in(self, items: Sequence[Item[P]]) -> list[Item[R]]:
         """Have items wait for the device, or for the row of another; return those whose rows are kept.
@@ -227,6 +225,8 @@ class BatchStage(Stage, Generic[P, R]):
         while True:
             batch = self._next_batch()
             if batch is not None:
+                if self._builder:  # another slot may be free
+                    self._work_waits.ring()
                 tickets = (item.ticket for item in batch.items)
                 with self._turn(batch) as turn, custody(self.meter.name, tickets) as held:
                     if self._seam is not None:
@@ -239,8 +239,6 @@ class BatchStage(Stage, Generic[P, R]):
             elif self._ended:
                 return
             else:
-                if self._work_waits.is_set():
-                    self._work_waits = anyio.Event()
                 await self._wait_for_work()
 
     async def _wait_for_work(self) -> None:
@@ -259,7 +257,7 @@ class BatchStage(Stage, Generic[P, R]):
             return None
         self._company_until = inf
         batch = self._flights.take(self._wanted_now(), among=free)
-        self._room_freed.set()
+        self._room_freed.ring()
         return batch
 
     def _had_better_wait(self) -> bool:
@@ -305,7 +303,7 @@ class BatchStage(Stage, Generic[P, R]):
             yield turn
         except BaseException:
             self._flights.lose(batch.items, self._wanted_now())
-            self._work_waits.set()
+            self._work_waits.ring()
             raise
         finally:
             if turn.mark is not None:  # something crashed
@@ -367,7 +365,7 @@ class BatchStage(Stage, Generic[P, R]):
         finally:
             ended, device_s = self._end(turn)
             if self._builder:  # what waited for this to end may go now
-                self._work_waits.set()
+                self._work_waits.ring()
         started = turn.began_at
         self.meter.service.observe(ended - started)
         self._pace.observe(batch.cost, device_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 import anyio
@@ -16,71 +17,140 @@ IN_A_ROW: Final = 8
 """Messages that are taken from one channel before every other task has its turn."""
 
 
-class _Bell:
-    """Wakes workers that wait for a message, one for each that comes.
+class Bell:
+    """Wakes those who wait for work, one after the other.
 
-    The stream's own `receive` and `send` give every other task a turn first, even where there is nothing to wait for.
-    Each turn gives up the interpreter's lock, and a forward that runs takes its time to give it back.
+    While one that was woken is on its way, nobody else is: whoever takes work and leaves some must ring again. So what
+    comes in one turn of the event loop wakes as many workers as it takes, and not one for each message.
     """
+
+    __slots__ = ("_is_coming", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: deque[anyio.Event] = deque()
-
-    def __bool__(self) -> bool:
-        """Whether anybody waits."""
-        return bool(self._waiting)
+        self._is_coming = False
 
     def ring(self) -> None:
-        if self._waiting:
+        """There is work: somebody must come."""
+        if self._waiting and not self._is_coming:
+            self._is_coming = True
             self._waiting.popleft().set()
 
     def ring_for_all(self) -> None:
-        while self._waiting:
-            self.ring()
+        """Whatever they wait for: all must come."""
+        for rung in self._waiting:
+            rung.set()
+        self._waiting.clear()
 
     async def wait(self) -> None:
+        """Wait until there may be work: somebody else may have been quicker."""
         rung = anyio.Event()
         self._waiting.append(rung)
         try:
             await rung.wait()
         except BaseException:
             if rung.is_set():
+                self._is_coming = False
                 self.ring()  # somebody else must come instead
             else:
                 self._waiting.remove(rung)
             raise
+        self._is_coming = False
+
+
+class _Contents(Generic[T]):
+    """What both ends know of what is between them.
+
+    The stream's own `receive` and `send` give every other task a turn first, even where there is nothing to wait for.
+    Each turn gives up the interpreter's lock, and a forward that runs takes its time to give it back.
+    """
+
+    def __init__(self, capacity: int, size: Callable[[T], int]) -> None:
+        self.size = size
+        self.messages = 0
+        self.bell = Bell()
+        self.senders: deque[tuple[int, anyio.Event]] = deque()
+        """Those who wait for room: what each needs, and what tells it that it has it."""
+        self._capacity = capacity
+        self._used = 0
+        """Room that messages take, and that is kept for senders who have been told."""
+
+    def take(self, size: int) -> bool:
+        """Take room, if it is there and nobody waits for it."""
+        if self.senders or not self._has(size):
+            return False
+        self._used += size
+        return True
+
+    async def wait_for(self, size: int) -> None:
+        """Take room, after those who came before."""
+        told = anyio.Event()
+        sender = size, told
+        self.senders.append(sender)
+        try:
+            await told.wait()
+        except BaseException:
+            if told.is_set():
+                self.give_back(size)
+            else:
+                self.senders.remove(sender)
+                self.give_back(0)  # those behind it may need less
+            raise
+
+    def give_back(self, size: int) -> None:
+        """Give room back, and to whom it is enough for."""
+        self._used -= size
+        while self.senders and self._has(self.senders[0][0]):
+            self._tell_first()
+
+    def give_up(self) -> None:
+        """Nobody receives any more: those who wait for room are to find that out."""
+        while self.senders:
+            self._tell_first()
+
+    def _tell_first(self) -> None:
+        size, told = self.senders.popleft()
+        self._used += size
+        told.set()
+
+    def _has(self, size: int) -> bool:
+        return not self._used or self._used + size <= self._capacity
 
 
 class Outlet(Generic[T]):
     """A sending end, owned by a stage before (or, for the first channel, by the engine's door)."""
 
-    def __init__(self, stream: MemoryObjectSendStream[T], bell: _Bell) -> None:
+    def __init__(self, stream: MemoryObjectSendStream[T], contents: _Contents[T]) -> None:
         self._stream = stream
-        self._bell = bell
+        self._contents = contents
 
     async def send(self, message: T) -> None:
-        """Hand a message over, waiting for room.
-
-        Cancellation: a send that raises may have delivered all the same. Whoever sends must therefore settle what it
-        holds through the ticket, where the first writer wins, and never conclude that the message was not taken.
+        """Hand a message over, waiting for room behind those who came before.
 
         Raises:
             anyio.BrokenResourceError: The receiving stage is gone.
+            anyio.ClosedResourceError: This end is closed.
         """
+        contents = self._contents
+        size = contents.size(message)
+        if not contents.take(size):
+            await contents.wait_for(size)
         try:
             self._stream.send_nowait(message)
-        except anyio.WouldBlock:
-            await self._stream.send(message)
-        self._bell.ring()
+        except BaseException:
+            contents.give_back(size)
+            raise
+        contents.messages += 1
+        contents.bell.ring()
 
     def clone(self) -> Outlet[T]:
         """One more sending end of the same channel, for another owner, who must close it too."""
-        return Outlet(self._stream.clone(), self._bell)
+        return Outlet(self._stream.clone(), self._contents)
 
     def close(self) -> None:
         """Say that nothing more will come: once all ends have, the stage behind finishes what is in the channel."""
         self._stream.close()
-        self._bell.ring_for_all()  # it may have been the last one
+        self._contents.bell.ring_for_all()  # it may have been the last one
 
 
 class Inlet(Generic[T]):
@@ -90,9 +160,9 @@ class Inlet(Generic[T]):
     which is why stage workers live in the engine's own task group and nowhere else.
     """
 
-    def __init__(self, stream: MemoryObjectReceiveStream[T], bell: _Bell) -> None:
+    def __init__(self, stream: MemoryObjectReceiveStream[T], contents: _Contents[T]) -> None:
         self._stream = stream
-        self._bell = bell
+        self._contents = contents
         self._in_a_row = 0
 
     def __aiter__(self) -> Inlet[T]:
@@ -108,21 +178,28 @@ class Inlet(Generic[T]):
                 message = self._stream.receive_nowait()
             except anyio.WouldBlock:
                 self._in_a_row = 0
-                await self._bell.wait()
+                await self._contents.bell.wait()
             except anyio.EndOfStream:
                 raise StopAsyncIteration from None
             else:
                 self._in_a_row += 1
-                if self._bell and self._stream.statistics().current_buffer_used:
-                    self._bell.ring()  # one may be from a sender that waited for room: nobody was woken for it
+                self._has_left(message)
+                if self._contents.messages:
+                    self._contents.bell.ring()
                 return message
 
     def receive_waiting(self) -> T | None:
         """The next message if one waits; None otherwise."""
         try:
-            return self._stream.receive_nowait()
+            message = self._stream.receive_nowait()
         except (anyio.WouldBlock, anyio.EndOfStream):
             return None
+        self._has_left(message)
+        return message
+
+    def _has_left(self, message: T) -> None:
+        self._contents.messages -= 1
+        self._contents.give_back(self._contents.size(message))
 
     def close(self) -> list[T]:
         """Close this end and return what was still in the channel: closing alone would drop it unseen."""
@@ -130,31 +207,31 @@ class Inlet(Generic[T]):
         while (message := self.receive_waiting()) is not None:
             left.append(message)
         self._stream.close()
-        self._bell.ring_for_all()
+        self._contents.give_up()
+        self._contents.bell.ring_for_all()
         return left
 
 
 class Channel(Generic[T]):
-    """Both ends of a channel that holds `capacity` messages; a further send waits.
+    """Both ends of a channel; a send waits while there is no room for its message.
 
     Choose a small capacity. Every message that waits here is latency promised to nobody; a larger one smooths
     nothing that a bounded waiting room in front of the device does not smooth better.
 
     Args:
         name: Of the stage behind it.
-        capacity: Messages, 1 or more.
+        capacity: Of all messages together, 1 or more; one that has more waits until it is alone.
+        size: Of a message, 1 or more. By default each counts as one.
     """
 
-    def __init__(self, name: str, capacity: int) -> None:
+    def __init__(self, name: str, capacity: int, size: Callable[[T], int] = lambda _: 1) -> None:
         self.name = name
         send, receive = anyio.create_memory_object_stream[T](capacity)
-        bell = _Bell()
-        self.outlet = Outlet(send, bell)
-        self.inlet = Inlet(receive, bell)
-        self._statistics = send.statistics
+        self._contents = contents = _Contents[T](capacity, size)
+        self.outlet = Outlet(send, contents)
+        self.inlet = Inlet(receive, contents)
 
     @property
     def waiting(self) -> int:
         """Messages that no worker has taken yet, those of senders that wait for room included."""
-        statistics = self._statistics()
-        return statistics.current_buffer_used + statistics.tasks_waiting_send
+        return self._contents.messages + len(self._contents.senders)

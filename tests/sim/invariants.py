@@ -441,8 +441,8 @@ class Watch:
         if self.preprocessing:
             self.fail("the engine has ended with preprocess at work")
         for channel in engine._pipeline.channels:
-            statistics = channel._statistics()
-            if statistics.current_buffer_used or statistics.tasks_waiting_send or statistics.tasks_waiting_receive:
+            statistics = channel.outlet._stream.statistics()
+            if statistics.current_buffer_used or channel.waiting:
                 self.fail(f"something is left in front of {channel.name}")
             if statistics.open_send_streams or statistics.open_receive_streams:
                 self.fail(f"the channel in front of {channel.name} is open")

@@ -449,11 +449,8 @@ def freed_room_not_announced() -> Plan:
     original = BatchStage._next_batch
 
     def next_batch(self: BatchStage[Any, Any]) -> Any:
-        waited_for, self._room_freed = self._room_freed, anyio.Event()
-        try:
+        with mock.patch.object(self._room_freed, "_is_coming", True):
             return original(self)
-        finally:
-            self._room_freed = waited_for
 
     return [(BatchStage, "_next_batch", next_batch)]
 
@@ -464,7 +461,7 @@ def waiting_work_not_announced() -> Plan:
         async for items in self._inlet:
             self._builder.add(items)  # and nobody is told
         self._ended = True
-        self._work_waits.set()
+        self._work_waits.ring_for_all()
 
     return [(BatchStage, "_fill_waiting_room", fill)]
 
