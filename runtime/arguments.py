@@ -25,6 +25,8 @@ def priority(given: object) -> Priority:
     Raises:
         InvalidInput: It is none.
     """
+    if isinstance(given, Priority):
+        return given
     for known in Priority:
         if given == known:
             return known
@@ -48,7 +50,7 @@ def inputs(given: object, max_tokens: int | None) -> tuple[TextInput | Image, ..
         InvalidInput: It is something else; names the input that is.
     """
     whole_number("max_tokens", max_tokens)
-    return tuple(_input(index, source, max_tokens, _ANY) for index, source in enumerate(_each(given)))
+    return tuple([_input(index, source, max_tokens, _ANY) for index, source in enumerate(_each(given))])
 
 
 def inputs_or_pairs(given: object, max_tokens: int | None) -> tuple[TextInput | PairInput | Image, ...]:
@@ -93,7 +95,7 @@ def outputs(names: Output | str | Iterable[Output | str]) -> Outputs:
         InvalidInput: There is none of that name.
     """
     try:
-        return frozenset(Output(name) for name in ((names,) if isinstance(names, str) else names))
+        return frozenset(map(Output, (names,) if isinstance(names, str) else names))
     except (ValueError, TypeError):
         known = ", ".join(sorted((Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR)))
         raise InvalidInput(f"outputs must be one or several of {known}.", param="outputs") from None
@@ -113,7 +115,7 @@ def text(name: str, value: object) -> None:
 
 def size(inputs: Iterable[TextInput | PairInput | Image]) -> int:
     """Of inputs in bytes: near enough, and quick (characters, token ids, or the bytes of pictures)."""
-    return sum(_length(given) for given in inputs)
+    return sum([_length(given) for given in inputs])
 
 
 def _each(inputs: object) -> Iterable[object]:
@@ -134,13 +136,12 @@ def _text_input(index: int, source: object, max_tokens: int | None, wanted: str)
 
 
 def _input(index: int, source: object, max_tokens: int | None, wanted: str) -> TextInput | Image:
-    if isinstance(source, Image | Chat):
-        _check_images(source, "input", index)
+    if not isinstance(source, Image | Chat):
+        return _text_input(index, source, max_tokens, wanted)
+    _check_images(source, "input", index)
     if isinstance(source, Image):
         return source
-    if isinstance(source, Chat):
-        return TextInput(source, max_tokens, add_special_tokens=False)  # its template writes all that there is
-    return _text_input(index, source, max_tokens, wanted)
+    return TextInput(source, max_tokens, add_special_tokens=False)  # its template writes all that there is
 
 
 def _check_images(content: Content, param: str, index: int) -> None:
@@ -158,9 +159,9 @@ def _is_pair(source: object) -> TypeGuard[tuple[str, str]]:
 
 def _length(given: TextInput | PairInput | Image) -> int:
     match given:
+        case TextInput(source):
+            return len(source) if isinstance(source, tuple) else content_bytes(source)
         case PairInput():
             return len(given.first) + len(given.second)
         case Image():
             return content_bytes(given)
-        case TextInput(source):
-            return len(source) if isinstance(source, tuple) else content_bytes(source)

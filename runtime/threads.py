@@ -34,10 +34,10 @@ Core: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 class _Job(Generic[A, T]):
     """One call on its way to a thread and back."""
 
-    def __init__(self, function: Callable[[A], T], argument: A) -> None:
+    def __init__(self, function: Callable[[A], T], argument: A, post: Callable[..., object]) -> None:
         self._function = function
         self._argument = argument
-        self.post = poster()
+        self.post = post
         self.done = anyio.Event()
         self.worker: _Worker | None = None
         """That has begun with it."""
@@ -178,6 +178,8 @@ class OwnThreads:
         self._waiting: deque[_Job[Any, Any]] = deque()
         """Calls for which no thread was idle. The only thing here that the threads touch."""
         self._lost = False
+        self._post: Callable[..., object]
+        """Of the event loop that runs it: see `poster`."""
         self.core: Core = contextlib.nullcontext
         """What a thread holds while it is in a call; of the calls that begin from now on."""
 
@@ -187,6 +189,7 @@ class OwnThreads:
 
         A thread that is stuck is left behind: it cannot be ended, only its process can.
         """
+        self._post = poster()
         self.grow(threads)
         try:
             yield self
@@ -221,22 +224,20 @@ class OwnThreads:
         """
         if self._lost:
             raise _lost()
-        job = _Job(function, argument)
+        job = _Job(function, argument, self._post)
         if self._idle:
             self._next_idle().put(cast("_Job[object, object]", job))
         else:
             self._waiting.append(job)
             try:
-                await self._end_of(job, patience_s)
+                await self._end_of(job, patience_s, shield=False)
             except anyio.get_cancelled_exc_class():
                 with contextlib.suppress(ValueError):  # a thread has taken it
                     self._waiting.remove(job)
                     raise
-                with anyio.CancelScope(shield=True):
-                    await self._end_of(job, patience_s)
+                await self._end_of(job, patience_s)
                 raise
-        with anyio.CancelScope(shield=True):
-            await self._end_of(job, patience_s)
+        await self._end_of(job, patience_s)
         if job.error is None:
             return job.value
         try:
@@ -249,12 +250,11 @@ class OwnThreads:
 
         Not interrupted: a cancellation is raised when it has ended everywhere. Raises what it raised, if it did.
         """
-        jobs = [_Job(function, argument) for _ in self._idle]
+        jobs = [_Job(function, argument, self._post) for _ in self._idle]
         for job in jobs:
             self._idle.pop().put(cast("_Job[object, object]", job))
-        with anyio.CancelScope(shield=True):
-            for job in jobs:
-                await self._end_of(job, None)
+        for job in jobs:
+            await self._end_of(job, None)
         error = next((job.error for job in jobs if job.error is not None), None)
         if error is None:
             return
@@ -264,20 +264,17 @@ class OwnThreads:
         finally:
             del error  # as in `run`
 
-    async def _end_of(self, job: _Job[A, T], patience_s: float | None) -> None:
+    async def _end_of(self, job: _Job[A, T], patience_s: float | None, *, shield: bool = True) -> None:
         """Wait for it. What a call waits for a thread is not held against it.
 
         Raises:
             DeviceLost: It has run for too long.
         """
-        if patience_s is None:
-            await job.done.wait()
-            return
         left_s = patience_s
         while not job.done.is_set():
-            with anyio.move_on_after(left_s):
+            with anyio.move_on_after(left_s, shield=shield):
                 await job.done.wait()
-            if not job.done.is_set() and job.worker is not None:
+            if not job.done.is_set() and job.worker is not None and patience_s is not None:
                 left_s = job.began_at + patience_s - time.monotonic()
                 if left_s <= 0:
                     self._lose(job.worker)

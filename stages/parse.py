@@ -130,8 +130,9 @@ class ParseStage(Stage, Generic[S]):
         self, ticket: Ticket, lane: Hashable, outlet: Outlet[Sequence[Item[S]]], inputs: Sequence[tuple[int, S]]
     ) -> None:
         for start in range(0, len(inputs), self._chunk_items):
-            part = self._waiting_tokens // (2 * self.meter.busy)
-            await ticket.wait_for_room(lane, max(1, min(self._request_waiting_tokens, part)))
+            if start:  # of its first list nothing waits yet
+                part = self._waiting_tokens // (2 * self.meter.busy)
+                await ticket.wait_for_room(lane, max(1, min(self._request_waiting_tokens, part)))
             if ticket.settled:
                 return
             sent_at = self._clock()
