@@ -103,6 +103,11 @@ class _Contents(Generic[T]):
         while self.senders and self._has(self.senders[0][0]):
             self._tell_first()
 
+    def has_left(self, message: T) -> None:
+        """Somebody has taken it out."""
+        self.messages -= 1
+        self.give_back(self.size(message))
+
     def give_up(self) -> None:
         """Nobody receives any more: those who wait for room are to find that out."""
         while self.senders:
@@ -183,9 +188,10 @@ class Inlet(Generic[T]):
                 raise StopAsyncIteration from None
             else:
                 self._in_a_row += 1
-                self._has_left(message)
-                if self._contents.messages:
-                    self._contents.bell.ring()
+                contents = self._contents
+                contents.has_left(message)
+                if contents.messages:
+                    contents.bell.ring()
                 return message
 
     def receive_waiting(self) -> T | None:
@@ -194,12 +200,8 @@ class Inlet(Generic[T]):
             message = self._stream.receive_nowait()
         except (anyio.WouldBlock, anyio.EndOfStream):
             return None
-        self._has_left(message)
+        self._contents.has_left(message)
         return message
-
-    def _has_left(self, message: T) -> None:
-        self._contents.messages -= 1
-        self._contents.give_back(self._contents.size(message))
 
     def close(self) -> list[T]:
         """Close this end and return what was still in the channel: closing alone would drop it unseen."""
