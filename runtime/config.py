@@ -152,7 +152,8 @@ class EngineConfig:
     ones cost less per item."""
 
     channel_capacity: int = 2
-    """Lists that wait in the channel between two stages. More add latency, not throughput."""
+    """Lists that may wait in the channel between two stages: in front of preprocess more of them, if they hold no more
+    than so many full ones; in front of parse as many requests as these hold items. More add latency, not throughput."""
 
     waiting_tokens: int = 131_072
     """Tokens that wait ready for the device, over all requests, before preprocess is held back. As long as it is not
