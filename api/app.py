@@ -19,7 +19,7 @@ from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import HTML, PAGES
-from staged_pool.api.routes import PROBES, TASKS, TEI_PATHS, Routes, no_such_route
+from staged_pool.api.routes import ALIVE, PROBES, TASKS, TEI_PATHS, Routes, alive, no_such_route
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
@@ -44,13 +44,13 @@ class Asks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The answer to a request that is turned away, but for the request's id."""
+class AtOnce:
+    """The answer to a request that nothing is done for, but for the request's id."""
 
     answer: Answer
     headers: Headers
     standing: tuple[Asks, Standing] | None = None
-    """Whom else it is said to, and for how long. None: only to the one that it was made for."""
+    """Of a refusal: whom else it is said to, and for how long. None: only to the one that it was made for."""
 
 
 class Application:
@@ -70,10 +70,17 @@ class Application:
         self._keys = Keys(self._config.api_keys, self._config.tenant_header)
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
         self._samples = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
-        self._refused: dict[Asks, Refused] = {}
+        self._refused: dict[Asks, AtOnce] = {}
         """The last refusal for overload of each kind."""
         resources = Routes(lobby, self._metrics, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
+        self._told = AtOnce(ALIVE, _content_headers(ALIVE))
+        self._alive = frozenset(
+            (method, path)
+            for path, handlers in resources.items()
+            for method, handler in handlers.items()
+            if handler is alive
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if b"%" in scope.get("raw_path", b""):  # no route has one, and a proxy may have let it pass as another path
@@ -95,12 +102,12 @@ class Application:
         standing = self._overload(_asks(scope), body_bytes)
         return None if standing is None else status.problem(standing.error)
 
-    def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[Refused, str] | None:
+    def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[AtOnce, str] | None:
         """The answer to a request that is turned away, logged and counted, and its id; None where it is not."""
         if (problem := self.admit(scope)) is not None:
-            answer = Answer.of(problem, _describe(scope["path"]))
-            refused = Refused(answer, _content_headers(answer) + self._closing(scope))
-        elif (standing := self._overload(asks := _asks(scope), body_bytes)) is not None:
+            answer = _said_of(problem, scope["path"])
+            refused = AtOnce(answer, _content_headers(answer) + self._closing(scope))
+        elif body_bytes and (standing := self._overload(asks := _asks(scope), body_bytes)) is not None:
             refused = self._refused_for(asks, standing)
         else:
             return None
@@ -109,7 +116,16 @@ class Application:
         self._finish(call, refused.answer, 0.0)
         return refused, call.request_id
 
-    def refuse_again(self, asks: Asks, body_bytes: int) -> Refused | None:
+    def tell_alive(self, scope: Scope) -> tuple[AtOnce, str] | None:
+        """The answer to a request that asks only whether the server is alive, and its id, as of `refuse_at_once`. None:
+        it asks for something else, or its connection is to be closed after the answer."""
+        if (scope["method"], scope["path"]) not in self._alive or self._lobby.leaving:
+            return None
+        call = _call(scope, _nothing_to_receive)
+        self._finish(call, ALIVE, 0.0)
+        return self._told, call.request_id
+
+    def refuse_again(self, asks: Asks, body_bytes: int) -> AtOnce | None:
         """The same for a request like one that was refused for overload, as long as that refusal stands. None: it is to
         be looked at, as any other."""
         refused = self._refused.get(asks)
@@ -132,23 +148,20 @@ class Application:
             return None
         return engines[0].overload(body_bytes, priority=asks.priority, tenant=asks.tenant)
 
-    def _refused_for(self, asks: Asks, standing: Standing) -> Refused:
+    def _refused_for(self, asks: Asks, standing: Standing) -> AtOnce:
         refused = self._refused.get(asks)
         if refused is None or refused.standing != (asks, standing):
             if len(self._refused) >= MOST_STANDING:
                 self._refused.clear()
             answer = Answer.of(status.problem(standing.error), _describe(asks.path))
-            refused = self._refused[asks] = Refused(answer, _content_headers(answer), (asks, standing))
+            refused = self._refused[asks] = AtOnce(answer, _content_headers(answer), (asks, standing))
         return refused
 
     def refuse(self, problem: Problem) -> App:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
 
         async def handler(call: Call) -> Answer:
-            answer, page = Answer.of(problem, call.describe), PAGES.get(call.scope["path"])
-            if problem.row is status.UNAUTHORIZED and page is not None:  # it asks for the key, which a browser cannot
-                return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
-            return answer
+            return _said_of(problem, call.scope["path"])
 
         async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
             await self.respond(handler, scope, receive, send)
@@ -289,6 +302,14 @@ async def _nothing_to_receive() -> Message:
 
 def _call(scope: Scope, receive: Receive) -> Call:
     return Call(scope, receive, _describe(scope["path"]))
+
+
+def _said_of(problem: Problem, path: str) -> Answer:
+    """What a request that must not enter is answered with."""
+    answer, page = Answer.of(problem, _describe(path)), PAGES.get(path)
+    if problem.row is status.UNAUTHORIZED and page is not None:  # it asks for the key, which a browser cannot
+        return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
+    return answer
 
 
 def _describe(path: str) -> Describe:

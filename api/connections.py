@@ -230,8 +230,8 @@ class Connection:
         return count is not None
 
     def _taken(self, data: bytes) -> bool:
-        """Whether what has arrived is refused, or goes to be answered, here and now: without a turn of the task of this
-        connection, which goes on looking out for the client."""
+        """Whether what has arrived is answered, or goes to be answered, here and now: without a turn of the task of
+        this connection, which goes on looking out for the client."""
         express = self._express
         if (
             express is None
@@ -243,27 +243,27 @@ class Connection:
             or not self._transport.has_sent_all
         ):
             return False
-        if (refusal := express.refuse_again(data)) is None:
+        if (answer := express.refuse_again(data)) is None:
             request = express.read(data, self._client)
             if not isinstance(request, Whole):
                 return False
-            refusal = express.refuse(request)
-            if refusal is None:
+            answer = express.answer_at_once(request)
+            if answer is None:
                 if may_enter := express.has_room(len(request.body)):
                     self._begin_to_answer(express, request)
                 return may_enter
-        self._transport.send_nowait(refusal)
+        self._transport.send_nowait(answer)  # all that is answered at once is short, and nothing waits before it
         self._patient_until = self._transport.time() + self._limits.keep_alive_s  # which is looked at when it is over
         return True
 
     async def _left_by_the_short_way(self, data: bytes) -> bytes | None:
         """What is left to the protocol of what has arrived, and of the rest of it that has been waited for. None: the
-        request is refused, or being answered, without a protocol."""
+        request is answered, or being answered, without a protocol."""
         express = self._express
         if express is None or not self._at_a_beginning():
             return data
         if (refusal := express.refuse_again(data)) is not None:
-            await self._turn_away(refusal)
+            await self._say_at_once(refusal)
             return None
         if (request := express.read(data, self._client)) is None:
             return data
@@ -271,8 +271,8 @@ class Connection:
             if not express.may_arrive(request) or not await self._has_arrived(express, request):
                 return request.so_far()
             request = request.whole()
-        if (refusal := express.refuse(request)) is not None:
-            await self._turn_away(refusal)
+        if (answer := express.answer_at_once(request)) is not None:
+            await self._say_at_once(answer)
             return None
         if not has_come and not express.has_room(len(request.body)):
             return data
@@ -285,8 +285,8 @@ class Connection:
         self._answering = anyio.CancelScope()
         self._spawner.spawn(self._answer, express, request, self._answering)
 
-    async def _turn_away(self, refusal: bytes) -> None:
-        await self._handle(RawData(refusal))
+    async def _say_at_once(self, answer: bytes) -> None:
+        await self._handle(RawData(answer))
         self._update(idle=True)
 
     async def _has_arrived(self, express: Express, request: Arriving) -> bool:

@@ -3,8 +3,10 @@
 Nearly every request comes like that, and nothing about it is left for machinery to wait for. The usual way takes longer
 for a few texts than all stages together, and what the event loop's thread does is taken, on a small machine, from the
 forwards that run: the cores and the interpreter. It matters most for refusals: with ten times as many requests as can
-be answered, a third of the answers would be lost. Anything unusual about a request, any limit that it would exceed, and
-a body that takes its time, is left to the usual way, which gives the same answers.
+be answered, a third of the answers would be lost. And it matters for who asks whether the server is alive: that answer
+should wait for nothing, least of all for the turns of several tasks on a loop that has much to do. Anything unusual
+about a request, any limit that it would exceed, and a body that takes its time, is left to the usual way, which gives
+the same answers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, Final
 
 import anyio
 
-from staged_pool.api.app import Application, Asks, Refused
+from staged_pool.api.app import Application, Asks, AtOnce
 from staged_pool.api.asgi import Headers, Message, Scope
 from staged_pool.api.bodies import unwritten
 from staged_pool.api.call import LINES, new_request_id
@@ -28,7 +30,8 @@ from staged_pool.api.guard import TARGET_LIMIT_BYTES
 from staged_pool.api.traffic import Traffic
 
 _REQUEST: Final = re.compile(
-    rb"POST (?P<path>/[!-$&->@-~]*) HTTP/1\.1\r\n(?P<headers>(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*\r\n)+)\r\n"
+    rb"(?P<method>GET|POST) (?P<path>/[!-$&->@-~]*) HTTP/1\.1\r\n"
+    rb"(?P<headers>(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~]*\r\n)+)\r\n"
 )
 """A head that can be read in one way only: its path has no escapes and no query."""
 
@@ -142,21 +145,21 @@ class Express:
             data: What has arrived.
             client: Who sent it, as ASGI has it.
         """
-        if not data.startswith(b"POST ") or (request := _REQUEST.match(data)) is None:
+        if (request := _REQUEST.match(data)) is None:
             return None
         headers = _headers(request["headers"])
         if headers is None or not self._is_usual(headers) or request.end() > self._config.header_limit_bytes:
             return None
         if len(request["path"]) > TARGET_LIMIT_BYTES:
             return None
-        if (announced := _LENGTH.fullmatch(headers.get(b"content-length", b""))) is None:
+        if (length := _length(request["method"], headers)) is None:
             return None
-        length, begun = int(announced[0]), len(data) - request.end()
+        begun = len(data) - request.end()
         if not begun <= length <= max(begun, LARGEST_BODY_BYTES):
             return None
         scope = {
             "type": "http",
-            "method": "POST",
+            "method": request["method"].decode("ascii"),
             "path": below(self._config.root_path, request["path"].decode("ascii")),
             "http_version": "1.1",
             "headers": list(headers.items()),
@@ -166,15 +169,19 @@ class Express:
             return Whole(scope, data[: request.end()], data[request.end() :])
         return Arriving(scope, data, request.end(), length)
 
-    def refuse(self, request: Whole) -> bytes | None:
-        """The refusal of a request; None where it may enter."""
-        found = self._application.refuse_at_once(request.scope, len(request.body))
+    def answer_at_once(self, request: Whole) -> bytes | None:
+        """The whole answer, where nothing has to be done for it: a refusal, or that the server is alive. None: the
+        request may enter."""
+        size = len(request.body)
+        found = self._application.refuse_at_once(request.scope, size)
+        if found is None and self.has_room(size):
+            found = self._application.tell_alive(request.scope)
         if found is None:
             return None
-        refused, request_id = found
-        if refused.standing is not None:
-            self._remember(request, refused.standing[0])
-        return self._refusal(refused, request_id)
+        given, request_id = found
+        if given.standing is not None:
+            self._remember(request, given.standing[0])
+        return self._written(given, request_id)
 
     def refuse_again(self, data: bytes) -> bytes | None:
         """The refusal of a request that reads like one which was just refused; None where it is to be read."""
@@ -185,7 +192,7 @@ class Express:
         length, asks = known
         if len(data) - start != length or (refused := self._application.refuse_again(asks, length)) is None:
             return None
-        return self._refusal(refused, new_request_id())
+        return self._written(refused, new_request_id())
 
     def _remember(self, request: Whole, asks: Asks) -> None:
         if len(request.head) > KNOWN_HEAD_BYTES or not _OF_ONE.isdisjoint(dict(request.scope["headers"])):
@@ -194,9 +201,9 @@ class Express:
             self._heads.clear()
         self._heads[request.head] = len(request.body), asks
 
-    def _refusal(self, refused: Refused, request_id: str) -> bytes:
-        headers = [*refused.headers, (b"x-request-id", request_id.encode())]
-        return self._head(refused.answer.status, headers) + b"".join(refused.answer.pieces)
+    def _written(self, given: AtOnce, request_id: str) -> bytes:
+        headers = [*given.headers, (b"x-request-id", request_id.encode())]
+        return self._head(given.answer.status, headers) + b"".join(given.answer.pieces)
 
     def has_room(self, size: int) -> bool:
         """Whether a request with a body of so many bytes keeps within the limits of the server now; what becomes of
@@ -302,6 +309,15 @@ def _lines(headers: Headers) -> bytes:
     if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
         raise RuntimeError("a header of an answer has more than one line")
     return lines
+
+
+def _length(method: bytes, headers: dict[bytes, bytes]) -> int | None:
+    """Bytes of a request's body; None where that is not for sure."""
+    given = headers.get(b"content-length")
+    if method == b"GET":
+        return 0 if given is None else None
+    announced = _LENGTH.fullmatch(given or b"")
+    return None if announced is None else int(announced[0])
 
 
 def _headers(lines: bytes) -> dict[bytes, bytes] | None:

@@ -38,6 +38,8 @@ PROBES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/metrics", "/
 INLINE_BYTES: Final = 32_768
 """Of the routes that are no tasks: bodies up to this size are read on the event loop, as parse does it."""
 
+ALIVE: Final = Answer()
+
 _VERSION: Final = dump({"version": __version__})
 
 
@@ -78,8 +80,8 @@ class Routes:
             "/v1/models": {"GET": self._models},
             "/models": {"GET": self._models_with_load},
             "/version": {"GET": _version},
-            "/health": {"GET": _health},
-            "/ping": {"GET": _health, "POST": _health},
+            "/health": {"GET": alive},
+            "/ping": {"GET": alive, "POST": alive},
             "/ready": {"GET": self._ready},
             "/load": {"GET": self._load},
             "/metrics": {"GET": self._metrics_text},
@@ -281,8 +283,9 @@ def _check_count(count: int, engine: Engine, field: str) -> None:
         raise TooLarge(f"{field}: there are {count}; a request may have {most}", param=field)
 
 
-async def _health(call: Call) -> Answer:
-    return Answer()
+async def alive(call: Call) -> Answer:
+    """Says that the server is alive: it answers."""
+    return ALIVE
 
 
 async def _version(call: Call) -> Answer:

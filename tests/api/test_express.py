@@ -12,11 +12,12 @@ from typing import Any
 import anyio
 import h11
 import pytest
+from blockbuster import BlockBuster
 from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api import connections
-from staged_pool.api.app import Application, Asks, Refused
+from staged_pool.api.app import Application, Asks, AtOnce
 from staged_pool.api.call import Answer
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.express import (
@@ -29,6 +30,7 @@ from staged_pool.api.express import (
     Whole,
 )
 from staged_pool.api.lobby import Lobby
+from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.protocols import Http1
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import ARRIVAL_BYTES, RECEIVE_BYTES
@@ -45,6 +47,10 @@ def request(*headers: bytes, body: bytes = BODY, first: bytes = b"POST /v1/embed
     return b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
+def get(path: str, *headers: bytes) -> bytes:
+    return b"\r\n".join([b"GET %s HTTP/1.1" % path.encode(), b"host: test", *headers, b"", b""])
+
+
 class Refusing(Application):
     """Turns every request of a task away, and remembers them."""
 
@@ -53,10 +59,10 @@ class Refusing(Application):
         self.asked: list[tuple[str, int]] = []
         self.standing = False
 
-    def refuse_at_once(self, scope: Any, body_bytes: int) -> tuple[Refused, str]:
+    def refuse_at_once(self, scope: Any, body_bytes: int) -> tuple[AtOnce, str]:
         self.asked.append((scope["path"], body_bytes))
         standing: Any = (Asks(scope["path"], Priority.INTERACTIVE, None), None) if self.standing else None
-        return Refused(Answer(b"{}", 429), [(b"x", b"y")], standing), "its-id"
+        return AtOnce(Answer(b"{}", 429), [(b"x", b"y")], standing), "its-id"
 
 
 def express(**config: Any) -> tuple[Express, Refusing]:
@@ -73,7 +79,7 @@ def test_a_complete_request_is_refused() -> None:
     door, application = express()
     whole = door.read(request(b"accept: */*"))
     assert isinstance(whole, Whole)
-    assert door.refuse(whole) == b"HTTP/1.1 429 \r\nx: y\r\nx-request-id: its-id\r\ndate: today\r\n\r\n{}"
+    assert door.answer_at_once(whole) == b"HTTP/1.1 429 \r\nx: y\r\nx-request-id: its-id\r\ndate: today\r\n\r\n{}"
     assert application.asked == [("/v1/embeddings", len(BODY))]
 
 
@@ -87,6 +93,16 @@ def test_a_complete_request_is_refused() -> None:
         request() + b"P",
         request() + request(),
         request(first=b"GET /v1/embeddings HTTP/1.1"),
+        request(first=b"GET /health HTTP/1.1", body=b""),
+        request(first=b"HEAD /health HTTP/1.1", body=b""),
+        get("/health")[:-2],
+        get("/health") + b"G",
+        get("/health") * 2,
+        get("/health?deep"),
+        get("/health", b"connection: close"),
+        get("/health", b"upgrade: h2c"),
+        get("/health", b"transfer-encoding: chunked"),
+        get("/health", b"origin: https://test"),
         request(first=b"POST /v1/embeddings HTTP/1.0"),
         request(first=b"POST  /v1/embeddings HTTP/1.1"),
         request(first=b"POST http://test/v1/embeddings HTTP/1.1"),
@@ -140,7 +156,7 @@ def test_what_has_arrived_and_the_rest_of_it_are_one_request(begun: int, more: i
 
 
 _pieces = st.sampled_from(
-    [b"POST", b" ", b"/v1/embeddings", b"/", b"HTTP/1.1", b"\r\n", b"\n", b"\r", b"host: a", b"Host:b",
+    [b"POST", b"GET", b" ", b"/v1/embeddings", b"/", b"HTTP/1.1", b"\r\n", b"\n", b"\r", b"host: a", b"Host:b",
      b"content-length", b": 2", b":2", b"2", b"{}", b"transfer-encoding: chunked",
      b"x: y", b"\t", b":", b"\x00", b"\xff"]
 )  # fmt: skip
@@ -153,16 +169,21 @@ def _mutated(data: bytes, cuts: list[tuple[int, int, bytes]]) -> bytes:
     return data
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 8), _pieces), max_size=4) | st.just([]))
-def test_what_goes_the_short_way_is_one_request_to_a_strict_parser_too(cuts: list[tuple[int, int, bytes]]) -> None:
-    data = _mutated(request(b"accept: */*"), cuts)
+@given(
+    st.sampled_from([request(b"accept: */*"), get("/health", b"accept: */*")]),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 8), _pieces), max_size=4) | st.just([]),
+)
+def test_what_goes_the_short_way_is_one_request_to_a_strict_parser_too(
+    sent: bytes, cuts: list[tuple[int, int, bytes]]
+) -> None:
+    data = _mutated(sent, cuts)
     if not isinstance(whole := read(data), Whole):
         return
     parser = h11.Connection(h11.SERVER)
     parser.receive_data(data)
     head = parser.next_event()
     assert isinstance(head, h11.Request)
-    assert (head.method, head.target.decode()) == (b"POST", whole.scope["path"])
+    assert (head.method.decode(), head.target.decode()) == (whole.scope["method"], whole.scope["path"])
     assert sorted(head.headers) == sorted(whole.scope["headers"])
     body = b""
     while isinstance(event := parser.next_event(), h11.Data):
@@ -197,7 +218,7 @@ async def test_it_gives_the_same_refusal_as_the_usual_way_and_the_connection_goe
                     await stream.send(piece)
                     await anyio.wait_all_tasks_blocked()
                 answers.append(await read_answer(stream))
-            await stream.send(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n")
+            await stream.send(get("/health"))
             assert (await read_answer(stream)).startswith(b"HTTP/1.1 200")
         refused = served.engine.statistics().admission.refused
     heads = []
@@ -234,6 +255,84 @@ async def test_it_answers_as_the_usual_way_does() -> None:
         bodies.append(json.loads(body)["data"])
     assert heads[0] == heads[1] == heads[2]
     assert bodies[0] == bodies[1] == bodies[2]
+
+
+UNUSUAL = b"origin: https://test"
+"""Sends a request the usual way, and changes nothing else about it."""
+
+
+def told(answer: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
+    """Status, headers and body of an answer, without what is different each time; and without whether the connection is
+    closed, as the usual way does behind a refusal, for it cannot know that no body is on its way."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *lines = head.split(b"\r\n")
+    headers = dict(line.split(b": ", 1) for line in lines)
+    assert headers.pop(b"x-request-id")
+    assert headers.pop(b"date")
+    headers.pop(b"connection", None)
+    return status.split(b" ")[1], headers, body
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("key", [None, "a-key-of-some-length"])
+async def test_what_is_asked_with_get_is_answered_as_the_usual_way_does(
+    key: str | None, monkeypatch: pytest.MonkeyPatch, nothing_blocks_the_event_loop: BlockBuster
+) -> None:
+    nothing_blocks_the_event_loop.deactivate()  # process metrics read /proc
+    paths = [path for path, operations in OPERATIONS.items() if "GET" in operations]
+    moving = {"/metrics", "/stages", "/models"}
+    async with serving(engine_on(LetterModel()), api_keys=(key,) if key else ()) as served:
+        for path in [*paths, "/", "/v1/embeddings", "/nowhere"]:
+            async with await served.connect() as stream:
+                await stream.send(get(path, UNUSUAL))
+                usual = told(await read_answer(stream))
+            with monkeypatch.context() as patch:
+                patch.delattr(Http1, "_create_stream")
+                async with await served.connect() as stream:
+                    for _ in range(2):
+                        await stream.send(get(path))
+                        short = told(await read_answer(stream))
+                        assert short[: 1 if path in moving else 3] == usual[: 1 if path in moving else 3]
+        await until(lambda: served.server.traffic.requests == 0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("asked", [get("/health"), get("/ping"), post(b"", path="/ping"), post(b"{}", path="/ping")])
+async def test_that_it_is_alive_is_said_without_a_task(
+    asked: bytes, monkeypatch: pytest.MonkeyPatch, nothing_blocks_the_event_loop: BlockBuster
+) -> None:
+    nothing_blocks_the_event_loop.deactivate()  # process metrics read /proc
+    monkeypatch.delattr(Http1, "_create_stream")
+    async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+        with monkeypatch.context() as patch:
+            patch.delattr(Express, "answer")
+            for _ in range(3):
+                await stream.send(asked)
+                assert (await read_answer(stream)).startswith(b"HTTP/1.1 200 ")
+        await stream.send(get("/metrics"))
+        metrics = await read_answer(stream)
+    path = asked.split(b" ")[1]
+    assert b'staged_pool_http_requests_total{route="%s",status="200"} 3.0' % path in metrics
+
+
+@pytest.mark.anyio
+async def test_a_get_of_a_task_is_no_request_of_it() -> None:
+    async with overloaded() as served, await served.connect() as stream:
+        await stream.send(get("/v1/embeddings"))
+        assert (await read_answer(stream)).startswith(b"HTTP/1.1 405")
+        assert not served.engine.statistics().admission.refused
+
+
+@pytest.mark.anyio
+async def test_while_it_drains_it_is_alive_and_closes_its_connections() -> None:
+    async with overloaded() as served, await served.connect() as stream:
+        served.server.lobby.close("the server is draining")
+        await stream.send(get("/health"))
+        answer = await read_answer(stream)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer
+        with anyio.fail_after(30), pytest.raises(anyio.EndOfStream):
+            await stream.receive()
 
 
 @pytest.mark.anyio
@@ -336,7 +435,7 @@ def test_heads_that_are_known_are_not_more_than_a_few() -> None:
     for number in range(2 * MOST_HEADS):
         whole = door.read(request(b"number: %d" % number))
         assert isinstance(whole, Whole)
-        door.refuse(whole)
+        door.answer_at_once(whole)
     assert 0 < len(door._heads) <= MOST_HEADS
 
 
@@ -345,7 +444,7 @@ def test_a_head_that_is_very_long_is_not_kept() -> None:
     application.standing = True
     whole = door.read(request(b"long: " + b"x" * KNOWN_HEAD_BYTES))
     assert isinstance(whole, Whole)
-    assert door.refuse(whole)
+    assert door.answer_at_once(whole)
     assert not door._heads
 
 
@@ -470,10 +569,11 @@ async def test_a_request_that_comes_too_early_waits_for_the_answer_of_the_one_be
         async with await served.connect() as stream:
             await stream.send(EMBED)
             await until(lambda: served.inside == 1)
-            await stream.send(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n")
+            await stream.send(get("/health"))
             await anyio.wait_all_tasks_blocked()
             gate.open()
-            first = await read_answer(stream)
-            second = await read_answer(stream)
-    assert b'"embedding"' in first
-    assert b"content-length: 0" in second
+            received = b""
+            with anyio.fail_after(30):
+                while received.count(b"HTTP/1.1 200") < 2:
+                    received += await stream.receive()
+    assert received.index(b'"embedding"') < received.index(b"content-length: 0")
