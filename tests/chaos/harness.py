@@ -20,8 +20,9 @@ from staged_pool.stages.stage import Seam, StageOptions
 from tests.api.serving import Served, engine_on, serving
 from tests.doubles import Gate, LetterModel
 
-POOLS = ("AnyIO worker thread", "Trio thread")
-"""Threads that wait for work, up to the limits of the stages."""
+POOLS = ("AnyIO worker thread", "Trio thread", "asyncio_")
+"""Threads that wait for work, up to the limits of the stages; and those of asyncio's own pool, in which it looks names
+up: it grows when there are more lookups at once than before."""
 
 
 def open_files() -> int:
