@@ -11,7 +11,9 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, cast
 
 _M_TRIM_THRESHOLD: Final = -1
@@ -22,8 +24,11 @@ KEPT_BYTES: Final = 32 * 2**20
 """Blocks of up to so many bytes come from memory that is kept: glibc takes no more for threads other than the first.
 They are also how much a thread keeps at the end of its memory, at most twice."""
 
+_MADV_DONTNEED: Final = 4
 _MADV_HUGEPAGE: Final = 14
-"""As mman.h of Linux numbers it."""
+"""As mman.h of Linux numbers them."""
+
+_WEIGHTS: Final = ".safetensors"
 
 _PAGE_BYTES: Final = mmap.PAGESIZE
 
@@ -47,6 +52,38 @@ def give_back_freed_memory() -> None:
     """
     if _is_glibc():
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def let_go_of_weight_files() -> None:
+    """Have the kernel take from this process what it has read of files of weights, and not changed.
+
+    Such a file is mapped. Of all that loading has read of it, what was laid out anew is not read again, and the rest
+    comes back as it is used, for the system still has it: of MiniLM's 91 MB the process holds 77, and needs the vectors
+    of the tokens that it is sent.
+    """
+    if _madvise is None:
+        return
+    with suppress(OSError):  # a sandbox without /proc
+        for start, end in _unchanged_mappings(Path("/proc/self/smaps").read_text(), _WEIGHTS):
+            _madvise(start, end - start, _MADV_DONTNEED)
+
+
+def _unchanged_mappings(smaps: str, suffix: str) -> Iterator[tuple[int, int]]:
+    """Where files with this suffix are mapped of which no page was written to, which would be lost: start and end.
+
+    Args:
+        smaps: As of `/proc/PID/smaps`: for each mapping a line that begins with its addresses and ends with its file,
+            and then a line for each of its figures.
+        suffix: Of the files.
+    """
+    mapping = None
+    for line in smaps.splitlines():
+        first, _, rest = line.partition(" ")
+        if not first.endswith(":"):
+            start, _, end = first.partition("-")
+            mapping = (int(start, 16), int(end, 16)) if line.endswith(suffix) else None
+        elif first == "Anonymous:" and mapping is not None and rest.split()[0] == "0":
+            yield mapping
 
 
 def come_in_large_pages(room: bytearray) -> None:

@@ -28,7 +28,7 @@ from staged_pool.api.guard import Guard
 from staged_pool.api.http3 import Http3
 from staged_pool.api.listener import BACKLOG, SocketFile, url
 from staged_pool.api.lobby import Lobby
-from staged_pool.api.memory import give_back_freed_memory
+from staged_pool.api.memory import give_back_freed_memory, let_go_of_weight_files
 from staged_pool.api.tls import server_context
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
@@ -166,7 +166,7 @@ class Server:
             async with self._open_engines(self._models) as engines:
                 if self._owns_process:
                     _spare_what_stays()
-                    await anyio.to_thread.run_sync(give_back_freed_memory)
+                    await anyio.to_thread.run_sync(_give_back_what_loading_took)
                 self.lobby.open(*engines.values())
                 for name, engine in engines.items():
                     log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))
@@ -308,6 +308,11 @@ def _spare_what_stays() -> None:
     and that a full collection would otherwise look at again and again, stopping every thread for a quarter second."""
     gc.collect()
     gc.freeze()
+
+
+def _give_back_what_loading_took() -> None:
+    give_back_freed_memory()
+    let_go_of_weight_files()
 
 
 def _allow_files(count: int) -> None:

@@ -20,7 +20,7 @@ from torch.jit._fuser import optimized_execution
 
 log = structlog.get_logger("staged_pool.models")
 
-_LEAST_ROWS: Final = 64
+_LEAST_COLUMNS: Final = 64
 """Of a part of a matrix."""
 
 
@@ -36,10 +36,11 @@ class Group(NamedTuple):
 
 class Layer(NamedTuple):
     """One layer in two halves: attention, and two linear layers with an activation between them. Each adds to what it
-    was given. Matrices are [out, in], on the CPU."""
+    was given. Matrices are on the CPU."""
 
     product: str
-    """How it multiplies, as `Product` has it; its matrices are laid out for that. `split`: [parts, out / parts, in]."""
+    """How it multiplies, as `Product` has it; its matrices are laid out for that. `plain`: [in, out], `split`: [parts,
+    in, out / parts]."""
     normed_first: bool
     """Whether a norm stands in front of each half, or behind its sum."""
     heads: int
@@ -71,15 +72,15 @@ def split_layer(layer: Layer, threads: int) -> Layer:
     """The same layer, of `plain` matrices, which are cut into parts so that each thread multiplies with parts of its
     own. They lie where they have been."""
     matrices = (layer.qkv, layer.out, layer.up, layer.down)
-    qkv, out, up, down = (one.view(_parts(one.shape[0], threads), -1, one.shape[1]) for one in matrices)
+    qkv, out, up, down = (one.view(one.shape[0], _parts(one.shape[1], threads), -1).transpose(0, 1) for one in matrices)
     return layer._replace(product="split", qkv=qkv, out=out, up=up, down=down)
 
 
-def _parts(rows: int, threads: int) -> int:
+def _parts(columns: int, threads: int) -> int:
     """Into how many a matrix is cut: two for each thread, for one may be held up, as far as they are all alike and not
     too narrow for the kernel."""
-    most = min(2 * threads, max(1, rows // _LEAST_ROWS))
-    return next(parts for parts in range(most, 0, -1) if rows % parts == 0)
+    most = min(2 * threads, max(1, columns // _LEAST_COLUMNS))
+    return next(parts for parts in range(most, 0, -1) if columns % parts == 0)
 
 
 def run_layers(x: Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> Tensor:
@@ -165,13 +166,10 @@ def attend(qkv: Tensor, groups: list[Group], heads: int, scaling: float, causal:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, product: str) -> Tensor:
     """x W^T + b: [tokens, in] -> [tokens, out]."""
     if product == "plain":
-        return F.linear(x, weight, bias)
+        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
     if product == "split":
         parts, given = weight.shape[0], x.expand([weight.shape[0], -1, -1])
-        if bias is None:
-            y = torch.bmm(given, weight.transpose(1, 2))
-        else:
-            y = torch.baddbmm(bias.view(parts, 1, -1), given, weight.transpose(1, 2))
+        y = torch.bmm(given, weight) if bias is None else torch.baddbmm(bias.view(parts, 1, -1), given, weight)
         return y.transpose(0, 1).reshape(x.shape[0], -1)
     return _pointwise(x, weight, bias, "none", "")
 

@@ -8,6 +8,7 @@ import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,38 @@ def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(memory, "_is_glibc", lambda: False)
     assert not memory.keep_freed_memory()
     memory.give_back_freed_memory()
+
+
+def held_bytes(file: Path) -> int:
+    """What this process holds of a file that it has mapped once."""
+    mapping = Path("/proc/self/smaps").read_text().partition(f"{file}\n")[2]
+    return 1024 * int(mapping.partition("Rss:")[2].split()[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel is asked")
+def test_what_was_read_of_a_file_of_weights_is_held_no_more_and_comes_back(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"w" * 4_000_000)
+    with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        assert mapped[:] == weights.read_bytes()
+        assert held_bytes(weights) > 3_900_000
+        memory.let_go_of_weight_files()
+        assert held_bytes(weights) == 0
+        assert mapped[:] == weights.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel is asked")
+def test_what_was_changed_of_a_file_of_weights_is_not_lost(tmp_path: Path) -> None:
+    weights, other = tmp_path / "model.safetensors", tmp_path / "vocabulary.txt"
+    for path in (weights, other):
+        path.write_bytes(b"w" * 4_000_000)
+    with weights.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        mapped[2_000_000] = ord("x")
+        with other.open("rb") as words, mmap.mmap(words.fileno(), 0, access=mmap.ACCESS_COPY) as kept:
+            assert kept[:] == other.read_bytes()
+            memory.let_go_of_weight_files()
+            assert held_bytes(other) > 3_900_000
+        assert mapped[2_000_000] == ord("x")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other kernel is asked")

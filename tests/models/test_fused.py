@@ -93,7 +93,7 @@ def made(name: str, settings: Settings, dtype: torch.dtype = torch.float32, **ot
 @pytest.fixture(autouse=True)
 def narrow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices of models as small as these are cut, too."""
-    monkeypatch.setattr(stack, "_LEAST_ROWS", 8)
+    monkeypatch.setattr(stack, "_LEAST_COLUMNS", 8)
 
 
 def fuse(model: nn.Module, product: Product | None = None) -> tuple[int, Callable[[], None]]:

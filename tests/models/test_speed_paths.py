@@ -185,7 +185,7 @@ def test_few_tokens_are_split_among_threads_where_that_pays(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     multiply(monkeypatch, few="plain", many="plain")
-    monkeypatch.setattr(stack, "_LEAST_ROWS", 8)
+    monkeypatch.setattr(stack, "_LEAST_COLUMNS", 8)
     asked = list[int]()
 
     def pay(_: LayerShape, threads: int) -> bool:
@@ -205,10 +205,10 @@ def test_few_tokens_are_split_among_threads_where_that_pays(
 
 
 @pytest.mark.parametrize(
-    ("rows", "threads", "parts"), [(768, 2, 4), (768, 16, 12), (384, 1, 2), (100, 8, 1), (150, 8, 2)]
+    ("columns", "threads", "parts"), [(768, 2, 4), (768, 16, 12), (384, 1, 2), (100, 8, 1), (150, 8, 2)]
 )
-def test_a_matrix_is_cut_into_parts_that_are_alike_and_not_too_narrow(rows: int, threads: int, parts: int) -> None:
-    assert stack._parts(rows, threads) == parts
+def test_a_matrix_is_cut_into_parts_that_are_alike_and_not_too_narrow(columns: int, threads: int, parts: int) -> None:
+    assert stack._parts(columns, threads) == parts
 
 
 def test_whether_splits_pay_is_measured_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
