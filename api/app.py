@@ -201,7 +201,8 @@ class Application:
     def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
         headers = [*_content_headers(answer), (b"x-request-id", call.request_id.encode())]
         if call.timeline is not None:
-            times = ", ".join([f"{name};dur={ms:g}" for name, ms in _milliseconds(call.timeline)])
+            call.times_ms = _milliseconds(call.timeline)
+            times = ", ".join([f"{name};dur={ms:g}" for name, ms in call.times_ms])
             headers.append((b"server-timing", times.encode()))
             if call.describe is tei_error:
                 headers += timing_headers(call.timeline, seconds)
@@ -234,7 +235,7 @@ class Application:
             fields["client"] = call.scope["client"][0]
         if call.timeline is not None:
             fields |= {"items": call.timeline.items, "tokens": call.timeline.tokens}
-            fields |= {f"{name}_ms": ms for name, ms in _milliseconds(call.timeline)}
+            fields |= {f"{name}_ms": ms for name, ms in call.times_ms or _milliseconds(call.timeline)}
         if left_out:
             fields["refusals_left_out"] = left_out
         fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}

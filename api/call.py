@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import getrandbits
 from typing import Final, TypeAlias
@@ -100,6 +100,7 @@ class Call:
         "request_id",
         "scope",
         "timeline",
+        "times_ms",
     )
 
     def __init__(self, scope: Scope, receive: Receive, describe: Describe) -> None:
@@ -114,6 +115,8 @@ class Call:
         self.request_id = given.decode() if _REQUEST_ID.fullmatch(given) else new_request_id()
         self.body_bytes: int | None = None
         self.timeline: Timeline | None = None
+        self.times_ms: Sequence[tuple[str, float]] = ()
+        """Of the timeline by stage, once the answer tells them."""
         self.model: str | None = None
         """The model that was asked, once that is known."""
 

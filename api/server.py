@@ -29,6 +29,7 @@ from staged_pool.api.http3 import Http3
 from staged_pool.api.listener import BACKLOG, SocketFile, url
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.memory import give_back_freed_memory, let_go_of_weight_files
+from staged_pool.api.promptness import run_promptly
 from staged_pool.api.tls import server_context
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
@@ -77,6 +78,7 @@ async def serve(
         DeviceLost: An engine broke while it served.
     """
     _allow_files(config.max_connections + SPARE_FILES)
+    run_promptly()
     await Server(config, models, owns_process=True).run(listener, quic_listener)
 
 

@@ -294,6 +294,8 @@ class Pipeline:
             lanes: Those that a request needs, each of which must be free. None: any will do.
         """
         stuck = [lane for lane, stage in self.preprocess.items() if stage.is_stuck(self._alarm_s)]
+        if not stuck:
+            return None
         if lanes is None:
             blocking = stuck if len(stuck) == len(self.preprocess) else []
         else:
