@@ -19,7 +19,9 @@ from tests.models import oracle
 from tests.models.test_oracle import MIXED, TEXTS, embed
 from tests.models.tiny import byte_bpe, pooling_flags, save_body, unigram, word_piece, write_modules
 
-CLOSE = 2e-5
+CLOSE = 1e-4
+"""Rounding in float32, of vectors that are means of tokens which nearly cancel each other."""
+
 POSITIONS = 96
 USED = [TEXTS[0], *TEXTS[2:], *MIXED[:8]]
 
