@@ -1,7 +1,9 @@
-"""Whether the server's memory stays where it is: ten thousand requests after the first thousand."""
+"""Whether the server's memory stays where it is: ten thousand requests after the first thousand; and what it holds."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -23,19 +25,47 @@ TARGET_KB_PER_1000: Final = 100.0
 """What still counts as flat: about what one byte in a thousand of the target would be after ten thousand requests."""
 
 
+HELD: Final = ("anonymous", "libraries", "weights", "other files")
+"""What memory holds: what was allocated, code, what was read of files of weights, and the rest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """The server at rest, after so many requests."""
 
     requests: int
     rss_mb: float
+    held_mb: Mapping[str, float]
+    """Of it, by `HELD`."""
     threads: int
     fds: int
 
     @classmethod
     def of(cls, process: psutil.Process, requests: int) -> Sample:
         with process.oneshot():
-            return cls(requests, process.memory_info().rss / 1e6, process.num_threads(), process.num_fds())
+            return cls(
+                requests,
+                process.memory_info().rss / 1e6,
+                held_mb(process),
+                process.num_threads(),
+                process.num_fds(),
+            )
+
+
+def held_mb(process: psutil.Process) -> dict[str, float]:
+    """What the memory of a process holds, by `HELD`."""
+    found = Counter[str]()
+    for mapping in process.memory_maps(grouped=True):
+        found[_held(mapping.path)] += mapping.rss
+    return {kind: found[kind] / 1e6 for kind in HELD}
+
+
+def _held(path: str) -> str:
+    if not path.startswith("/"):
+        return "anonymous"
+    if path.endswith(".safetensors"):
+        return "weights"
+    return "libraries" if ".so" in path else "other files"
 
 
 def run(options: Options, *, requests: int) -> None:
@@ -70,8 +100,17 @@ def _report(record: report.Record, ready: Sample, samples: list[Sample]) -> None
         shown.append(samples[-1])
     report.show_table(
         "The server's memory",
-        ["requests", "RSS MB", "threads", "fds"],
-        [[str(s.requests), f"{s.rss_mb:.1f}", str(s.threads), str(s.fds)] for s in shown],
+        ["requests", "RSS MB", *HELD, "threads", "fds"],
+        [
+            [
+                str(s.requests),
+                f"{s.rss_mb:.1f}",
+                *(f"{s.held_mb[kind]:.0f}" for kind in HELD),
+                str(s.threads),
+                str(s.fds),
+            ]
+            for s in shown
+        ],
     )
     xs, ys = [s.requests / 1000 for s in samples], [s.rss_mb * 1000 for s in samples]
     slope_kb = float(np.polyfit(xs, ys, 1)[0])
