@@ -3,7 +3,7 @@
 Linux lets a thread that runs go on for a slice of 1 to 3 ms before one that has been woken may have its core, unless
 that one asks for shorter slices (Linux 6.12 and newer). Forwards keep all cores busy, so for a health check, or a new
 request, this is the wait for the event loop. Beside 16 and 64 clients of short texts on two cores, half of the health
-checks took 0.54 and 0.73 ms, and 0.43 and 0.46 ms with a short slice. It changes nothing about how much of the cores a
+checks took 0.61 and 0.73 ms, and 0.46 and 0.45 ms with a short slice. It changes nothing about how much of the cores a
 thread gets.
 """
 
