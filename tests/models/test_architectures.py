@@ -19,8 +19,9 @@ from tests.models import oracle
 from tests.models.test_oracle import MIXED, TEXTS, embed
 from tests.models.tiny import byte_bpe, pooling_flags, save_body, unigram, word_piece, write_modules
 
-CLOSE = 1e-4
-"""Rounding in float32, of vectors that are means of tokens which nearly cancel each other."""
+CLOSE = 2e-5
+ROUGH = {"GPT2": 1e-4}
+"""Architectures whose random weights amplify rounding: how much depends on the vocabulary, and so on this Python."""
 
 POSITIONS = 96
 USED = [TEXTS[0], *TEXTS[2:], *MIXED[:8]]
@@ -89,7 +90,7 @@ def distance(folder: Path) -> tuple[float, str]:
 def test_an_architecture_gives_the_vectors_of_the_oracle(name: str, tmp_path: Path) -> None:
     settings, tokenizer, attention = ARCHITECTURES[name]
     far, layout = distance(build(name, settings, tokenizer(), tmp_path / "model"))
-    assert far <= CLOSE
+    assert far <= ROUGH.get(name, CLOSE)
     assert layout == attention
 
 

@@ -45,9 +45,9 @@ PROMPT_NAMES = [
 ]
 NEVER_PACKED = (*PADDED, "deberta-mean")
 
-ROUGH = ("electra-mean", "modernbert-cls")
-"""Kinds whose random weights amplify rounding: transformers' own bfloat16 has cosines of 0.9982 to float32 with one
-vocabulary, and less with others."""
+ROUGH = {"electra-mean": 0.998, "modernbert-cls": 0.995}
+"""Kinds whose random weights amplify rounding, and the least cosine of bfloat16 to float32: transformers' own has
+0.9982 with one vocabulary, and less with others, which other versions of Python make."""
 
 Expected = Callable[..., Vectors]
 
@@ -166,7 +166,7 @@ def test_bfloat16_stays_close_to_float32(kind: str, load_tiny: LoadTiny, expecte
     texts = [*FEW, *MIXED[:16]]
     vectors, wanted = embed(load_tiny(kind, dtype="bfloat16"), texts), expected(kind, texts)
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(wanted, axis=1)
-    assert ((vectors * wanted).sum(axis=1) / lengths).min() >= (0.995 if kind in ROUGH else 0.999)
+    assert ((vectors * wanted).sum(axis=1) / lengths).min() >= ROUGH.get(kind, 0.999)
 
 
 def test_a_decoder_that_reads_both_ways_is_understood(tiny_folder: TinyFolder, tmp_path: Path) -> None:

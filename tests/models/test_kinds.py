@@ -207,7 +207,8 @@ def test_token_vectors_depend_on_the_text(kind: str, tiny_folder: TinyFolder) ->
     assert all(np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5) for rows in found)
     assert differ([rows.sum(axis=0) for rows in queries])
     assert differ([rows.sum(axis=0) for rows in documents])
-    assert all(rows.shape[0] >= 24 for rows in queries) == (kind != "bge-m3")  # longer where a text has more tokens
+    longer = kind == "colbert-st-min"  # a query that has more tokens keeps them
+    assert all(rows.shape[0] == 24 or (longer and rows.shape[0] > 24) for rows in queries) == (kind != "bge-m3")
     assert differ([np.array([oracle.maxsim(queries[0], rows)], np.float32) for rows in documents])
     own = oracle.multi_vector(folder, [TEXTS[0].replace(".", "")], role="document")[0]
     assert (own.shape == documents[0].shape) == (kind != "bge-m3")  # a full stop is not compared
