@@ -269,12 +269,18 @@ class BatchStage(Stage, Generic[P, R]):
         Where forwards and preparing keep all cores busy, one forward more could only take a core from those, and what
         they prepare meanwhile makes it a better one.
         """
+        if self._builder.cost >= self._waiting_tokens:  # more has no room here before this has gone
+            return False
         if self._small_running and self._builder.cost < min(self._small_running):
             return True
-        if self._cores is None or not (preparing := self._preparing()):
+        if self._cores is None or not (coming := self._coming()):
             return False
         running = self._forwards.running
-        return (running > 0 and running + preparing >= self._cores) or (self._gathers and self._waits_for_company())
+        return (running > 0 and running + coming >= self._cores) or (self._gathers and self._waits_for_company())
+
+    def _coming(self) -> int:
+        """Lists that are being prepared, or are on their way here: they will be waiting in a moment."""
+        return self._preparing() + self._inlet.waiting
 
     def _waits_for_company(self) -> bool:
         if not self._builder:
@@ -412,7 +418,7 @@ class BatchStage(Stage, Generic[P, R]):
             self._sharing.freeze(row)
 
     async def _call(self, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
-        alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._preparing())
+        alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._coming())
         return await self._device(partial(self._run_forward, 1 if alone else self._slots), payloads)
 
     def _run_forward(self, at_once: int, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:

@@ -75,6 +75,10 @@ class _Contents(Generic[T]):
         self._used = 0
         """Room that messages take, and that is kept for senders who have been told."""
 
+    @property
+    def waiting(self) -> int:
+        return self.messages + len(self.senders)
+
     def take(self, size: int) -> bool:
         """Take room, if it is there and nobody waits for it."""
         if self.senders or not self._has(size):
@@ -203,6 +207,11 @@ class Inlet(Generic[T]):
         self._contents.has_left(message)
         return message
 
+    @property
+    def waiting(self) -> int:
+        """Messages that no worker has taken yet, those of senders that wait for room included."""
+        return self._contents.waiting
+
     def close(self) -> list[T]:
         """Close this end and return what was still in the channel: closing alone would drop it unseen."""
         left: list[T] = []
@@ -235,5 +244,5 @@ class Channel(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Messages that no worker has taken yet, those of senders that wait for room included."""
-        return self._contents.messages + len(self._contents.senders)
+        """See `Inlet.waiting`."""
+        return self._contents.waiting

@@ -18,7 +18,7 @@ from staged_pool.runtime import opening, pipeline
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.stages import batch
+from staged_pool.stages import batch, channel
 from staged_pool.stages.errors import (
     ConfigError,
     DeviceLost,
@@ -27,6 +27,7 @@ from staged_pool.stages.errors import (
     ModelFailed,
     OutOfMemory,
 )
+from staged_pool.stages.stage import StageOptions
 from tests.doubles import CARD, Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio
@@ -39,13 +40,17 @@ def every_text_is_worth_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def engine_on(
-    model: LetterModel, workers: int = 2, cores: int | None = None, **settings: Any
+    model: LetterModel,
+    workers: int = 2,
+    cores: int | None = None,
+    options: StageOptions | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Engine]:
     config = EngineConfig(**settings)
     model.card = replace(CARD, forward_workers=workers)
     async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
         device.grow(workers)
-        async with run_engine(config, model, device=device, cores=cores) as engine:
+        async with run_engine(config, model, device=device, cores=cores, options=options) as engine:
             yield engine
             assert engine.statistics().admission.requests == 0
             assert engine._pipeline.batch["text"].running == 0
@@ -451,6 +456,32 @@ async def test_it_waits_for_inputs_that_no_thread_has_begun(monkeypatch: pytest.
     assert sorted(model.forwarded[1]) == ["one", "three", "two"]
 
 
+async def test_it_waits_for_what_is_on_its_way_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(channel, "IN_A_ROW", 1)  # the slot has its turn between two lists
+    received, go_on = anyio.Event(), anyio.Event()
+
+    async def hold(point: str) -> None:
+        if point == "batch.received" and model.forwarded:
+            received.set()
+            await go_on.wait()
+
+    model = LetterModel()
+    async with beside_a_forward_and_preparing(model, ["abcde", "late"], cores=2, options=StageOptions(seam=hold)) as (
+        engine,
+        _,
+        preparing,
+    ):
+        preparing.release("abcde")
+        await received.wait()
+        preparing.release("late")
+        await until(lambda: engine._pipeline.channels[2].waiting == 1)
+        assert engine._pipeline.preprocess["text"].calls == 0
+        go_on.set()
+        await until(lambda: len(model.forwarded) == 2)
+    assert model.forwarded[1:] == [["late", "abcde"]]
+
+
 @pytest.mark.parametrize(
     ("text", "cores"),
     [
@@ -508,7 +539,7 @@ async def test_an_idle_device_waits_a_moment_only(monkeypatch: pytest.MonkeyPatc
 async def answered_beside_preparing(text: str, cores: int | None) -> None:
     """Have a text answered while others are being prepared, which does not end before."""
     model = LetterModel(on_preprocess=(preparing := Preparing("late", "later")))
-    settings = {"preprocess_limit": 3, "chunk_items": 1}
+    settings: dict[str, Any] = {"preprocess_limit": 3, "chunk_items": 1}
     async with engine_on(model, cores=cores, **settings) as engine, anyio.create_task_group() as tasks:
         for other in ("late", "later"):
             tasks.start_soon(engine.embed, other)
