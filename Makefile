@@ -1,3 +1,4 @@
+# make install set up what serving needs, and nothing else
 # make serve   set up, and serve a real embedding model on 127.0.0.1:8000
 # make test    set up, and run the tests
 # make long    the tests that take minutes
@@ -26,8 +27,10 @@ RUN := $(VENV)/.run-$(FILES)
 DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
 
-.PHONY: serve test long check clients sim fuzz perf format clean
+.PHONY: install serve test long check clients sim fuzz perf format clean
 .DELETE_ON_ERROR:
+
+install: $(RUN)
 
 serve: $(RUN)
 	$(BIN)/staged-pool serve $(SERVE_ARGS)

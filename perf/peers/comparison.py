@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from perf import report
-from perf.peers.catalogue import OURS, Peer
+from perf.peers.catalogue import Peer
+from perf.peers.environments import OURS
 from perf.peers.inputs import SCENARIOS, Scenario
 from perf.peers.visits import MIX, MIXED_LOAD, Cell, Level, Visit
 from perf.report import number

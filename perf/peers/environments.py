@@ -1,4 +1,4 @@
-"""Virtual environments for the other servers, each built once; a file of `pins/` names every version in it."""
+"""Virtual environments for the servers, each built once; a file of `pins/` names every version in it, but for ours."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from perf.servers import ROOT
 ENVIRONMENTS: Final = ROOT / ".peers"
 PINS: Final = Path(__file__).resolve().parent / "pins"
 
+OURS: Final = "staged-pool"
+"""The name of our own server, and of its environment: it runs in one of those who serve with it, and not in that of
+this command, whose libraries for tests are loaded by transformers just because they are there."""
+
 BUILD_TIMEOUT_S: Final = 1800.0
 LAST_LINES: Final = 5
 
@@ -32,18 +36,21 @@ def build(name: str, *, environments: Path = ENVIRONMENTS, pins: Path = PINS) ->
 
     torch comes first, with the arguments of the variable TORCH_PIP_ARGS as for `make serve`: which build of it is
     right depends on the machine. The rest is installed exactly as named: what packages ask for besides may be a CUDA
-    build, or a version that does not exist for this Python.
+    build, or a version that does not exist for this Python. Ours is installed as `make serve` does it.
 
     Raises:
         BuildFailed: pip could not, or took too long; with its last lines.
     """
-    folder, requirements = environments / name, pins / f"{name}.txt"
-    python, stamp = folder / "bin" / "python", folder / _STAMP
+    stop_at = time.monotonic() + BUILD_TIMEOUT_S
+    folder = environments / name
+    python, stamp, requirements = folder / "bin" / "python", folder / _STAMP, pins / f"{name}.txt"
+    if name == OURS:  # make knows when
+        _run(["make", "-C", str(ROOT), "install", f"VENV={folder}", f"PYTHON={sys.executable}"], stop_at)
+        return python
     torch_arguments = os.environ.get("TORCH_PIP_ARGS", "")
     made_of = f"{_digest(requirements)} {platform.python_version()} {torch_arguments}".strip()
     if stamp.exists() and stamp.read_text() == made_of:
         return python
-    stop_at = time.monotonic() + BUILD_TIMEOUT_S
     _run([sys.executable, "-m", "venv", "--clear", str(folder)], stop_at)
     install = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
     if torch := [line for line in requirements.read_text().splitlines() if line.startswith("torch==")]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perf.peers.catalogue import OURS
 from perf.peers.comparison import Contender, Spread
+from perf.peers.environments import OURS
 from perf.peers.inputs import SCENARIOS, Scenario
 from perf.report import number
 

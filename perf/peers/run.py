@@ -135,7 +135,7 @@ def build_all(peers: Sequence[Peer], make: Callable[[str], Path] = build) -> tup
     """Why some cannot be built, and the versions of the others, by name.
 
     Args:
-        make: Gives the interpreter of an environment, by the name of its pins.
+        make: Gives the interpreter of an environment, by its name.
     """
     failed: dict[str, str] = {}
     versions: dict[str, str] = {}
@@ -143,7 +143,7 @@ def build_all(peers: Sequence[Peer], make: Callable[[str], Path] = build) -> tup
         for peer in peers:
             bar.update(bar.task_ids[0], description=f"environment: {peer.name}")
             try:
-                python = Path(sys.executable) if peer.pins is None else make(peer.pins)
+                python = Path(sys.executable) if peer.environment is None else make(peer.environment)
                 versions[peer.name] = version_of(python, peer.package)
             except BuildFailed as failure:
                 failed[peer.name] = f"cannot be built here: {failure}"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perf.peers.catalogue import OURS, PEERS, SERVICES, Launch, Peer, chosen
-from perf.peers.environments import PINS
+from perf.peers.catalogue import PEERS, SERVICES, Launch, Peer, chosen
+from perf.peers.environments import OURS, PINS
 from perf.peers.inputs import SCENARIOS, some_of
 
 LAUNCH = Launch(
@@ -20,12 +20,12 @@ LAUNCH = Launch(
     max_tokens=256,
     scratch=Path("/scratch"),
 )
-PINNED = [peer for peer in PEERS if peer.pins is not None]
+PINNED = [peer for peer in PEERS if peer.environment not in {None, OURS}]
 
 
 @pytest.mark.parametrize("peer", PINNED, ids=lambda peer: peer.name)
 def test_every_version_of_an_environment_is_named(peer: Peer) -> None:
-    lines = (PINS / f"{peer.pins}.txt").read_text().splitlines()
+    lines = (PINS / f"{peer.environment}.txt").read_text().splitlines()
     pins = [line for line in lines if not line.startswith("#")]
     assert [pin for pin in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[\w.]+", pin)] == []
     names = {pin.partition("==")[0].lower().replace("_", "-") for pin in pins}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from perf.peers.catalogue import PEERS
+from perf.peers.catalogue import BARE, PEERS
 from perf.peers.environments import BuildFailed, build
 from perf.peers.run import build_all
+from perf.servers import ROOT
 
 
 @pytest.fixture
@@ -41,10 +43,10 @@ def test_a_server_that_cannot_be_built_is_reported_with_the_reason_and_the_other
     pins: Path, tmp_path: Path
 ) -> None:
     (pins / "broken.txt").write_text("no-such-package==1.0\n")
-    broken = replace(PEERS[1], name="broken", pins="broken")
+    broken = replace(PEERS[1], name="broken", environment="broken")
     make = partial(build, environments=tmp_path / "environments", pins=pins)
-    failed, versions = build_all([broken, PEERS[0]], make)
-    assert list(versions) == ["staged-pool"]
+    failed, versions = build_all([broken, BARE], make)
+    assert list(versions) == ["bare"]
     assert "No matching distribution found for no-such-package==1.0" in failed["broken"]
 
 
@@ -53,3 +55,14 @@ def test_a_build_that_failed_is_not_taken_for_one_that_is_done(pins: Path, tmp_p
     for _ in range(2):
         with pytest.raises(BuildFailed, match="no-such-package"):
             build("broken", environments=tmp_path / "environments", pins=pins)
+
+
+def test_ours_is_installed_without_what_tests_need(tmp_path: Path) -> None:
+    made = subprocess.run(
+        ["make", "--dry-run", "-C", str(ROOT), "install", f"VENV={tmp_path}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    installed = [line.split()[-1] for line in made.stdout.splitlines() if "editable" in line]
+    assert installed == ["."]
