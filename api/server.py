@@ -26,7 +26,7 @@ from staged_pool.api.entrance import Entrance, cors
 from staged_pool.api.express import Express
 from staged_pool.api.guard import Guard
 from staged_pool.api.http3 import Http3
-from staged_pool.api.listener import BACKLOG, SocketFile, url
+from staged_pool.api.listener import SocketFile, url
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.memory import give_back_freed_memory, let_go_of_weight_files
 from staged_pool.api.promptness import run_promptly
@@ -42,10 +42,6 @@ OVERDUE_S: Final = 3.0
 
 SPARE_FILES: Final = 256
 """Open files that are no connections: libraries, weights, event loops, logs."""
-
-ACCEPTED_AT_ONCE: Final = 16
-"""Connections that are accepted in one turn of the event loop: as often does it listen on the same socket. Uvloop and
-trio accept one each time, and where a turn takes 15 ms, the last of 800 new clients would wait for ten seconds."""
 
 EXIT_OVERDUE: Final = 3
 """Exit code of a process that did not end by itself."""
@@ -244,10 +240,7 @@ class Server:
         config.traffic = self.traffic
         config.tls = self._tls
         config.ssl_handshake_timeout = self._config.head_timeout_s
-        descriptor = listener.detach()
-        again = [os.dup(descriptor) for _ in range(ACCEPTED_AT_ONCE - 1)]
-        config.bind = [f"fd://{each}" for each in (descriptor, *again)]
-        config.backlog = BACKLOG
+        config.accept_on(listener)
         config.logger_class = HypercornLog
         config.graceful_timeout = self._drain_timeout_s + GRACE_S
         config.keep_alive_max_requests = 2**31  # reaching it closes an HTTP/2 connection with streams in flight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -16,6 +17,7 @@ import httpx
 import pytest
 from blockbuster import BlockBuster
 
+from staged_pool.api.connections import ACCEPTED_AT_ONCE
 from staged_pool.api.listener import bind
 from staged_pool.api.protocols import RESETS
 from tests.api.serving import EMBED, Http2, engine_on, post, read_answer, read_to_end, serving, statuses
@@ -39,6 +41,26 @@ async def closed(stream: anyio.abc.SocketStream) -> bytes:
     """Wait until the server closes; what came before."""
     async with stream:
         return await read_to_end(stream)
+
+
+# How many there may be before they are accepted
+
+
+def may_wait(listener: socket.socket) -> int:
+    """Connections that the kernel keeps waiting: `tcpi_sacked` of its struct tcp_info, of a socket that listens."""
+    return int.from_bytes(listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)[28:], sys.byteorder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+async def test_as_many_wait_in_the_kernel_as_when_it_was_bound() -> None:
+    listener = bind("127.0.0.1", 0)
+    with listener.dup() as same:
+        before = may_wait(same)
+        async with serving(engine_on(LetterModel()), listener=listener) as served:
+            async with await served.connect() as stream:
+                await stream.send(EMBED)
+                assert statuses(await read_answer(stream)) == [200]
+            assert may_wait(same) == before > ACCEPTED_AT_ONCE
 
 
 # Patience

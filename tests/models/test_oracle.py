@@ -138,8 +138,8 @@ def test_the_real_model_gives_the_vectors_of_sentence_transformers(minilm: Encod
 
 
 def test_the_real_model_in_bfloat16_stays_close_to_float32(oracle: Oracle) -> None:
-    model = load_model(EngineConfig(dtype="bfloat16"))
-    texts = [text for text in TEXTS + MIXED if text]
+    model = load_model(EngineConfig(dtype="bfloat16", torch_threads=1))  # which no plan of threads is tried for
+    texts = [text for text in TEXTS + MIXED[:8] if text]  # without bfloat16 in the processor each takes seconds
     cosines = (embed(model, texts) * oracle(resolve(None).folder, texts)).sum(axis=1)
     assert cosines.min() >= 0.9998
 
