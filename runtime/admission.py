@@ -425,7 +425,7 @@ class Admission:
         delays = [
             (lane, self._delay_s(lane, guess.if_any, 1, asker))
             for lane, guess in guesses.items()
-            if guess.likely or not any(each.likely for each in guesses.values())  # as for a body of no bytes
+            if guess.likely or not any(each.likely for each in guesses.values())  # such bodies have held nothing so far
         ]
         return min(delays, key=lambda pair: pair[1] + self._lanes[pair[0]].lag_s[asker.priority])
 

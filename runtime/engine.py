@@ -500,7 +500,7 @@ async def run_engine(
     Args:
         config: Its settings; those about loading are not looked at.
         model: See `Model`.
-        device: Runs forwards, `model.card.forward_workers` at once.
+        device: Runs forwards, `model.card.forward_calls` at once.
         image_device: Runs those of pictures, as many. None: `device` does, and must then run as many of both at once.
         preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
         image_preprocess: Runs that of pictures. None: threads, `config.image_preprocess_threads` of them.

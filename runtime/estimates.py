@@ -89,7 +89,7 @@ class Estimates:
         return 1.0 / self._tokens_per_byte.value if self._tokens_per_byte.value else FIRST_BYTES_PER_TOKEN
 
     def guess(self, body_bytes: int) -> dict[Lane, Guess]:
-        """What a body of so many bytes holds, by lane; at least one of them is likely."""
+        """What a body of so many bytes holds, by lane."""
         if len(self._lanes) == 1:
             tokens = self._alone(self._lanes[0], body_bytes)
             return {self._lanes[0]: Guess(tokens, tokens, likely=True)}

@@ -214,6 +214,11 @@ class ModelCard:
     load_s: float
     """Seconds from the first byte read to the end of the warm-up."""
 
+    @property
+    def forward_calls(self) -> int:
+        """Calls of `Model.forward` at once, at most: those that run, and those behind them."""
+        return self.forward_workers * (1 + self.launched_ahead)
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -227,7 +232,7 @@ class Tokens:
 
 
 class Model(Protocol):
-    """A loaded model. `forward` may run in `card.forward_workers` threads at once, the other methods in any number."""
+    """A loaded model. `forward` may run in `card.forward_calls` threads at once, the other methods in any number."""
 
     @property
     def card(self) -> ModelCard: ...

@@ -85,7 +85,7 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
             for config in configs:
                 models.append(model := await device.run(_load, config))
                 _check_names([one.card.name for one in models])
-                threads = model.card.forward_workers * (1 + model.card.launched_ahead)
+                threads = model.card.forward_calls
                 device.grow(threads)
                 if "image" in model.card.lanes:
                     image_device.grow(threads)

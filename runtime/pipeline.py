@@ -65,7 +65,7 @@ class LaneParts:
     lane waits for a call of another."""
 
     device: Offload
-    """Runs forwards, `model.card.forward_workers` at once."""
+    """Runs forwards, `model.card.forward_calls` at once."""
     preprocess: Offload
     """Runs preprocess."""
     pace: LanePace
@@ -182,7 +182,7 @@ class Pipeline:
                 ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
                 waiting_tokens=limits[lane].waiting_tokens,
                 preparing=partial(self._preparing, lane),
-                gathers=lane == "text",
+                gathers=lane == "text" and cores is not None,  # slots of other devices do not slow each other down
                 cores=cores,
                 sharing=sharing,
                 name=f"batch{SUFFIX[lane]}",

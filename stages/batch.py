@@ -60,6 +60,8 @@ class _Turn:
     began_at: float = 0.0
     mark: tuple[float, float] | None = None
     """Of `Overlap`, while the forward runs."""
+    forwards: int = 0
+    """More than one where items had to be told apart, or the device had no room for all."""
 
 
 class BatchStage(Stage, Generic[P, R]):
@@ -79,14 +81,15 @@ class BatchStage(Stage, Generic[P, R]):
         forward: See `Forward`.
         device: Runs it, `slots` calls at once, and then those that wait. `DeviceLost` from it ends the stage.
         builder: The waiting room.
-        pace: Told how long the whole device was busy with each batch.
-        budget: Of the builder's batches; told how long each forward took, and what the device had no room for.
+        pace: Told how long the whole device was busy with each batch that took one forward.
+        budget: Of the builder's batches; told how long each of those took, and what the device had no room for.
         slots: Forwards at once.
         ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
         preparing: How many calls of the stage before run.
-        gathers: Whether a small forward takes nearly as long as one of some more tokens, so that less than one that
-            runs waits for company, and what could go alone a moment for what is being prepared.
+        gathers: Whether the slots share a device on which a small forward takes nearly as long as one of some more
+            tokens, so that less than one that runs waits for company, and what could go alone a moment for what is
+            being prepared.
         cores: What the forwards share with those calls, one each. None: the device has its own, and waits for none.
         sharing: What items that are the same work share. None: each is worked on by itself.
         name: Of the stage, where there are several.
@@ -363,7 +366,7 @@ class BatchStage(Stage, Generic[P, R]):
             self._begin(turn)
         try:
             results = await run_isolated(
-                self._call,
+                partial(self._call, turn),
                 [item.payload for item in batch.items],
                 stage=self.meter.name,
                 on_out_of_memory=partial(self._lower_budget, batch),
@@ -374,8 +377,9 @@ class BatchStage(Stage, Generic[P, R]):
                 self._work_waits.ring()
         started = turn.began_at
         self.meter.service.observe(ended - started)
-        self._pace.observe(batch.cost, device_s)
-        self._budget.observe(batch.cost, ended - started, was_limit=batch.trigger is BatchTrigger.COST)
+        if turn.forwards == 1:  # what several took together says nothing of one
+            self._pace.observe(batch.cost, device_s)
+            self._budget.observe(batch.cost, ended - started, was_limit=batch.trigger is BatchTrigger.COST)
         self._builder.max_cost = self._budget.tokens
         for item in batch.items:
             self.meter.wait.observe(started - item.sent_at)
@@ -417,7 +421,8 @@ class BatchStage(Stage, Generic[P, R]):
         if among > 1 and self._sharing is not None:
             self._sharing.freeze(row)
 
-    async def _call(self, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
+    async def _call(self, turn: _Turn, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
+        turn.forwards += 1
         alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._coming())
         return await self._device(partial(self._run_forward, 1 if alone else self._slots), payloads)
 

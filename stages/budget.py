@@ -14,7 +14,7 @@ class Budget:
     """Token budget of a batch at most, by additive increase and multiplicative decrease (Chiu and Jain, 1989).
 
     Pure: it is told what batches took. Those of less than half the budget say nothing of it, neither do those that were
-    cut under a larger one; and one that was quick is a reason for more only if the budget was what limited it.
+    cut under a larger one; and one that was quick is a reason for more only if more waited.
 
     Args:
         most: Never more than so many tokens.

@@ -7,7 +7,7 @@ The rules:
 3. Whose item goes next is for `turns.py` and `tenants.py` to say: interactive work before bulk, tenants share the
    device fairly, and the requests of a tenant what the tenant gets. So one of a thousand documents and one of a single
    text get on equally quickly.
-4. The item whose turn is first is in the next batch of all, so that nothing starves.
+4. The item whose turn is first is in the next batch of all, whatever else is, so that nothing starves.
 5. The rest of that batch has its batch key and keeps within the item limit and the token budget. An item alone may
    exceed the budget: it would never go otherwise.
 6. Without padding, items follow by their turns, and bulk work fills a batch that interactive work leaves room in. With
@@ -21,7 +21,7 @@ The rules:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from staged_pool.stages.ticket import Ticket
@@ -104,11 +104,6 @@ class BatchBuilder(Generic[P]):
         """The turn that the next item of a request has among its tenant's if it comes now."""
         return self.turns.turn(ticket)
 
-    def add(self, items: Iterable[Item[P]]) -> None:
-        """Have items wait, of any requests."""
-        for item in items:
-            self.turns.add(item)
-
     def enter(self, item: Item[P], turn: float | None = None) -> float:
         """Have an item wait.
 
@@ -143,7 +138,7 @@ class BatchBuilder(Generic[P]):
         if self._pads:
             chosen, trigger = self._nearest(key, item, still_wanted, limit)
         else:
-            chosen, trigger = self._in_turn(key, still_wanted, limit)
+            chosen, trigger = self._in_turn(key, item, still_wanted, limit)
         self.turns.end_batch()
         if trigger is BatchTrigger.COST and limit < budget:
             trigger = BatchTrigger.SHARE
@@ -152,16 +147,16 @@ class BatchBuilder(Generic[P]):
         return Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
 
     def _in_turn(
-        self, key: Hashable, still_wanted: Callable[[Item[P]], bool], limit: int
+        self, key: Hashable, first: Item[P], still_wanted: Callable[[Item[P]], bool], limit: int
     ) -> tuple[list[Item[P]], BatchTrigger]:
         turns = self.turns
-        chosen: list[Item[P]] = []
-        cost = 0
+        chosen, cost = [first], first.cost
+        turns.take(key, first)
         while (item := turns.offer(key, still_wanted)) is not None:
             if len(chosen) == self.max_items:
                 return chosen, BatchTrigger.SIZE
             cost += item.cost
-            if chosen and cost > limit:
+            if cost > limit:
                 return chosen, BatchTrigger.COST
             chosen.append(item)
             turns.take(key, item)

@@ -90,12 +90,9 @@ class Pace:
                 self._each_s * self._fixed_tokens
             )  # not what is left of the mean: rounding makes that negative
 
-    def batch_s(self, tokens: float) -> float:
-        """How long one batch of so many tokens takes; 0 as long as nothing has been observed."""
-        return self._fixed_s + self._each_s * tokens
-
     def drain_s(self, tokens: float, budget: int) -> float:
-        """How long so many tokens take in batches of at most `budget` tokens; 0 for none."""
+        """How long so many tokens take in batches of at most `budget` tokens; 0 for none, and as long as nothing has
+        been observed."""
         return math.ceil(tokens / budget) * self._fixed_s + self._each_s * tokens
 
 

@@ -31,8 +31,8 @@ class Waiting(NamedTuple):
 class Turns(Generic[P]):
     """Everything that waits for one device.
 
-    A batch is cut by `first`, then `offer` and `take` for item after item (or `candidates` and `take_of`, where
-    the order is another one), then `end_batch`.
+    A batch is cut by `first` and `take`, then `offer` and `take` for item after item (or `first`, `candidates` and
+    `take_of`, where the order is another one), then `end_batch`.
 
     Args:
         lane: Which waiting room this is, where there are several: a request has a turn in each.
@@ -138,7 +138,7 @@ class Turns(Generic[P]):
             queue.pop(key, taken=False)
 
     def take(self, key: Hashable, item: Item[P]) -> None:
-        """Take what `offer` has given."""
+        """Take what `first` or `offer` has given."""
         self._offered.pop(key, taken=True)
         if self._bulk.requests or self._before_bulk:
             self._settle(self._offered, item.cost)

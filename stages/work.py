@@ -93,7 +93,7 @@ class BatchTrigger(enum.StrEnum):
     """Why a batch was cut where it was."""
 
     DEMAND = "demand"
-    """Everything that waited fitted: the device was free, and nothing is waited for."""
+    """Nothing more waited that may go with it: the same batch key and, with padding, the same priority."""
     SIZE = "size"
     """The next item would have exceeded the item limit."""
     COST = "cost"

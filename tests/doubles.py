@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -15,7 +16,8 @@ from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row,
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import InvalidInput, ModelFailed
-from staged_pool.stages.work import Plan, Prepared
+from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.work import Item, Plan, Prepared
 
 CARD = ModelCard(
     name="letters",
@@ -174,6 +176,12 @@ class Gate:
 
 TURNS = 100
 """Of the event loop, before it is left to rest: an event of tasks alone has come by then."""
+
+
+def wait_in(builder: BatchBuilder[Any], items: Iterable[Item[Any]]) -> None:
+    """Have items wait, of any requests."""
+    for item in items:
+        builder.enter(item)
 
 
 async def until(condition: Callable[[], bool], *, within_s: float = 30) -> None:

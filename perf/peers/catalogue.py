@@ -117,7 +117,8 @@ PEERS: Final = (
         command=_ours,
         dialect=dialects.OURS,
         under_overload=("--target-delay", "1"),
-        settings="all at their defaults; in the open loops it refuses what would wait for more than a second",
+        settings="its defaults, with the dtype and the threads of all; what is inside twice is computed twice "
+        "(--no-coalesce); in the open loops it refuses what would wait for more than a second",
     ),
     Peer(
         name="infinity",

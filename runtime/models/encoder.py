@@ -33,7 +33,7 @@ _WARM_UP_TOKENS: Final = 128
 class Encoder:
     """Towers, behind `runtime.model.LoadedModel`.
 
-    Every method may run in several threads at once; `forward` in `card.forward_workers` of them.
+    Every method may run in several threads at once; `forward` in `card.forward_calls` of them.
     """
 
     card: ModelCard
@@ -70,7 +70,7 @@ class Encoder:
         return self._texts().detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> Sequence[Row | ModelFailed]:
-        """Run one batch on the freest device: one copy to it, one copy of each output back.
+        """Run one batch on the freest device: one copy of its inputs to it, one copy of each output back.
 
         Args:
             payloads: At least one, all of one batch key.

@@ -60,7 +60,8 @@ class TextTower:
         return cast("Sequence[Outcome]", self.tokenizer.preprocess(inputs))
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
-        """One copy to the device, one copy of each output back."""
+        """One copy of the ids to the device, one copy of each output back. A head that reads only some of the tokens
+        sends their places, too."""
         batch = self.body.pack(cast("Sequence[TokenSequence]", payloads))
         hidden = self.body.hidden(batch)
         return {output: self.heads[output](hidden, batch) for output in payloads[0].outputs}

@@ -256,6 +256,23 @@ async def test_a_poisoned_input_fails_alone(stage: str) -> None:
     assert len(outcomes) == 8
 
 
+async def test_a_batch_that_had_to_be_taken_apart_says_nothing_of_how_quick_the_device_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hook(texts: Sequence[str]) -> None:
+        if "poison" in texts:
+            raise ValueError("boom")
+
+    observed: list[int] = []
+    async with engine_on(LetterModel(on_forward=hook)) as engine:
+        pace = engine._pipeline.batch["text"]._pace
+        monkeypatch.setattr(pace, "observe", lambda tokens, seconds: observed.append(tokens))
+        with pytest.raises(ModelFailed):
+            await engine.embed(["good", "poison"])
+        await engine.embed("good")
+    assert observed == [len("good")]
+
+
 async def test_a_row_with_nan_fails_alone() -> None:
     async with engine_on(LetterModel()) as engine:
         with pytest.raises(ModelFailed) as caught:

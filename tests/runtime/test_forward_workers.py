@@ -337,7 +337,7 @@ async def test_what_is_less_than_the_small_batch_that_runs_gathers_until_its_end
     monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
     gate = Gate()
     model = LetterModel(on_forward=gate)
-    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(model, cores=4) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(engine.embed, "first")
         await until(lambda: len(model.forwarded) == 1)
         for text in ("a", "bc"):
@@ -352,7 +352,7 @@ async def test_as_much_as_the_small_batch_that_runs_runs_beside_it(monkeypatch: 
     monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
     gate = Gate()
     model = LetterModel(on_forward=gate)
-    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(model, cores=4) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(engine.embed, "first")
         await until(lambda: len(model.forwarded) == 1)
         tasks.start_soon(engine.embed, "abc")
@@ -364,6 +364,19 @@ async def test_as_much_as_the_small_batch_that_runs_runs_beside_it(monkeypatch: 
     assert model.forwarded == [["first"], ["de", "abc"]]
 
 
+async def test_what_has_a_device_of_its_own_gathers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model, cores=None) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "first")
+        await until(lambda: len(model.forwarded) == 1)
+        tasks.start_soon(engine.embed, "a")
+        await until(lambda: len(model.forwarded) == 2)
+        gate.open()
+    assert model.forwarded == [["first"], ["a"]]
+
+
 @pytest.mark.parametrize(("first", "second"), [("small", "a long second text"), ("a long first text", "small")])
 async def test_a_share_of_work_and_a_small_batch_do_not_wait_for_each_other(
     first: str, second: str, monkeypatch: pytest.MonkeyPatch
@@ -371,7 +384,7 @@ async def test_a_share_of_work_and_a_small_batch_do_not_wait_for_each_other(
     monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
     gate = Gate()
     model = LetterModel(on_forward=gate)
-    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(model, cores=4) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(engine.embed, first)
         await until(lambda: len(model.forwarded) == 1)
         tasks.start_soon(engine.embed, second)

@@ -92,8 +92,8 @@ def _nothing(*_: object, **__: object) -> None:
 def results_swapped_in_a_batch() -> Plan:
     original = BatchStage._call
 
-    async def call(self: BatchStage[Any, Any], payloads: Sequence[Any]) -> Sequence[Any]:
-        return list(await original(self, payloads))[::-1]
+    async def call(self: BatchStage[Any, Any], turn: Any, payloads: Sequence[Any]) -> Sequence[Any]:
+        return list(await original(self, turn, payloads))[::-1]
 
     return [(BatchStage, "_call", call)]
 
@@ -459,7 +459,8 @@ def freed_room_not_announced() -> Plan:
 def waiting_work_not_announced() -> Plan:
     async def fill(self: BatchStage[Any, Any]) -> None:
         async for items in self._inlet:
-            self._builder.add(items)  # and nobody is told
+            for item in items:
+                self._builder.enter(item)  # and nobody is told
         self._ended = True
         self._work_waits.ring_for_all()
 

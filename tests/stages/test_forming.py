@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import BatchTrigger, Item, Request
-from tests.doubles import NoLoad
+from tests.doubles import NoLoad, wait_in
 
 
 def a_ticket() -> Ticket:
@@ -17,7 +17,7 @@ def a_ticket() -> Ticket:
 
 def a_request(builder: BatchBuilder[int], costs: list[int]) -> Ticket:
     ticket = a_ticket()
-    builder.add([Item(ticket, place, place, 0.0, cost) for place, cost in enumerate(costs)])
+    wait_in(builder, [Item(ticket, place, place, 0.0, cost) for place, cost in enumerate(costs)])
     return ticket
 
 
@@ -38,7 +38,7 @@ def test_every_wanted_item_goes_exactly_once_and_no_unwanted_one(
     max_items, max_cost, pads = limit
     builder: BatchBuilder[int] = BatchBuilder(max_items=max_items, max_cost=max_cost, pads=pads)
     items = items_of(arrived)
-    builder.add(items)
+    wait_in(builder, items)
     wanted = {item.index for item, (_, _, want) in zip(items, arrived, strict=True) if want}
     waiting = set(wanted)
     while batch := builder.take(lambda item: item.index in wanted):
@@ -64,7 +64,7 @@ def test_a_batch_is_cut_only_where_the_next_item_would_not_fit(
 ) -> None:
     max_items, max_cost, _ = limit
     builder: BatchBuilder[int] = BatchBuilder(max_items=max_items, max_cost=max_cost, pads=False)
-    builder.add(items_of(arrived))
+    wait_in(builder, items_of(arrived))
     left = {item.index: item for item in items_of(arrived)}
     while batch := builder.take(lambda item: True):
         for item in batch.items:
@@ -88,7 +88,7 @@ def test_a_share_is_a_batch_and_no_item_is_lost_by_sharing(
 ) -> None:
     max_items, max_cost, pads = limit
     builder: BatchBuilder[int] = BatchBuilder(max_items=max_items, max_cost=max_cost, pads=pads, min_share=min_share)
-    builder.add(items_of(arrived))
+    wait_in(builder, items_of(arrived))
     taken: list[int] = []
     while batch := builder.take(lambda item: True, among=among):
         assert len(batch.items) == 1 or batch.cost <= max_cost
@@ -103,7 +103,7 @@ def test_a_share_is_a_batch_and_no_item_is_lost_by_sharing(
 @given(arrivals, st.integers(1, 20), st.integers(1, 60))
 def test_the_budget_grows_with_what_waits(arrived: list[tuple[int, str, bool]], least: int, most: int) -> None:
     builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=most, least_cost=least, pads=False)
-    builder.add(items_of(arrived))
+    wait_in(builder, items_of(arrived))
     while waiting := builder.cost:
         batch = builder.take(lambda item: True)
         assert batch is not None
@@ -113,7 +113,7 @@ def test_the_budget_grows_with_what_waits(arrived: list[tuple[int, str, bool]], 
 def test_a_long_queue_gets_batches_of_the_whole_budget_and_a_short_one_small_ones() -> None:
     builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=100, least_cost=20, pads=False)
     for _ in range(100):
-        builder.add(items_of([(10, "a", True)]))
+        wait_in(builder, items_of([(10, "a", True)]))
     costs = []
     while batch := builder.take(lambda item: True):
         costs.append(batch.cost)
@@ -124,7 +124,7 @@ def test_a_long_queue_gets_batches_of_the_whole_budget_and_a_short_one_small_one
 
 def test_one_large_request_gets_small_batches() -> None:
     builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=100, least_cost=20, pads=False)
-    builder.add(items_of([(10, "a", True)] * 100))
+    wait_in(builder, items_of([(10, "a", True)] * 100))
     batch = builder.take(lambda item: True)
     assert batch is not None
     assert batch.cost == 20
@@ -149,7 +149,7 @@ def test_one_large_request_has_no_depth() -> None:
 
 def test_what_waits_is_shared_among_the_free_slots() -> None:
     builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=20)
-    builder.add(items_of([(10, "a", True)] * 8))
+    wait_in(builder, items_of([(10, "a", True)] * 8))
     first, second = builder.take(lambda item: True, among=2), builder.take(lambda item: True, among=1)
     assert first is not None
     assert second is not None
@@ -159,7 +159,7 @@ def test_what_waits_is_shared_among_the_free_slots() -> None:
 
 def test_what_is_too_little_to_share_goes_together() -> None:
     builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=20)
-    builder.add(items_of([(13, "a", True)] * 3))
+    wait_in(builder, items_of([(13, "a", True)] * 3))
     batch = builder.take(lambda item: True, among=3)
     assert batch is not None
     assert batch.cost == 39
@@ -167,7 +167,7 @@ def test_what_is_too_little_to_share_goes_together() -> None:
 
 def test_padded_batches_keep_to_similar_lengths() -> None:
     builder: BatchBuilder[int] = BatchBuilder(max_items=4, max_cost=1000, pads=True)
-    builder.add(items_of([(cost, "a", True) for cost in (10, 100, 11, 101, 9, 99, 12, 98)]))
+    wait_in(builder, items_of([(cost, "a", True) for cost in (10, 100, 11, 101, 9, 99, 12, 98)]))
     first, second = builder.take(lambda item: True), builder.take(lambda item: True)
     assert first is not None
     assert second is not None
@@ -223,6 +223,6 @@ def test_a_request_that_comes_back_after_a_pause_has_saved_up_nothing() -> None:
     steady = a_request(builder, [10] * 20)
     for _ in range(10):
         builder.take(lambda item: True)
-    builder.add([Item(paused, place, place, 0.0, 10) for place in range(10)])
+    wait_in(builder, [Item(paused, place, place, 0.0, 10) for place in range(10)])
     taken = [batch.items[0].ticket for _ in range(10) if (batch := builder.take(lambda item: True))]
     assert 4 <= taken.count(steady) <= 6

@@ -13,7 +13,6 @@ from staged_pool.stages.pace import Overlap, Pace
 
 
 def test_it_predicts_nothing_before_it_has_seen_something() -> None:
-    assert Pace().batch_s(100) == 0.0
     assert Pace().drain_s(100, 10) == 0.0
 
 
@@ -21,7 +20,7 @@ def test_it_finds_both_coefficients_from_batches_of_many_sizes() -> None:
     pace = Pace()
     for tokens in [10, 500, 2000, 80, 1200] * 10:
         pace.observe(tokens, 0.002 + tokens * 50e-6)
-    assert pace.batch_s(1000) == pytest.approx(0.052, rel=0.01)
+    assert pace.drain_s(1000, 1000) == pytest.approx(0.052, rel=0.01)
     assert pace.drain_s(4000, 2000) == pytest.approx(2 * 0.002 + 4000 * 50e-6, rel=0.01)
 
 
@@ -29,7 +28,7 @@ def test_batches_of_one_size_never_make_it_predict_too_much_for_more() -> None:
     pace = Pace()
     for _ in range(50):
         pace.observe(12, 0.003)
-    assert pace.batch_s(1200) == pytest.approx(0.003)
+    assert pace.drain_s(1200, 1200) == pytest.approx(0.003)
 
 
 def test_what_it_has_found_outlasts_batches_of_one_size() -> None:
@@ -60,7 +59,7 @@ def test_it_follows_a_change_of_pace() -> None:
     for factor in (1, 3):
         for tokens in [100, 1000] * 50:
             pace.observe(tokens, factor * tokens * 1e-4)
-    assert pace.batch_s(500) == pytest.approx(3 * 500e-4, rel=0.02)
+    assert pace.drain_s(500, 500) == pytest.approx(3 * 500e-4, rel=0.02)
 
 
 def test_a_batch_that_ran_alone_had_the_device_for_as_long_as_it_took() -> None:
@@ -97,5 +96,4 @@ def test_a_prediction_is_never_negative(batches: list[tuple[int, float]], tokens
     pace = Pace()
     for size, seconds in batches:
         pace.observe(size, seconds)
-    assert pace.batch_s(tokens) >= 0.0
     assert pace.drain_s(tokens, 512) >= 0.0

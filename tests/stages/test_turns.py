@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority, Request
-from tests.doubles import NoLoad
+from tests.doubles import NoLoad, wait_in
 
 MOST = 40
 """Tokens of an item."""
@@ -33,7 +33,7 @@ def ask(
     key: Hashable = None,
 ) -> Ticket:
     ticket = Ticket(Request, lambda result: None, NoLoad(), tenant=tenant, priority=priority)
-    builder.add([Item(ticket, place, place, 0.0, cost, key) for place, cost in enumerate(costs)])
+    wait_in(builder, [Item(ticket, place, place, 0.0, cost, key) for place, cost in enumerate(costs)])
     return ticket
 
 
@@ -237,6 +237,15 @@ def test_bulk_work_fills_a_batch_that_interactive_work_leaves_room_in() -> None:
     assert batch.trigger is BatchTrigger.COST
 
 
+def test_bulk_work_that_is_due_does_not_push_out_the_item_whose_turn_is_first() -> None:
+    builder = a_builder(max_cost=40)
+    ask(builder, [40], "large", Priority.BULK, "other")
+    ask(builder, [10, 40], key="own")
+    assert [item.cost for item in take(builder).items] == [10]
+    ask(builder, [1], "small", Priority.BULK, "own")  # is due, and the large one before it is not
+    assert [item.cost for item in take(builder).items] == [40]
+
+
 def test_bulk_work_gives_a_batch_no_depth() -> None:
     builder = a_builder(max_cost=20)
     for _ in range(50):
@@ -305,7 +314,7 @@ def test_what_goes_before_a_request_is_no_more_than_what_really_does(own: int, o
         ask(builder, [10] * 5, "other", Priority.BULK)
     ticket = ask(builder, [10] * own, "own")
     ahead, served, left = builder.ahead(ticket), 0, own
-    builder.add([Item(ticket, own, own, 0.0, 10)])
+    wait_in(builder, [Item(ticket, own, own, 0.0, 10)])
     while left >= 0:
         batch = take(builder)
         left -= sum(item.ticket is ticket for item in batch.items)
