@@ -475,7 +475,7 @@ async def test_it_waits_for_what_is_on_its_way_from_there(monkeypatch: pytest.Mo
     received, go_on = anyio.Event(), anyio.Event()
 
     async def hold(point: str) -> None:
-        if point == "batch.received" and model.forwarded:
+        if point == "batch.received" and model.forwarded and not received.is_set():
             received.set()
             await go_on.wait()
 
