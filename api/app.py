@@ -32,6 +32,10 @@ REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """A refusal for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
 which says how many had none."""
 
+EXPECTED_S: Final = 1.0
+"""For how long after a refusal for overload further ones are expected. Only then requests are judged before they enter,
+where they are judged again: that makes a refusal cheap, and what is let in dearer."""
+
 log = structlog.get_logger("staged_pool.api")
 
 
@@ -72,6 +76,7 @@ class Application:
         self._samples = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
         self._refused: dict[Asks, AtOnce] = {}
         """The last refusal for overload of each kind."""
+        self._expects_refusals_until = 0.0
         resources = Routes(lobby, self._metrics, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._told = AtOnce(ALIVE, _content_headers(ALIVE))
@@ -95,20 +100,21 @@ class Application:
         return self._keys.admit(scope)
 
     def turn_away(self, scope: Scope, body_bytes: int) -> Problem | None:
-        """Whether the engine would refuse this request for overload; asked before anything is done for it.
+        """Whether the engine would refuse this request for overload, as it has refused others of late; asked before
+        anything is done for it.
 
         Everything else that can be wrong with it is found on the usual way, which asks admission again.
         """
-        standing = self._overload(_asks(scope), body_bytes)
-        return None if standing is None else status.problem(standing.error)
+        found = self._overload(scope, body_bytes)
+        return None if found is None else status.problem(found[1].error)
 
     def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[AtOnce, str] | None:
         """The answer to a request that is turned away, logged and counted, and its id; None where it is not."""
         if (problem := self.admit(scope)) is not None:
             answer = _said_of(problem, scope["path"])
             refused = AtOnce(answer, _content_headers(answer) + self._closing(scope))
-        elif body_bytes and (standing := self._overload(asks := _asks(scope), body_bytes)) is not None:
-            refused = self._refused_for(asks, standing)
+        elif body_bytes and (found := self._overload(scope, body_bytes)) is not None:
+            refused = self._refused_for(*found)
         else:
             return None
         call = _call(scope, _nothing_to_receive)
@@ -138,15 +144,19 @@ class Application:
         self._metrics.observe(asks.path, refused.answer.status, 0.0)
         return refused
 
-    def _overload(self, asks: Asks, body_bytes: int) -> Standing | None:
+    def _overload(self, scope: Scope, body_bytes: int) -> tuple[Asks, Standing] | None:
+        if time.monotonic() >= self._expects_refusals_until:
+            return None
         engines = self._lobby.engines
         # With several models, which one is meant stands in the body.
         if len(engines) != 1 or self._lobby.not_ready:
             return None
+        asks = _asks(scope)
         task = TASKS.get(asks.path)
         if task is None or not task.able(engines[0].card):
             return None
-        return engines[0].overload(body_bytes, priority=asks.priority, tenant=asks.tenant)
+        standing = engines[0].overload(body_bytes, priority=asks.priority, tenant=asks.tenant)
+        return None if standing is None else (asks, standing)
 
     def _refused_for(self, asks: Asks, standing: Standing) -> AtOnce:
         refused = self._refused.get(asks)
@@ -200,7 +210,7 @@ class Application:
 
     def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
         headers = [*_content_headers(answer), (b"x-request-id", call.request_id.encode())]
-        if call.timeline is not None:
+        if call.timeline is not None and call.timeline.items:  # else no stage has done anything for it
             call.times_ms = _milliseconds(call.timeline)
             times = ", ".join([f"{name};dur={ms:g}" for name, ms in call.times_ms])
             headers.append((b"server-timing", times.encode()))
@@ -212,6 +222,8 @@ class Application:
         path = call.scope["path"]
         route = path if path in self._resources else "other"
         self._metrics.observe(route, outcome.status, seconds)
+        if outcome.status == 429:
+            self._expects_refusals_until = time.monotonic() + EXPECTED_S
         left_out = 0
         sample = self._samples.get(outcome.status)
         if not self._config.access_log or (sample is not None and (left_out := sample.count()) < 0):

@@ -174,8 +174,12 @@ class Connection:
         self._express: Express | None = config.express
         self._spawner: Any = None
         self._client: Any = None
-        self._answering: anyio.CancelScope | None = None
-        """Of the request that goes the short way, until its answer is out."""
+        self._answering = False
+        """A request goes the short way, and its answer is not out."""
+        self._answer_scope: anyio.CancelScope | None = None
+        """Of its task, once that has begun."""
+        self._has_left = False
+        """Nobody wants the answer."""
         self._answered = anyio.Event()
         self._idle = True
         self._in_head = False
@@ -250,7 +254,7 @@ class Connection:
             if self._receiving.cancel_called:  # out of patience, also with a client that talks on and asks nothing
                 await self._protocol.protocol.farewell()
                 break
-            if self._answering is not None:
+            if self._answering:
                 await self._until_answered(leaves=not data)
             if not data:
                 break
@@ -283,7 +287,7 @@ class Connection:
         if (
             express is None
             or not self._receives
-            or self._answering is not None
+            or self._answering
             or self._traffic.leaving
             or not self._at_a_beginning()
             or self._sending.locked()
@@ -329,8 +333,8 @@ class Connection:
     def _begin_to_answer(self, express: Express, request: Whole) -> None:
         """In a task of its own, while this connection's looks out for the client."""
         self._update(idle=False)
-        self._answering = anyio.CancelScope()
-        self._spawner.spawn(self._answer, express, request, self._answering)
+        self._answering = True
+        self._spawner.spawn(self._answer, express, request)
 
     async def _say_at_once(self, answer: bytes) -> None:
         await self._handle(RawData(answer))
@@ -354,16 +358,20 @@ class Connection:
                 came(count)
         return True
 
-    async def _answer(self, express: Express, request: Whole, scope: anyio.CancelScope) -> None:
+    async def _answer(self, express: Express, request: Whole) -> None:
         closes = False
         try:
-            with scope:
+            # Made here and not where the request arrives: that is in no task, where anyio cannot tell which loop it is
+            # on, unless it was anyio that began the loop.
+            with anyio.CancelScope() as self._answer_scope:
+                if self._has_left:
+                    self._answer_scope.cancel()
                 closes = await express.answer(request, self._say)
             self._update(idle=True)
             if closes:
                 await self._handle(Closed())
         finally:
-            self._answering = None
+            self._answering, self._answer_scope = False, None
             self._answered.set()
 
     async def _say(self, data: bytes) -> None:
@@ -371,8 +379,10 @@ class Connection:
 
     async def _until_answered(self, *, leaves: bool) -> None:
         """Wait until the request in hand has its answer, or until its work ends because its client leaves."""
-        if leaves and self._answering is not None:
-            self._answering.cancel()
+        if leaves:
+            self._has_left = True
+            if self._answer_scope is not None:
+                self._answer_scope.cancel()
         self._answered = anyio.Event()
         await self._answered.wait()
 

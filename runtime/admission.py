@@ -198,15 +198,12 @@ class Admission:
         self._estimates = Estimates(tuple(paces))
         self._requests = 0
         self._items = 0
+        self.tokens = 0.0
+        """Inside, of all lanes."""
         self._body_bytes = 0
         self._admitted = 0
         self._refusals = Refusals(clock, config.target_delay_s)
         self._allowed = (config.max_requests, config.max_items, config.max_tokens, config.max_bytes)
-
-    @property
-    def tokens(self) -> float:
-        """Inside, of all lanes."""
-        return sum([lane.tokens for lane in self._lanes.values()])
 
     def enter(self, *, body_bytes: int, timeout_s: float, asker: Asker = ANYBODY) -> Room:
         """Let a request in.
@@ -273,10 +270,14 @@ class Admission:
         if not self._requests:  # an empty engine takes anything: its predictions would never be put right otherwise
             return None
         lane, expected_s = expected
-        wanted = (1, 1, sum([guess.tokens for guess in guesses.values()]), body_bytes)
+        tokens = 0.0
+        for guess in guesses.values():
+            tokens += guess.tokens
+        wanted = (1, 1, tokens, body_bytes)
         inside = (self._requests, self._items, self.tokens, self._body_bytes)
-        for limit, allowed, has, more in zip(_LIMITS, self._allowed, inside, wanted, strict=True):
-            if has + more > allowed:
+        for place, allowed in enumerate(self._allowed):
+            if inside[place] + wanted[place] > allowed:
+                limit = _LIMITS[place]
                 return self._refuse(limit, f"The server is at its limit of {allowed} {limit} in flight.", lane)
         if asker != ANYBODY and (whose := self._beyond_part(inside, wanted, asker)) is not None:
             return self._refuse("part", f"{whose} takes up its part of what the server has in flight at most.", lane)
@@ -358,7 +359,8 @@ class Admission:
             part.read += tokens
             self._lanes[lane].inputs -= 1
             self._estimates.prepared(lane, tokens)
-            self.correct(room, lane, tokens - part.estimate)
+            part.tokens += tokens - part.estimate
+            self._count(room, lane, tokens - part.estimate)
 
     def correct(self, room: Room, lane: Lane, tokens: float) -> None:
         """A request has so many tokens more inside than was thought."""
@@ -386,8 +388,9 @@ class Admission:
         for lane in list(room.parts):
             self._take(room, lane)
         if not self._requests:
+            self.tokens = 0.0  # no rounding error is carried on
             for inside in self._lanes.values():
-                inside.tokens = 0.0  # no rounding error is carried on
+                inside.tokens = 0.0
         if not room.counts[0].requests:
             room.counts[0].tokens = dict.fromkeys(self._lanes, 0.0)
         if not room.counts[1].requests:
@@ -413,9 +416,11 @@ class Admission:
         self._lanes[lane].inputs -= part.unprepared
 
     def _count(self, room: Room, lane: Lane, tokens: float) -> None:
+        self.tokens += tokens
         self._lanes[lane].tokens += tokens
-        for inside in room.counts:
-            inside.tokens[lane] += tokens
+        of_priority, of_tenant = room.counts
+        of_priority.tokens[lane] += tokens
+        of_tenant.tokens[lane] += tokens
 
     def _quickest(self, guesses: Mapping[Lane, Guess], asker: Asker) -> tuple[Lane, float]:
         """Of the lanes that a request may well use, the one that would be done with it first; and when."""

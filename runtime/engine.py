@@ -79,7 +79,7 @@ class Engine(EngineTasks):
         self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Room] = {}
         self._scopes: dict[Ticket, anyio.CancelScope] = {}
-        """Of the callers' waits for room in front of parse and for their outcomes."""
+        """Of callers who wait for room in front of parse, or have a deadline."""
         self._empty = anyio.Event()
         self._broken = anyio.Event()
         self._phase = Phase.READY
@@ -176,23 +176,20 @@ class Engine(EngineTasks):
             stream=stream,
         )
         self._tickets[ticket] = room
+        arrival = Arrival(ticket, body_bytes, now)
         try:
-            with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
-                if room.lane == "text" and room.asker != ANYBODY:
-                    await self._gate.enter(ticket, room.tokens)
-                try:
-                    await self._pipeline.enter(Arrival(ticket, body_bytes, now))
-                except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    ticket.fail(EngineStopped("The engine is stopped."))
-                if errands := await ticket.errands():
-                    await self._pipeline.errands.run(ticket, cast("Sequence[Item[ModelInput]]", errands))
-                return cast(R, await ticket.wait())
-            ticket.fail(
-                DeadlineExceeded(
-                    f"The request was not answered within {timeout_s:g} s; it was in the {ticket.stage} stage.",
-                    stage=ticket.stage,
-                )
-            )
+            has_passed = room.lane != "text" or room.asker == ANYBODY or self._gate.enter_nowait(ticket, room.tokens)
+            if timeout_s == math.inf and has_passed and self._pipeline.enter_nowait(arrival):
+                await self._see_through(ticket)  # the ticket wakes it, whatever happens: it takes no scope to do that
+            else:
+                with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
+                    if not has_passed:
+                        await self._gate.enter(ticket, room.tokens)
+                    await self._pipeline.enter(arrival)
+                    await self._see_through(ticket)
+                if not ticket.settled:
+                    late = f"The request was not answered within {timeout_s:g} s; it was in the {ticket.stage} stage."
+                    ticket.fail(DeadlineExceeded(late, stage=ticket.stage))
             return cast(R, await ticket.wait())
         finally:
             # Left by cancellation of any kind, the ticket is still open: this is what abandons it.
@@ -200,7 +197,8 @@ class Engine(EngineTasks):
                 self._cancelled[ticket.stage] += 1
             elif isinstance(ticket.error, DeadlineExceeded):
                 self._expired[ticket.error.stage] += 1
-            del self._tickets[ticket], self._scopes[ticket]
+            del self._tickets[ticket]
+            self._scopes.pop(ticket, None)
             self._gate.leave(ticket)
             answered = ticket.error is None
             self._admission.leave(room, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
@@ -208,6 +206,11 @@ class Engine(EngineTasks):
                 self._empty.set()
             ticket.release()
             del ticket  # as in `Ticket.wait`
+
+    async def _see_through(self, ticket: Ticket) -> None:
+        """Wait until it is settled, and do what parse leaves to the caller."""
+        if errands := await ticket.errands():
+            await self._pipeline.errands.run(ticket, cast("Sequence[Item[ModelInput]]", errands))
 
     async def stream(
         self,
@@ -439,8 +442,8 @@ class Engine(EngineTasks):
         self._broken.set()
 
     def _fail_all(self, message: str) -> None:
-        for ticket, scope in list(self._scopes.items()):
-            if ticket.fail(EngineStopped(message)):
+        for ticket in list(self._tickets):
+            if ticket.fail(EngineStopped(message)) and (scope := self._scopes.get(ticket)) is not None:
                 scope.cancel()  # its caller may still wait for room in front of parse
 
 

@@ -16,7 +16,7 @@ import structlog
 
 from staged_pool.runtime.model import Lane, ModelInput
 from staged_pool.runtime.requests import Image
-from staged_pool.stages.channel import Outlet
+from staged_pool.stages.channel import ENDED, Outlet
 from staged_pool.stages.errors import EngineStopped, Overloaded, StagedPoolError, StageFailed, TooLarge, UrlNotAllowed
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item
@@ -136,7 +136,7 @@ class Errands:
     async def _feed(self, item: Item[ModelInput], given: ModelInput, lane: Lane) -> None:
         try:
             await self._outlets[lane].send([item.carrying(given, sent_at=self._clock())])
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        except ENDED:
             item.ticket.fail(EngineStopped("The engine is stopped."))
 
     async def _fetched(self, item: Item[ModelInput], gathered: _Gathered) -> ModelInput | None:

@@ -38,16 +38,26 @@ class Gate:
         """Tokens inside; only of those who have any."""
         self._waiting: dict[_Asker, deque[tuple[Ticket, int, anyio.Event]]] = {}
 
+    def enter_nowait(self, ticket: Ticket, tokens: float) -> bool:
+        """Let a request of so many tokens in, if there is room for it and no other of its tenant waits. False: it is
+        to wait in `enter`. However that ends, `leave` is to be called."""
+        asker, cost = self._asks(ticket, tokens)
+        if asker in self._waiting or not self._has_room(asker, cost):
+            return False
+        self._take(ticket, cost)
+        return True
+
     async def enter(self, ticket: Ticket, tokens: float) -> None:
-        """Wait until a request of so many tokens may go in. However the wait ends, `leave` is to be called."""
-        asker = ticket.priority, ticket.tenant
-        cost = max(1, min(round(tokens), self._request_tokens))
-        if asker not in self._waiting and self._has_room(asker, cost):
-            self._take(ticket, cost)
+        """Wait until a request of so many tokens may go in."""
+        if self.enter_nowait(ticket, tokens):
             return
+        asker, cost = self._asks(ticket, tokens)
         let_in = anyio.Event()
         self._waiting.setdefault(asker, deque()).append((ticket, cost, let_in))
         await let_in.wait()
+
+    def _asks(self, ticket: Ticket, tokens: float) -> tuple[_Asker, int]:
+        return (ticket.priority, ticket.tenant), max(1, min(round(tokens), self._request_tokens))
 
     def leave(self, ticket: Ticket) -> None:
         """Give back what a request has, if it has anything, and let in whom that makes room for."""

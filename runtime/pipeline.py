@@ -19,7 +19,8 @@ from staged_pool.runtime.result_cache import ResultCache, freeze
 from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.budget import Budget
-from staged_pool.stages.channel import Channel, Outlet
+from staged_pool.stages.channel import ENDED, Channel, Outlet
+from staged_pool.stages.errors import EngineStopped
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 from staged_pool.stages.offload import Offload
@@ -246,14 +247,21 @@ class Pipeline:
     def _preparing(self, lane: Lane) -> int:
         return self.preprocess[lane].calls
 
-    async def enter(self, arrival: Arrival) -> None:
-        """Hand a request to parse, waiting for room.
+    def enter_nowait(self, arrival: Arrival) -> bool:
+        """Hand a request to parse, if there is room and nobody waits for it. False: it is to wait in `enter`. One that
+        comes after the end fails."""
+        try:
+            return self._door.send_nowait(arrival)
+        except ENDED:
+            arrival.ticket.fail(EngineStopped("The engine is stopped."))
+            return True
 
-        Raises:
-            anyio.BrokenResourceError: Parse is gone.
-            anyio.ClosedResourceError: The door is closed.
-        """
-        await self._door.send(arrival)
+    async def enter(self, arrival: Arrival) -> None:
+        """As `enter_nowait`, waiting for room."""
+        try:
+            await self._door.send(arrival)
+        except ENDED:
+            arrival.ticket.fail(EngineStopped("The engine is stopped."))
 
     def close(self) -> None:
         """Let nothing more in, which ends the pipeline: the end of the streams runs down from stage to stage."""
@@ -293,13 +301,12 @@ class Pipeline:
         Args:
             lanes: Those that a request needs, each of which must be free. None: any will do.
         """
-        stuck = [lane for lane, stage in self.preprocess.items() if stage.is_stuck(self._alarm_s)]
-        if not stuck:
-            return None
-        if lanes is None:
-            blocking = stuck if len(stuck) == len(self.preprocess) else []
-        else:
-            blocking = [lane for lane in lanes if lane in stuck]
+        blocking = []
+        for lane in self.preprocess if lanes is None else lanes:
+            if self.preprocess[lane].is_stuck(self._alarm_s):
+                blocking.append(lane)
+            elif lanes is None:
+                return None
         if not blocking:
             return None
         return f"every {self.preprocess[blocking[0]].meter.name} thread has been busy for more than {self._alarm_s:g} s"

@@ -13,6 +13,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 T = TypeVar("T")
 
 
+ENDED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError)
+"""What a send raises where nobody will receive: the stage behind is gone, or this end is closed."""
+
 IN_A_ROW: Final = 8
 """Messages that are taken from one channel before every other task has its turn."""
 
@@ -140,10 +143,25 @@ class Outlet(Generic[T]):
             anyio.BrokenResourceError: The receiving stage is gone.
             anyio.ClosedResourceError: This end is closed.
         """
+        size = self._contents.size(message)
+        if not self._contents.take(size):
+            await self._contents.wait_for(size)
+        self._put(message, size)
+
+    def send_nowait(self, message: T) -> bool:
+        """Hand a message over if there is room, and nobody waits for it. False: it stays with the sender.
+
+        Raises:
+            anyio.BrokenResourceError, anyio.ClosedResourceError: As for `send`.
+        """
+        size = self._contents.size(message)
+        if not self._contents.take(size):
+            return False
+        self._put(message, size)
+        return True
+
+    def _put(self, message: T, size: int) -> None:
         contents = self._contents
-        size = contents.size(message)
-        if not contents.take(size):
-            await contents.wait_for(size)
         try:
             self._stream.send_nowait(message)
         except BaseException:

@@ -162,6 +162,6 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     def is_stuck(self, than_s: float) -> bool:
         """Whether every worker is in a call that has been running for longer than `than_s` seconds."""
-        if self.calls < self.meter.workers:
+        if len(self._called_at) < self.meter.workers:
             return False
         return self._clock() - next(reversed(self._called_at.values())) > than_s  # the one that began last

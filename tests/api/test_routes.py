@@ -381,6 +381,10 @@ async def test_under_overload_every_task_is_turned_away_before_its_body_is_read(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.embed, "a")
             await gate.arrived()
+            assert application.turn_away({"path": route, "headers": []}, 10) is None, "nobody was refused so far"
+            transport = httpx.ASGITransport(application)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                assert (await client.post(route, json=BODIES[route][1])).status_code == 429
             problem = application.turn_away({"path": route, "headers": []}, 10)
             other = application.turn_away({"path": "/v1/models", "headers": []}, 10)
             gate.open()

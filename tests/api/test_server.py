@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import anyio
 import httpx
 import numpy as np
 import pytest
+import trio
+import uvloop
 from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
@@ -20,7 +24,7 @@ from staged_pool.api.listener import bind
 from staged_pool.api.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError, DeviceLost
-from tests.api.serving import EMBED, Http2, Served, engine_on, only, post, read_to_end, serving, statuses
+from tests.api.serving import EMBED, Http2, Served, engine_on, only, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio
@@ -79,6 +83,20 @@ async def test_a_bad_request_is_refused_by_a_real_model_and_harms_nothing(
         await served.assert_alive()
     assert response.status_code == status
     assert message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda host: asyncio.run(host()), lambda host: uvloop.run(host()), trio.run],
+    ids=["asyncio", "uvloop", "trio"],
+)
+def test_its_host_need_not_have_begun_the_loop_with_anyio(run: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+    async def host() -> None:
+        async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+            await stream.send(EMBED)
+            assert statuses(await read_answer(stream)) == [200]
+
+    run(host)
 
 
 async def test_http2_answers_like_http1() -> None:
