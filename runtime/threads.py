@@ -20,6 +20,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from staged_pool.stages.errors import DeviceLost
+from staged_pool.stages.wakeup import wakeup
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class _Job(Generic[A, T]):
         self._function = function
         self._argument = argument
         self.post = post
-        self.done = anyio.Event()
+        self.done = wakeup()
         self.worker: _Worker | None = None
         """That has begun with it."""
         self.began_at = 0.0

@@ -10,6 +10,8 @@ import anyio
 import anyio.lowlevel
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from staged_pool.stages.wakeup import Wakeup, wakeup
+
 T = TypeVar("T")
 
 
@@ -30,7 +32,7 @@ class Bell:
     __slots__ = ("_is_coming", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: deque[anyio.Event] = deque()
+        self._waiting: deque[Wakeup] = deque()
         self._is_coming = False
 
     def ring(self) -> None:
@@ -47,7 +49,7 @@ class Bell:
 
     async def wait(self) -> None:
         """Wait until there may be work: somebody else may have been quicker."""
-        rung = anyio.Event()
+        rung = wakeup()
         self._waiting.append(rung)
         try:
             await rung.wait()
@@ -72,7 +74,7 @@ class _Contents(Generic[T]):
         self.size = size
         self.messages = 0
         self.bell = Bell()
-        self.senders: deque[tuple[int, anyio.Event]] = deque()
+        self.senders: deque[tuple[int, Wakeup]] = deque()
         """Those who wait for room: what each needs, and what tells it that it has it."""
         self._capacity = capacity
         self._used = 0
@@ -91,7 +93,7 @@ class _Contents(Generic[T]):
 
     async def wait_for(self, size: int) -> None:
         """Take room, after those who came before."""
-        told = anyio.Event()
+        told = wakeup()
         sender = size, told
         self.senders.append(sender)
         try:

@@ -11,6 +11,7 @@ import anyio
 
 from staged_pool.stages.errors import InvalidInput, MediaUnavailable, ModelFailed, StagedPoolError, said_again
 from staged_pool.stages.rows import RowStream
+from staged_pool.stages.wakeup import Wakeup, wakeup
 from staged_pool.stages.work import Item, Parts, Plan, Priority, Request
 
 Decode: TypeAlias = Callable[[], Request]
@@ -101,13 +102,13 @@ class Ticket:
         "_encode",
         "_errands",
         "_error",
-        "_event",
         "_left",
         "_plan",
         "_rows",
         "_standings",
         "_stream",
         "_value",
+        "_wakeup",
         "deadline",
         "load",
         "numbers",
@@ -146,8 +147,8 @@ class Ticket:
         self._plan: Plan[object] | None = None
         self._rows: list[object] = []
         self._left = 0
-        self._event = anyio.Event()
-        """Wakes the caller: it is settled, or there is something for the caller to do."""
+        self._wakeup: Wakeup | None = None
+        """Of the caller, while it waits: the ticket is settled, or there is something for the caller to do."""
         self._errands: Sequence[Item[object]] | None = None
         self._standings: dict[Hashable, Standing] = {}
         self._value: object = None
@@ -202,17 +203,14 @@ class Ticket:
         """Have the caller see to these items of its request: it waits in `errands`."""
         if not self.settled:
             self._errands = errands
-            self._event.set()
+            self._wake()
 
     async def errands(self) -> Sequence[Item[object]]:
         """What parse leaves to the caller, once; empty when the ticket is settled, with or without any."""
         if self._errands is None and not self.settled:
-            await self._event.wait()
+            await self._until_woken()
         errands, self._errands = self._errands, None
-        if errands is None:
-            return ()
-        self._event = anyio.Event()
-        return errands
+        return () if errands is None else errands
 
     def standing(self, lane: Hashable) -> Standing:
         """Where the request stands in a lane."""
@@ -279,7 +277,7 @@ class Ticket:
         self._decode = self._encode = self._plan = self._errands = None
         self._rows = []
         self.settled = True
-        self._event.set()
+        self._wake()
         for standing in self._standings.values():
             if standing.room is not None:
                 standing.room.set()
@@ -293,7 +291,15 @@ class Ticket:
     async def wait_settled(self) -> None:
         """Wait until it is settled, without looking at the outcome."""
         if not self.settled:
-            await self._event.wait()
+            await self._until_woken()
+
+    async def _until_woken(self) -> None:
+        self._wakeup = wakeup()
+        await self._wakeup.wait()
+
+    def _wake(self) -> None:
+        if self._wakeup is not None:
+            self._wakeup.set()
 
     async def wait(self) -> object:
         """The answer; the error that the request was settled with is raised.
