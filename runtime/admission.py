@@ -384,9 +384,13 @@ class Admission:
             of.requests -= 1
             of.items -= room.items
             of.body_bytes -= room.body_bytes
-        read = {lane: part.read for lane, part in room.parts.items() if part.read}
-        for lane in list(room.parts):
-            self._take(room, lane)
+        read: dict[Lane, int] = {}
+        for lane, part in room.parts.items():
+            if part.read:
+                read[lane] = part.read
+            self._count(room, lane, -part.tokens)
+            self._lanes[lane].inputs -= part.unprepared
+        room.parts.clear()
         if not self._requests:
             self.tokens = 0.0  # no rounding error is carried on
             for inside in self._lanes.values():
@@ -398,11 +402,11 @@ class Admission:
         if answered:
             lag_s = self._lanes[room.lane].lag_s
             took_s = self._clock() - room.entered_at - elsewhere_s
-            # What was known waited for no device: quick as it is, it says nothing of how late the others are.
-            on_device = 1.0 - room.recalled_tokens / max(1, sum(read.values()))
-            priority = room.asker.priority
-            late_s = took_s - on_device * room.expected_s - lag_s[priority]
-            lag_s[priority] = max(0.0, lag_s[priority] + _LEARN * late_s)
+            expected_s, priority = room.expected_s, room.asker.priority
+            if room.recalled_tokens:
+                # What was known waited for no device: quick as it is, it says nothing of how late the others are.
+                expected_s *= 1.0 - room.recalled_tokens / max(1, sum(read.values()))
+            lag_s[priority] = max(0.0, lag_s[priority] + _LEARN * (took_s - expected_s - lag_s[priority]))
             self._estimates.learn(room.body_bytes, read)
 
     def _put(self, room: Room, lane: Lane, part: _Part) -> None:

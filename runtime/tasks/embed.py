@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,10 +129,13 @@ def _dense(request: EmbedRequest, card: ModelCard, rows: Sequence[object]) -> ND
     """
     normalize = request.normalize and card.normalize
     vectors = [_mean(row, normalize=normalize) if isinstance(row, Parts) else array(row, Output.DENSE) for row in rows]
-    stacked = vectors[0][np.newaxis] if normalize and len(vectors) == 1 else np.stack(vectors)
+    # A row may be shared, or hold the memory of its whole batch: what is returned is a copy, which normalising makes.
+    stacked = np.stack(vectors) if len(vectors) > 1 else vectors[0][np.newaxis]
     if request.dimensions is not None:
         stacked = stacked[:, : request.dimensions]
-    return np.ascontiguousarray(normalized(stacked) if normalize else stacked)
+    if normalize:
+        return normalized(stacked)
+    return stacked.copy() if len(vectors) == 1 else np.ascontiguousarray(stacked)
 
 
 def _mean(parts: Parts, *, normalize: bool) -> NDArray[np.float32]:
@@ -145,9 +148,10 @@ def _mean(parts: Parts, *, normalize: bool) -> NDArray[np.float32]:
     return mean
 
 
-def array(row: object, output: Output) -> NDArray[np.float32]:
+def array(row: Any, output: Output) -> NDArray[np.float32]:
     """One output of a row that is an array."""
-    return cast("NDArray[np.float32]", cast(Row, row).values[output])
+    values: NDArray[np.float32] = row.values[output]
+    return values
 
 
 def owned(values: NDArray[Number]) -> NDArray[Number]:
