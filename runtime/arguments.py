@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, TypeGuard
 
-from staged_pool.runtime.requests import Chat, Content, Image, Output, Outputs, PairInput, TextInput, content_bytes
+from staged_pool.runtime.requests import (
+    DENSE_ONLY,
+    Chat,
+    Content,
+    Image,
+    Output,
+    Outputs,
+    PairInput,
+    TextInput,
+    content_bytes,
+)
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Priority
 
@@ -50,6 +60,8 @@ def inputs(given: object, max_tokens: int | None) -> tuple[TextInput | Image, ..
         InvalidInput: It is something else; names the input that is.
     """
     whole_number("max_tokens", max_tokens)
+    if isinstance(given, str):
+        return (TextInput(given, max_tokens),)
     return tuple([_input(index, source, max_tokens, _ANY) for index, source in enumerate(_each(given))])
 
 
@@ -94,6 +106,8 @@ def outputs(names: Output | str | Iterable[Output | str]) -> Outputs:
     Raises:
         InvalidInput: There is none of that name.
     """
+    if names is DENSE_ONLY:  # as nearly always
+        return DENSE_ONLY
     try:
         return frozenset(map(Output, (names,) if isinstance(names, str) else names))
     except (ValueError, TypeError):

@@ -79,6 +79,8 @@ def _check_dimensions(request: EmbedRequest, card: ModelCard) -> None:
 
 
 def _role(prompt_name: str | None) -> Role | None:
+    if prompt_name is None:
+        return None
     return next((role for role, names in PROMPTS_OF.items() if prompt_name in names), None)
 
 
