@@ -320,15 +320,15 @@ def caller_at_the_door_not_woken() -> Plan:
 
 @mutation
 def closed_door_not_understood() -> Plan:
-    original = Outlet.send
+    original = Outlet._put
 
-    async def send(self: Outlet[Any], message: Any) -> None:
+    def put(self: Outlet[Any], message: Any, size: int) -> None:
         try:
-            await original(self, message)
+            original(self, message, size)
         except anyio.ClosedResourceError as error:
             raise RuntimeError from error
 
-    return [(Outlet, "send", send)]
+    return [(Outlet, "_put", put)]
 
 
 @mutation
@@ -779,8 +779,10 @@ def fetches_without_a_limit() -> Plan:
 
 @mutation
 def settled_ticket_does_not_wake_its_caller_from_errands() -> Plan:
+    original = Ticket.wait_settled
+
     async def wait_settled(self: Ticket) -> None:
-        await self._event.wait()
+        await original(self)
         await anyio.sleep(0.05)
 
     return [(Ticket, "wait_settled", wait_settled)]
