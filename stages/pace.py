@@ -61,7 +61,7 @@ class Pace:
     anything was, all of it counts as fixed: a prediction for more tokens is then too short rather than too long, so
     that nothing is refused that might have been in time.
 
-    Items have no term of their own. Of MiniLM in float32, 256 tokens take 85, 82, 82, 83, 88 and 93 ms of a core as 32,
+    Items have no term of their own. Of MiniLM in float32, 256 tokens take 85, 80, 82, 83, 88 and 93 ms of a core as 32,
     16, 8, 4, 2 and 1 texts (`perf/README.md`): an item is worth a third of a token, beside the eight and more that it
     has. All pictures of a model have about as many tokens, which no fit could tell from items.
 
