@@ -63,8 +63,9 @@ class EngineConfig:
     CPU."""
 
     dtype: DType = "auto"
-    """Of the weights. `auto`: bfloat16 where the device computes in it natively; else float16 on a GPU, and float32 on
-    a CPU. bfloat16 is up to three times as fast on a CPU, with cosines to float32 above 0.9998. float16 is for GPUs."""
+    """Of the weights. `auto`: bfloat16 where a GPU computes in it natively, else float16; on a CPU bfloat16 where that
+    is found to be quicker than float32. It is up to three times as fast there, with cosines to float32 above 0.9998.
+    float16 is for GPUs."""
 
     cuda_graphs: bool = True
     """Whether small batches of small models are recorded on a GPU, and replayed. That takes seconds at load and some

@@ -26,6 +26,7 @@ from staged_pool.runtime.models.image_tower import build_image_tower
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.launch import Launcher, Replica, Replicas
+from staged_pool.runtime.models.processor import bfloat16_pays
 from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
@@ -213,15 +214,14 @@ def _say(card: ModelCard) -> None:
 
 
 def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
-    """`auto`: bfloat16 only where every device multiplies in it; emulated, it is slower than any other."""
+    """`auto`: bfloat16 where every device multiplies in it, and a CPU quicker than in float32."""
     on_cpu = devices[0].type == "cpu"
     if wanted != "auto":
         if wanted == "float16" and on_cpu:
             raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32 or bfloat16")
         return _DTYPES[wanted]
     if on_cpu:
-        able = torch.cpu.get_capabilities()
-        return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
+        return torch.bfloat16 if bfloat16_pays() else torch.float32
     return torch.bfloat16 if all(map(multiplies_bfloat16, devices)) else torch.float16
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models import linear, processor
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.stack import Group
@@ -222,12 +224,44 @@ def test_float16_is_refused_on_a_cpu(folder: Path) -> None:
     assert refusal(folder, device="cpu", dtype="float16") == message
 
 
-@pytest.mark.parametrize("able", [True, False])
-def test_bfloat16_is_chosen_where_the_cpu_computes_in_it(
-    able: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def unknown_processor() -> Iterator[None]:
+    """What was found out about this one does not count for the test, nor what the test finds for others."""
+    processor.bfloat16_pays.cache_clear()
+    yield
+    processor.bfloat16_pays.cache_clear()
+
+
+@pytest.mark.usefixtures("unknown_processor")
+@pytest.mark.parametrize(
+    ("able", "gain", "dtype"), [(True, 2.0, "bfloat16"), (True, 1.1, "float32"), (False, 2.0, "float32")]
+)
+def test_bfloat16_is_chosen_where_the_cpu_is_quicker_in_it(
+    able: bool, gain: float, dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
-    assert load_model(EngineConfig(model=str(folder), device="cpu")).card.dtype == ("bfloat16" if able else "float32")
+    monkeypatch.setattr(processor, "_seconds", {torch.float32: gain, torch.bfloat16: 1.0}.__getitem__)
+    assert load_model(EngineConfig(model=str(folder), device="cpu")).card.dtype == dtype
+
+
+@pytest.mark.usefixtures("unknown_processor")
+def test_no_bfloat16_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepacked(weight: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("mkldnn: no such kernel")
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    monkeypatch.setattr(linear, "prepacked", prepacked)  # as on a processor whose name promises too much
+    assert not processor.bfloat16_pays()
+
+
+def test_products_are_timed_on_one_thread_and_change_nothing_else() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert 0 < processor._seconds(torch.float32) < 10
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_number_of_threads_is_that_of_the_configuration(folder: Path) -> None:
