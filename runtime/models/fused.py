@@ -103,11 +103,18 @@ class FusedLayers(nn.Module):
         self.layers = [_fused(one, many) for one in parts]
         """In their order."""
         self.layers_of_few = self.layers
-        """The same for up to `few_tokens()`."""
+        """The same for a few tokens."""
+        self.few_alone = self.few_shared = 0
+        """Up to how many tokens are few, on one thread and on several."""
+        threads = torch.get_num_threads()
+        if few == many == "plain" and product is None and splits_pay(shape, threads):
+            few = "split"
         if few != many:
-            self.layers_of_few = [_fused(one, few) for one in parts]
-        elif many == "plain" and product is None and splits_pay(shape, threads := torch.get_num_threads()):
+            self.few_alone, self.few_shared = (few_tokens(shape, few, many, count) for count in (1, threads))
+        if few == "split":
             self.layers_of_few = [split_layer(layer, threads) for layer in self.layers]
+        elif self.few_alone or self.few_shared:
+            self.layers_of_few = [_fused(one, few) for one in parts]
         self._run = layers_as_one_call()
 
     def forward(
@@ -128,7 +135,8 @@ class FusedLayers(nn.Module):
             raise NotImplementedError("fused layers are given token vectors, a mask, and settings of attention")
         shape = hidden_states.shape
         x = hidden_states.flatten(0, 1)
-        layers = self.layers_of_few if x.shape[0] <= few_tokens() else self.layers
+        few = self.few_alone if torch.get_num_threads() == 1 else self.few_shared
+        layers = self.layers_of_few if x.shape[0] <= few else self.layers
         causal = settings.get("is_causal")
         causal = self.is_causal if causal is None else causal
         kind = self.config._attn_implementation

@@ -1,9 +1,14 @@
 """How fused layers multiply: in which of several ways they are quickest on this processor, found out by trying.
 
-That is asked twice, for a short text and for a batch: MKL lays weights out anew for each product, which counts where
-that has few rows. It does so quicker where they lie as [in, out], and not as an `nn.Linear` has them. One core of a
-Zen 3, all matrices of MiniLM in float32: 7.4 ms instead of 8.5 for 12 tokens (oneDNN 6.5), 26.3 instead of 27.9 for 96
-(28.1), 243 instead of 246 for 1024 (280).
+That is asked twice, for a few short texts and for a batch: MKL lays weights out anew for each product, which counts
+where that has few rows. It does so quicker where they lie as [in, out], and not as an `nn.Linear` has them. One core of
+a Zen 3, all matrices of MiniLM in float32: 7.4 ms instead of 8.5 for 12 tokens (oneDNN 6.5), 26.3 instead of 27.9 for
+96 (28.1), 243 instead of 246 for 1024 (280).
+
+Up to how many tokens a batch has few is tried, too, on one thread and on several. Layers of MiniLM on a Xeon of the
+fifth generation without its matrix unit, float32, texts of 12 tokens, MKL and oneDNN: on one thread 3.6 and 3.9 ms for
+one of them, 11.9 and 13.7 for 6, 22.0 and 23.6 for 11, 34.1 and 32.5 for 16; on two threads 2.2 and 2.4 for one, but
+7.9 and 7.4 for 6.
 
 With AVX-512, oneDNN applies an activation, or adds, while it writes a product, and that costs next to nothing. With
 AVX2 either costs more than another pass over the values, and the products themselves are slower than those of MKL. One
@@ -15,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final, Literal, NamedTuple
 
@@ -32,22 +37,32 @@ Product = Literal["fused", "prepacked", "plain", "split"]
 `plain`: MKL's, of weights as [in, out]. `split`: the same in parts, of which each is one thread's."""
 
 _LAYOUTS: Final[tuple[Product, ...]] = ("fused", "prepacked", "plain")
-_SHARED: Final[tuple[Product, ...]] = ("plain", "split")
+_PARTED: Final[tuple[Product, ...]] = ("plain", "split")
 
-_FEW_TOKENS: Final = 32
-_FEW_TOKENS_SHARED: Final = 192
-"""Of a batch with few rows, by one thread and by several. A Zen 3 multiplies those of MiniLM quicker with oneDNN up to
-here, and with MKL beyond, which gains less by a second thread."""
+FEW: Final = (Group(sequences=1, tokens=16, seen=16), Group(sequences=4, tokens=16, seen=16))
+MANY: Final = (Group(sequences=8, tokens=64, seen=64),)
+"""What is tried for a few tokens, and for many."""
 
-FEW: Final = Group(sequences=1, tokens=16, seen=16)
-SHARED: Final = Group(sequences=1, tokens=48, seen=48)
-MANY: Final = Group(sequences=8, tokens=64, seen=64)
+_SHARED: Final = Group(sequences=1, tokens=48, seen=48)
+_SPLIT_TOKENS: Final = 192
+"""What is tried for a few tokens that threads share, and up to how many a Zen 3 gains by it."""
 
-_TRIES: Final = 5
+_FEW_AT_MOST: Final = (1, 2, 4, 8, 12)
+"""Texts of 16 tokens that may be few."""
+
+_FEW_LAYERS: Final = 3
+"""What few tokens take depends on where the weights of a layer happen to lie, and on that they are in no cache."""
+
+_TRIES: Final = 3
 _LONG_ENOUGH_S: Final = 1.0
 """After which there are no more tries: what takes so long is not easily disturbed."""
+_IN_A_ROW: Final = 2
+"""Runs of one way before the next has its turn. The first of them finds the weights of the other in the caches."""
 _WORTH_IT: Final = 1.05
-"""`fused` reads and writes the least, which counts for more when all cores do: another way must be quicker by this."""
+"""`fused` reads and writes the least, which counts for more when all cores do: for many tokens another way must be
+quicker by this."""
+_SOONER: Final = 1.02
+"""The same for a few tokens, whose weights are most of what is read in any way."""
 
 
 class LayerShape(NamedTuple):
@@ -63,7 +78,7 @@ class LayerShape(NamedTuple):
 
 
 @cache
-def quickest_product(shape: LayerShape, batch: Group) -> Product:
+def quickest_product(shape: LayerShape, batches: tuple[Group, ...]) -> Product:
     """Run a made-up layer on one thread, in each way that has a layout of its own; the quickest of a few tries counts,
     as for the plan of threads.
 
@@ -71,9 +86,33 @@ def quickest_product(shape: LayerShape, batch: Group) -> Product:
 
     Args:
         shape: Of the layer.
-        batch: What it is given.
+        batches: What it is given; of several, each counts as much as the others (the geometric mean).
     """
-    return _quickest(shape, batch, _LAYOUTS, threads=1)
+    return _quickest(shape, batches, _LAYOUTS, threads=1, worth_it=_WORTH_IT if batches == MANY else _SOONER)
+
+
+@cache
+def few_tokens(shape: LayerShape, few: Product, many: Product, threads: int) -> int:
+    """Up to how many tokens are quicker with `few` than with `many`: 0, or one of the sizes that are tried.
+
+    Args:
+        shape: Of the layer.
+        few: The quickest way for a few tokens on one thread.
+        many: That for many.
+        threads: That share the tokens.
+    """
+    if few == "split":
+        return _SPLIT_TOKENS if threads > 1 else 0
+    layers = _made_up_each(shape, (few, many), threads, _FEW_LAYERS)
+    most, gained, most_gained = 0, 0.0, 0.0
+    for sequences in _FEW_AT_MOST:
+        batch = Group(sequences=sequences, tokens=FEW[0].tokens, seen=FEW[0].seen)
+        seconds = _seconds(layers, batch, shape, threads)
+        gained += math.log(seconds[many] / seconds[few])  # of all up to here: one size may have been disturbed
+        if gained > most_gained:
+            most, most_gained = batch.sequences * batch.tokens, gained
+    log.info("model.few_tokens", product=few, up_to=most, threads=threads, width=shape.width, inner=shape.inner)
+    return most
 
 
 @cache
@@ -83,33 +122,21 @@ def splits_pay(shape: LayerShape, threads: int) -> bool:
     MKL does not cut so few rows well: of ViT-B/32 a picture alone, 50 tokens, takes 103 ms on two cores of a Zen 3 in
     the one way and 71 in the other (oneDNN 70, in a layout of its own); 200 tokens 221 and 210.
     """
-    return threads > 1 and _quickest(shape, SHARED, _SHARED, threads=threads) == "split"
+    return threads > 1 and _quickest(shape, (_SHARED,), _PARTED, threads=threads, worth_it=_SOONER) == "split"
 
 
-def _quickest(shape: LayerShape, batch: Group, products: Sequence[Product], *, threads: int) -> Product:
-    layers = {product: layer for product in products if (layer := _made_up(shape, product, threads)) is not None}
-    quickest = dict.fromkeys(layers, math.inf)
-    x = torch.randn(batch.sequences * batch.tokens, shape.width).to(shape.dtype)
-    run, threads_before = layers_as_one_call(), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    began = time.perf_counter()
-    try:
-        with torch.inference_mode():
-            for turn in range(1 + _TRIES):  # the first one warms up: it is slower, and so does not count
-                for product, layer in layers.items():
-                    started = time.perf_counter()
-                    run(x, [batch], [layer], False)
-                    if turn:
-                        quickest[product] = min(quickest[product], time.perf_counter() - started)
-                if turn and time.perf_counter() - began > _LONG_ENOUGH_S:
-                    break
-    finally:
-        torch.set_num_threads(threads_before)
-    best = min(quickest, key=lambda product: quickest[product] * (1 if product == "fused" else _WORTH_IT))
+def _quickest(
+    shape: LayerShape, batches: Sequence[Group], products: Sequence[Product], *, threads: int, worth_it: float
+) -> Product:
+    """The first of these ways, unless another is quicker by so much."""
+    layers = _made_up_each(shape, products, threads, 1 if batches == MANY else _FEW_LAYERS)
+    tried = [_seconds(layers, batch, shape, threads) for batch in batches]
+    cost = {product: math.prod(seconds[product] for seconds in tried) ** (1 / len(tried)) for product in tried[0]}
+    best = min(cost, key=lambda product: cost[product] * (1 if product == products[0] else worth_it))
     log.info(
         "model.product",
         product=best,
-        tokens=batch.sequences * batch.tokens,
+        tokens=[batch.sequences * batch.tokens for batch in batches],
         threads=threads,
         width=shape.width,
         inner=shape.inner,
@@ -118,9 +145,29 @@ def _quickest(shape: LayerShape, batch: Group, products: Sequence[Product], *, t
     return best
 
 
-def few_tokens() -> int:
-    """Up to how many are few, for the calling thread's number of torch threads."""
-    return _FEW_TOKENS if torch.get_num_threads() == 1 else _FEW_TOKENS_SHARED
+def _seconds(
+    layers: Mapping[Product, list[Layer]], batch: Group, shape: LayerShape, threads: int
+) -> dict[Product, float]:
+    """What each takes; they are tried in turns."""
+    quickest = dict.fromkeys(layers, math.inf)
+    x = torch.randn(batch.sequences * batch.tokens, shape.width).to(shape.dtype)
+    run, threads_before = layers_as_one_call(), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    began = time.perf_counter()
+    try:
+        with torch.inference_mode():
+            for _ in range(_TRIES):
+                for product, those in layers.items():
+                    for run_before in range(_IN_A_ROW):
+                        started = time.perf_counter()
+                        run(x, [batch], those, False)
+                        if run_before:
+                            quickest[product] = min(quickest[product], time.perf_counter() - started)
+                if time.perf_counter() - began > _LONG_ENOUGH_S:
+                    break
+    finally:
+        torch.set_num_threads(threads_before)
+    return quickest
 
 
 def as_taken(weight: torch.Tensor, product: Product) -> torch.Tensor:
@@ -130,6 +177,14 @@ def as_taken(weight: torch.Tensor, product: Product) -> torch.Tensor:
         RuntimeError: This build of torch, or this processor, does not have it.
     """
     return weight.detach().t().contiguous() if product == "plain" else prepacked(weight)
+
+
+def _made_up_each(
+    shape: LayerShape, products: Sequence[Product], threads: int, count: int
+) -> dict[Product, list[Layer]]:
+    """So many layers for each way that there is."""
+    made = {product: [_made_up(shape, product, threads) for _ in range(count)] for product in products}
+    return {product: layers for product in products if (layers := [one for one in made[product] if one is not None])}
 
 
 def _made_up(shape: LayerShape, product: Product, threads: int) -> Layer | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from staged_pool.runtime.models.fused import FusedLayers
 from staged_pool.runtime.models.image_tower import ImageTower
 from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.products import FEW, MANY, LayerShape, Product, few_tokens
+from staged_pool.runtime.models.products import FEW, MANY, LayerShape, Product
 from staged_pool.runtime.models.stack import Group, Layer
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
@@ -100,7 +101,7 @@ def test_the_quickest_way_to_multiply_is_taken(monkeypatch: pytest.MonkeyPatch) 
     took, now = {"fused": 1.0, "prepacked": 1.0, "plain": 1.0}, [0.0]
 
     def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
-        assert (len(x), groups, causal) == (MANY.sequences * MANY.tokens, [MANY], False)
+        assert (len(x), groups, causal) == (MANY[0].sequences * MANY[0].tokens, [*MANY], False)
         now[0] += took[layers[0].product]
 
     monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
@@ -117,8 +118,50 @@ def test_the_quickest_way_to_multiply_is_taken(monkeypatch: pytest.MonkeyPatch) 
     assert torch.get_num_threads() == threads
 
 
+def test_up_to_how_many_tokens_are_few_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    took: dict[tuple[str, int], float] = {}
+    now, asked = [0.0], list[int]()
+
+    def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
+        asked.append(torch.get_num_threads())
+        now[0] += took.get((layers[0].product, len(x)), 1.0)
+
+    monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(products, "_LONG_ENOUGH_S", math.inf)
+    few = products.few_tokens.__wrapped__
+    shape = LayerShape(16, 32, 2, torch.float32, "gelu", "none")
+    took |= {("plain", 16): 0.9, ("plain", 64): 0.8, ("plain", 128): 1.5}
+    assert few(shape, "plain", "fused", 2) == 64
+    assert set(asked) == {2}
+    took["plain", 32] = 1.1  # one that was disturbed makes no end
+    assert few(shape, "plain", "fused", 1) == 64
+    took["plain", 16] = took["plain", 64] = 1.1
+    assert few(shape, "plain", "fused", 1) == 0
+
+
+def test_few_tokens_count_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    took, now = {("plain", 16): 1.1, ("plain", 64): 0.8}, [0.0]
+
+    def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
+        now[0] += took.get((layers[0].product, len(x)), 1.0)
+
+    monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    quickest = products.quickest_product.__wrapped__
+    shape = LayerShape(16, 32, 2, torch.float32, "gelu", "none")
+    assert quickest(shape, FEW) == "plain"
+    took["plain", 16] = 1.3
+    assert quickest(shape, FEW) == "fused"
+
+
+UP_TO = {1: 32, 2: 48}
+"""Tokens that are few, by the number of threads."""
+
+
 def multiply(monkeypatch: pytest.MonkeyPatch, *, few: Product, many: Product) -> None:
-    monkeypatch.setattr(fused, "quickest_product", lambda shape, batch: {FEW: few, MANY: many}[batch])
+    monkeypatch.setattr(fused, "quickest_product", lambda shape, batches: {FEW: few, MANY: many}[batches])
+    monkeypatch.setattr(fused, "few_tokens", lambda shape, few, many, threads: UP_TO[threads])
     monkeypatch.setattr(fused, "splits_pay", lambda shape, threads: False)
 
 
@@ -141,7 +184,7 @@ def fused_in(model: nn.Module) -> list[FusedLayers]:
 def test_few_tokens_may_multiply_in_another_way_than_many(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32")
+    config = EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", torch_threads=2)
     multiply(monkeypatch, few="plain", many="plain")
     (usual,) = fused_in(text_tower(load_model(config)).body.model)
     multiply(monkeypatch, few="prepacked", many="plain")
@@ -154,11 +197,10 @@ def test_few_tokens_may_multiply_in_another_way_than_many(
         return run(x, groups, given, causal)
 
     monkeypatch.setattr(layers, "_run", note)
-    before, limits = torch.get_num_threads(), list[int]()
+    before = torch.get_num_threads()
     try:
-        for threads in (1, 2):
+        for threads, limit in UP_TO.items():
             torch.set_num_threads(threads)
-            limits.append(limit := few_tokens())
             for tokens in (limit, limit + 1):
                 x, group = torch.randn(1, tokens, layers.config.hidden_size), Group(1, tokens, tokens)
                 with torch.inference_mode():
@@ -166,7 +208,6 @@ def test_few_tokens_may_multiply_in_another_way_than_many(
     finally:
         torch.set_num_threads(before)
     assert taken == ["prepacked", "plain"] * 2
-    assert limits[0] < limits[1]
 
 
 def test_matrices_are_held_in_one_layout_where_two_are_not_worth_it(
