@@ -29,8 +29,8 @@ def bfloat16_pays() -> bool:
     """Whether the CPU multiplies matrices in bfloat16 enough quicker than in float32.
 
     Where it has no instruction for it, that is not tried: emulated, it is slower than any other. Where it has one, that
-    says little. Without its matrix unit, which a hypervisor may hide, a Xeon of the fourth and fifth generation
-    multiplies 90 GFLOP/s on a core in bfloat16 and 165 in float32, a Zen 4 200 and 100.
+    says little: without its matrix unit, which a hypervisor may hide, a Xeon of the fifth generation multiplies 87
+    GFLOP/s on a core in bfloat16 and 165 in float32, a Zen 4 200 and 100.
     """
     able = torch.cpu.get_capabilities()
     if not (able.get("avx512_bf16") or able.get("amx_bf16")):

@@ -130,7 +130,7 @@ def _quickest(
     shape: LayerShape, batches: Sequence[Group], products: Sequence[Product], *, threads: int, worth_it: float
 ) -> Product:
     """The first of these ways, unless another is quicker by so much."""
-    layers = _made_up_each(shape, products, threads, 1 if batches == MANY else _FEW_LAYERS)
+    layers = _made_up_each(shape, products, threads, _FEW_LAYERS if batches == FEW else 1)
     tried = [_seconds(layers, batch, shape, threads) for batch in batches]
     cost = {product: math.prod(seconds[product] for seconds in tried) ** (1 / len(tried)) for product in tried[0]}
     best = min(cost, key=lambda product: cost[product] * (1 if product == products[0] else worth_it))
