@@ -111,10 +111,11 @@ class FusedLayers(nn.Module):
             few = "split"
         if few != many:
             self.few_alone, self.few_shared = (few_tokens(shape, few, many, count) for count in (1, threads))
-        if few == "split":
-            self.layers_of_few = [split_layer(layer, threads) for layer in self.layers]
-        elif self.few_alone or self.few_shared:
-            self.layers_of_few = [_fused(one, few) for one in parts]
+        if self.few_alone or self.few_shared:
+            split = few == "split"
+            self.layers_of_few = (
+                [split_layer(layer, threads) for layer in self.layers] if split else [_fused(one, few) for one in parts]
+            )
         self._run = layers_as_one_call()
 
     def forward(

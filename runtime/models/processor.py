@@ -11,6 +11,7 @@ import structlog
 import torch
 
 from staged_pool.runtime.models.linear import PrepackedLinear
+from staged_pool.runtime.models.threads import threads_kept
 
 log = structlog.get_logger("staged_pool.models")
 
@@ -47,14 +48,11 @@ def bfloat16_pays() -> bool:
 def _seconds(dtype: torch.dtype) -> float:
     """What a product takes on one thread, of weights that were laid out for it; the quickest of a few tries counts."""
     linear = PrepackedLinear(torch.randn(_INNER, _WIDTH).to(dtype), None)
-    x, threads_before, quickest = torch.randn(_TOKENS, _WIDTH).to(dtype), torch.get_num_threads(), math.inf
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            for _ in range(_TRIES):
-                started = time.perf_counter()
-                linear(x)
-                quickest = min(quickest, time.perf_counter() - started)
-    finally:
-        torch.set_num_threads(threads_before)
+    x, quickest = torch.randn(_TOKENS, _WIDTH).to(dtype), math.inf
+    with threads_kept(), torch.inference_mode():
+        torch.set_num_threads(1)
+        for _ in range(_TRIES):
+            started = time.perf_counter()
+            linear(x)
+            quickest = min(quickest, time.perf_counter() - started)
     return quickest

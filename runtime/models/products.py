@@ -29,6 +29,7 @@ import torch
 
 from staged_pool.runtime.models.linear import prepacked
 from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, split_layer
+from staged_pool.runtime.models.threads import threads_kept
 
 log = structlog.get_logger("staged_pool.models")
 
@@ -152,22 +153,19 @@ def _seconds(
     """What each takes; they are tried in turns."""
     quickest = dict.fromkeys(layers, math.inf)
     x = torch.randn(batch.sequences * batch.tokens, shape.width).to(shape.dtype)
-    run, threads_before = layers_as_one_call(), torch.get_num_threads()
-    torch.set_num_threads(threads)
+    run = layers_as_one_call()
     began = time.perf_counter()
-    try:
-        with torch.inference_mode():
-            for _ in range(_TRIES):
-                for product, those in layers.items():
-                    for run_before in range(_IN_A_ROW):
-                        started = time.perf_counter()
-                        run(x, [batch], those, False)
-                        if run_before:
-                            quickest[product] = min(quickest[product], time.perf_counter() - started)
-                if time.perf_counter() - began > _LONG_ENOUGH_S:
-                    break
-    finally:
-        torch.set_num_threads(threads_before)
+    with threads_kept(), torch.inference_mode():
+        torch.set_num_threads(threads)
+        for _ in range(_TRIES):
+            for product, those in layers.items():
+                for run_before in range(_IN_A_ROW):
+                    started = time.perf_counter()
+                    run(x, [batch], those, False)
+                    if run_before:
+                        quickest[product] = min(quickest[product], time.perf_counter() - started)
+            if time.perf_counter() - began > _LONG_ENOUGH_S:
+                break
     return quickest
 
 

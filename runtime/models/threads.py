@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,6 +73,16 @@ class ThreadPlan:
         # A thread that shares its forwards keeps others for that, which hardly spin before they sleep where there are
         # more of them than cores. So only one has enough for all cores: that which gets the forwards that are alone.
         return max(1, self.threads // (at_once if is_first() else max(2, at_once)))
+
+
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """A block that sets the calling thread's number of torch threads; afterwards it is what it was."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def plan_threads(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> ThreadPlan:

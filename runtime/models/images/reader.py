@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +20,7 @@ from staged_pool.runtime.models.images.own_code import OwnCode
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size
+from staged_pool.runtime.models.threads import threads_kept
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.stages.errors import ConfigError, UnusableMedia
@@ -97,7 +96,7 @@ class ImageReader:
 
     def sample(self, encoded: bytes) -> Pixels:
         """Prepare a picture that a model is tried with: it is not kept. Raises what `read` does."""
-        with _threads_kept():
+        with threads_kept():
             return self._prepare(encoded, self._options.read({}))
 
     def patches(self, image: Image) -> int | None:
@@ -159,7 +158,7 @@ class ImageReader:
         """Compare both ways on a few pictures: what is not known of a processor shows there."""
         if self.settings.unknown is not None:
             return self.settings.unknown
-        with _threads_kept():
+        with threads_kept():  # the fast path sets one, for the thread that loads the model, too
             return self._disagreement(self._options.read({}))
 
     def _disagreement(self, choice: Choice) -> str | None:
@@ -170,17 +169,6 @@ class ImageReader:
             if (wrong := _difference(fast, exact, self.scale)) is not None:
                 return f"it gives something else for {size[1]} x {size[0]} pixels: {wrong}"
         return None
-
-
-@contextmanager
-def _threads_kept() -> Iterator[None]:
-    """A block in which pictures are read by the thread that loads the model: it has as many torch threads afterwards as
-    before, which the fast path sets to one."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _content(image: Image) -> bytes:
