@@ -23,7 +23,7 @@ from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference, keep_if_right
 from staged_pool.runtime.models.attention import PACKED, takes_varlen
-from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
+from staged_pool.runtime.models.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.graphs import BUCKETS, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.long_rows import take_long_rows
@@ -66,7 +66,10 @@ class Body:
         self._by_length = False
         self._in_one_call = False
         self._graphs: Graphs | None = None
-        self._staging = staging_for(model.device)
+        self._run_packed: Callable[..., Any] = model
+        """What is given a packed batch: the model, or the parts of it that do all the work."""
+        self._device = model.device  # which the model looks for among its parameters
+        self._staging = staging_for(self._device)
         self._padded_attention: str = model.config._attn_implementation
         self._first_position, self.position_limit = _position_table(model)
         self._padding: int = getattr(model.config, "pad_token_id", None) or 0
@@ -93,7 +96,7 @@ class Body:
 
     def pack(self, sequences: Sequence[TokenSequence]) -> PackedBatch:
         """Begin to bring a batch to where the weights are."""
-        return PackedBatch.of(sequences, self.model.device, self._staging)
+        return PackedBatch.of(sequences, self._device, self._staging)
 
     def hidden(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         """The last layer's token vectors: [tokens, width], in the dtype of the weights.
@@ -141,7 +144,7 @@ class Body:
         if not self._takes_positions:
             return None
         ids = [token for token in range(2, 12) if token != self._padding]  # padding would not be counted
-        batch = PackedBatch.of([TokenSequence(ids, DENSE_ONLY)], self.model.device)
+        batch = PackedBatch.of([TokenSequence(ids, DENSE_ONLY)], self._device)
         row = batch.ids[: batch.tokens].unsqueeze(0)
         with torch.inference_mode():
             counted: Tensor = self.model(input_ids=row, attention_mask=torch.ones_like(row))[0]
@@ -191,13 +194,35 @@ class Body:
         """
         return self._change(partial(prepack_linears, self.model), max_tokens)
 
+    def call_parts(self, max_tokens: int) -> str | None:
+        """Call the embeddings and the fused layers by themselves, where that is right: what transformers has around
+        them takes half a millisecond of the interpreter for each batch, and adds nothing.
+
+        Returns:
+            Why it is not done; None where it is, or where the model does not consist of the two.
+        """
+        embeddings = getattr(self.model, "embeddings", None)
+        fused = [module for module in self.model.modules() if isinstance(module, FusedLayers)]
+        if self.layout != "packed" or len(fused) != 1 or not isinstance(embeddings, nn.Module):
+            return None
+        layers = fused[0]
+
+        def parts(*, packed_groups: Sequence[Group], **tokens: Tensor) -> tuple[Tensor]:
+            return (layers(embeddings(**tokens), packed_groups=packed_groups),)
+
+        def change() -> Callable[[], None]:
+            self._run_packed = parts
+            return partial(setattr, self, "_run_packed", self.model)
+
+        return self._change(change, max_tokens)
+
     def attend_in_one_call(self, max_tokens: int) -> str | None:
         """Have the sequences of packed batches attend in one call of a kernel, where the device has it and it is right.
 
         Returns:
             Why it is not done; None where it is, or where there is no such kernel.
         """
-        if self.layout != "packed" or not takes_varlen(self.model.device, self.model.dtype):
+        if self.layout != "packed" or not takes_varlen(self._device, self.model.dtype):
             return None
 
         def change() -> Callable[[], None]:
@@ -219,7 +244,7 @@ class Body:
         """
         if not self._in_one_call:
             return None
-        graphs = Graphs(self._run, self.model.device, max_tokens, recorder, types=self._takes_types)
+        graphs = Graphs(self._run, self._device, max_tokens, recorder, types=self._takes_types)
         random = np.random.default_rng(0)
 
         def change(bucket: Bucket) -> Callable[[], None]:
@@ -230,7 +255,7 @@ class Body:
         for bucket in buckets:
             length = min(max_tokens, bucket.tokens // 4)
             lengths = [max(1, length - place % 3) for place in range(bucket.tokens * 3 // 4 // length)]
-            probe = PackedBatch.of(self._made_up(lengths, random), self.model.device)
+            probe = PackedBatch.of(self._made_up(lengths, random), self._device)
             name = f"{type(self.model).__name__}, recorded for {bucket.tokens} tokens,"
             self._graphs = None
             if why := keep_if_right(
@@ -261,7 +286,7 @@ class Body:
                 if (limit := self.position_limit) is not None and limit <= _LONGEST_PROBE:
                     # Some refuse a row that is longer than their table of positions, whatever its positions are.
                     half = TokenSequence([0] * (limit // 2 + 1), DENSE_ONLY)
-                    self._packed(PackedBatch.of([half, half], self.model.device))
+                    self._packed(PackedBatch.of([half, half], self._device))
         except MISFITS as error:
             return f"{name} fails on a packed batch: {error}"
         finally:
@@ -297,7 +322,8 @@ class Body:
             positions = F.pad(shown.positions, (0, rest)).unsqueeze(1)
         else:
             positions = (batch.positions + self._first_position).unsqueeze(0)
-        hidden: Tensor = self.model(
+        run = self._run_packed if shown is None else self.model
+        hidden: Tensor = run(
             **{name: row.unsqueeze(0) for name, row in self._tokens(batch.ids, shown).items()},
             position_ids=positions,
             packed_groups=[*batch.groups, Group(rest, 1, 1)] if rest else batch.groups,
@@ -353,10 +379,18 @@ class Body:
         window = getattr(self.model.config, "sliding_window", None) or 0
         longest = min(window + 16, _LONGEST_PROBE)
         lengths = [min(length, max_tokens) for length in (5, 5, 1, longest, 9) * times]
-        return PackedBatch.of(self._made_up(lengths, np.random.default_rng(0)), self.model.device)
+        return PackedBatch.of(self._made_up(lengths, np.random.default_rng(0)), self._device)
 
     def _made_up(self, lengths: Sequence[int], random: np.random.Generator) -> Sequence[TokenSequence]:
-        return [TokenSequence(random.integers(self.vocabulary, size=length).tolist(), DENSE_ONLY) for length in lengths]
+        """Random token ids; every other one is a pair where the model tells the two apart."""
+        return [
+            TokenSequence(
+                random.integers(self.vocabulary, size=length).tolist(),
+                DENSE_ONLY,
+                first_tokens=length // 2 if self._takes_types and place % 2 else None,
+            )
+            for place, length in enumerate(lengths)
+        ]
 
 
 def _sees_all(batch: PackedBatch) -> bool:

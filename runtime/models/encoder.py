@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,7 +139,9 @@ def _lane(payload: Payload) -> Lane:
 
 
 def _is_finite(values: Values) -> bool:
-    return bool(np.isfinite(values.values if isinstance(values, SparseVector) else values).all())
+    numbers = values.values if isinstance(values, SparseVector) else values
+    # The sum of squares is there eight times as soon; it may be infinite where none of the numbers is.
+    return math.isfinite(np.vdot(numbers, numbers)) or bool(np.isfinite(numbers).all())
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Where a build of torch does not have it any more, the same functions run as the 
 """
 # Without `annotations` from __future__: TorchScript reads those of a NamedTuple, and they must not be strings.
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -100,7 +101,7 @@ def through_layers(
 ) -> Tensor:
     """As `run_layers`, with a window for each group that attends in one: see `window_for`."""
     for layer in layers:
-        x = finish_layer(x, attend(begin_layer(x, layer), groups, windows, layer.heads, layer.scaling, causal), layer)
+        x = finish_layer(x, attend(begin_layer(x, layer), groups, windows, layer, causal), layer)
     return x
 
 
@@ -122,7 +123,7 @@ def run_layers(
     each = [*groups]
     windows = [None if causal else window_for(group, x.dtype) for group in each]
     y = through(x, each, windows, layers, causal)
-    if any(window is not None for window in windows) and not y.sum().isfinite():
+    if any(window is not None for window in windows) and not math.isfinite(y.sum().item()):
         # A window hides its neighbour's tokens, but a hidden NaN is a NaN still: only where it belongs may it be.
         y = through(x, each, [None] * len(each), layers, causal)
     return y
@@ -178,23 +179,20 @@ def finish_layer(x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
     return F.layer_norm(x, width, layer.second_norm, layer.second_norm_bias, layer.second_epsilon)
 
 
-def attend(
-    qkv: Tensor, groups: list[Group], windows: list[Tensor | None], heads: int, scaling: float, causal: bool
-) -> Tensor:
+def attend(qkv: Tensor, groups: list[Group], windows: list[Tensor | None], layer: Layer, causal: bool) -> Tensor:
     """Attend within each sequence of a packed batch: softmax(Q K^T * scaling) V.
 
     Args:
         qkv: [tokens, 3 * heads * head width]: queries, keys and values of a token side by side.
         groups: Their tokens sum to those of `qkv`.
         windows: For each of them: see `window_for`.
-        heads: Of queries, keys and values alike.
-        scaling: Of the scores.
+        layer: Whose attention it is.
         causal: Whether a token sees only what stands before it. Then there are no windows.
 
     Returns:
         [tokens, heads * head width].
     """
-    width = qkv.shape[1] // 3
+    width, heads, scaling = qkv.shape[1] // 3, layer.heads, layer.scaling
     attended: list[Tensor] = []
     start = 0
     for i, group in enumerate(groups):

@@ -141,6 +141,8 @@ def build_text_tower(
             log.info("model.not_fused", model=name, reason=why)
         if why := body.prepack(max_tokens):
             log.info("model.not_prepacked", model=name, reason=why)
+        if why := body.call_parts(max_tokens):
+            log.info("model.called_whole", model=name, reason=why)
     if sight is not None and (why := sight.fuse()):
         log.info("model.not_fused", model=name, reason=why)
     if sight is not None and (why := sight.prepack()):

@@ -32,7 +32,7 @@ def failing(encoder: Encoder, monkeypatch: pytest.MonkeyPatch, error: Exception)
     def fail(*arguments: object, **others: object) -> Any:
         raise error
 
-    monkeypatch.setattr(text_tower(encoder).body.model, "forward", fail)
+    monkeypatch.setattr(text_tower(encoder).body.model.get_input_embeddings(), "forward", fail)
 
 
 def test_it_is_a_model_to_the_engine(load_tiny: LoadTiny) -> None:
@@ -90,7 +90,8 @@ def test_what_happened_to_the_device_is_said_in_the_engines_words(
 
 def test_memory_that_really_cannot_be_had_is_said_so(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_tiny("bert-mean")
-    monkeypatch.setattr(text_tower(model).body.model, "forward", lambda **_: torch.empty(10**15))
+    embedding = text_tower(model).body.model.get_input_embeddings()
+    monkeypatch.setattr(embedding, "forward", lambda _: torch.empty(10**15))
     with pytest.raises(OutOfMemory):
         model.forward(sequences([2, 3]))
 

@@ -28,7 +28,7 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
 from staged_pool.runtime.models.products import Product
-from staged_pool.runtime.models.stack import Group, layers_as_one_call, run_layers
+from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, run_layers, window_for
 from staged_pool.runtime.models.structures import take_apart
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.models.asking import text_tower
@@ -347,6 +347,61 @@ def test_packed_attention_gives_the_same_from_one_product(run: Any, causal: bool
     torch.testing.assert_close(found, wanted[0], atol=1e-5, rtol=1e-5)
 
 
+_GROUPS = [Group(3, 12, 12), Group(2, 16, 16), Group(4, 2, 2), Group(2, 21, 21), Group(1, 13, 13), Group(2, 5, 5)]
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("groups", [_GROUPS, _GROUPS[::-1], [Group(9, 5, 5)], [Group(1, 5, 5)]], ids=str)
+@pytest.mark.parametrize("run", [run_layers, layers_as_one_call()], ids=["python", "one call"])
+def test_sequences_attend_in_windows_as_alone(
+    run: Any, groups: list[Group], lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    layers = made_layers()
+    x = torch.randn(sum(group.sequences * group.tokens for group in groups), 32)
+    monkeypatch.setattr(stack, "_LANES", 1)
+    assert not any(window_for(group, x.dtype) is not None for group in groups)
+    with torch.inference_mode():
+        wanted = run(x, groups, layers, False)
+        monkeypatch.setattr(stack, "_LANES", lanes)
+        found = run(x, groups, layers, False)
+    assert any(window_for(group, x.dtype) is not None for group in groups)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_window_is_whole_vectors_of_keys_and_shows_those_of_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "_LANES", 8)
+    window = window_for(Group(2, 12, 12), torch.bfloat16)
+    assert window is not None
+    assert window.dtype == torch.bfloat16
+    assert window.tolist() == [[0.0] * 12 + [-torch.inf] * 4] * 12
+
+
+@pytest.mark.parametrize("group", [Group(2, 16, 16), Group(2, 17, 17), Group(2, 12, 9), Group(1, 131, 131)], ids=str)
+def test_a_sequence_that_gains_nothing_by_a_window_has_none(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "_LANES", 8)
+    assert window_for(group, torch.float32) is None
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_in_its_sequence(broken: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack, "_LANES", 8)
+    torch.manual_seed(4)
+    layers, x = made_layers(), torch.randn(25, 32)
+    with torch.inference_mode():
+        wanted = layers_as_one_call()(x, [Group(5, 5, 5)], layers, False)
+        x[12] = broken
+        found = layers_as_one_call()(x, [Group(5, 5, 5)], layers, False)
+    assert not found[10:15].isfinite().any()
+    others = [token for token in range(25) if not 10 <= token < 15]
+    torch.testing.assert_close(found[others], wanted[others], atol=1e-5, rtol=1e-5)
+
+
+def made_layers() -> list[Layer]:
+    parts = [take_apart(layer) for layer in made("Bert", _TEXT).encoder.layer]
+    return FusedLayers([one for one in parts if one is not None], "plain").layers
+
+
 def test_layers_are_one_call_of_this_build_of_torch() -> None:
     assert layers_as_one_call() is not run_layers
 
@@ -369,6 +424,34 @@ def test_a_forward_that_has_no_room_says_so_as_ever() -> None:
     (fused,) = model.encoder.layer
     with torch.inference_mode(), pytest.raises(RuntimeError, match="can't allocate memory"):
         fused._run(torch.zeros(1, 32).expand(1 << 44, 32), [Group(1, 1 << 44, 1 << 44)], fused.layers, False)
+
+
+def test_embeddings_and_layers_are_called_by_themselves_where_that_is_all_of_the_model() -> None:
+    body = packed_and_fused(made("Bert", _TEXT))
+    pair = TokenSequence([3, 7, 5, 9, 4], DENSE_ONLY, first_tokens=2)
+    sequences = [*tokens(), pair]
+    wanted = run(body, sequences)
+    assert body.call_parts(40) is None
+    body.model.forward = None  # it is not called
+    torch.testing.assert_close(run(body, sequences), wanted)
+
+
+def test_a_model_that_does_more_than_its_parts_is_called_whole() -> None:
+    body = packed_and_fused(made("Bert", _TEXT))
+    forward = body.model.forward
+    body.model.forward = lambda **settings: (forward(**settings)[0] * 2,)
+    wanted = run(body, tokens())
+    why = body.call_parts(40)
+    assert why is not None
+    assert why.startswith("BertModel gives other vectors")
+    torch.testing.assert_close(run(body, tokens()), wanted)
+
+
+def packed_and_fused(model: Any) -> Body:
+    body = Body(model)
+    body.choose_layout("packed", 40)
+    fuse(model)
+    return body
 
 
 def test_forwards_at_once_give_what_they_give_alone() -> None:
