@@ -35,7 +35,7 @@ from staged_pool.api.express import Arriving, Express, Whole
 from staged_pool.api.listener import BACKLOG
 from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2, Stream
 from staged_pool.api.traffic import Traffic
-from staged_pool.api.transports import AsyncioTransport, Transport, TrioTransport
+from staged_pool.api.transports import AsyncioTransport, Cancellable, Transport, TrioTransport
 
 if TYPE_CHECKING:
     import trio
@@ -176,7 +176,7 @@ class Connection:
         self._client: Any = None
         self._answering = False
         """A request goes the short way, and its answer is not out."""
-        self._answer_scope: anyio.CancelScope | None = None
+        self._answer_scope: Cancellable | None = None
         """Of its task, once that has begun."""
         self._has_left = False
         """Nobody wants the answer."""
@@ -363,7 +363,7 @@ class Connection:
         try:
             # Made here and not where the request arrives: that is in no task, where anyio cannot tell which loop it is
             # on, unless it was anyio that began the loop.
-            with anyio.CancelScope() as self._answer_scope:
+            with self._transport.cancellable() as self._answer_scope:
                 if self._has_left:
                     self._answer_scope.cancel()
                 closes = await express.answer(request, self._say)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -28,6 +28,8 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.entrance import below
 from staged_pool.api.guard import TARGET_LIMIT_BYTES
 from staged_pool.api.traffic import Traffic
+
+T = TypeVar("T")
 
 _REQUEST: Final = re.compile(
     rb"(?P<method>GET|POST) (?P<path>/[!-$&->@-~]*) HTTP/1\.1\r\n"
@@ -64,6 +66,20 @@ MOST_HEADS: Final = 1024
 
 KNOWN_HEAD_BYTES: Final = 2**11
 """at most: enough for the keys that services give out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What the bytes of a head say, but for who sent them."""
+
+    method: str
+    path: str
+    headers: Headers
+    """Names in lower case."""
+    length: int
+    """Bytes of the body."""
+    size: int
+    """Bytes of the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +150,11 @@ class Express:
         self._common_lines = b""
         self._common_second = 0
         """That they were made in: the date among them has whole seconds."""
-        self._heads: dict[bytes, tuple[int, Asks]] = {}
-        """Of requests that were refused for overload: how long the body is, and what else the refusal depended on.
-        Clients send the same few heads again and again, and reading one takes longer than all else."""
+        self._heads: dict[bytes, _Head] = {}
+        """That have been read. Clients send the same few again and again."""
+        self._refused: dict[bytes, tuple[int, Asks]] = {}
+        """Heads of requests that were refused for overload: how long the body is, and what else the refusal depended
+        on."""
 
     def read(self, data: bytes, client: Any = None) -> Whole | Arriving | None:
         """The one request that `data` is, or the head and the beginning of; None where it is anything else.
@@ -145,6 +163,27 @@ class Express:
             data: What has arrived.
             client: Who sent it, as ASGI has it.
         """
+        size = data.find(_HEAD_END) + len(_HEAD_END)
+        head = self._heads.get(data[:size]) or self._read_head(data)
+        if head is None:
+            return None
+        begun = len(data) - head.size
+        if not begun <= head.length <= max(begun, LARGEST_BODY_BYTES):
+            return None
+        scope = {
+            "type": "http",
+            "method": head.method,
+            "path": head.path,
+            "http_version": "1.1",
+            "headers": [*head.headers],
+            "client": client,
+        }
+        if begun == head.length:
+            return Whole(scope, data[: head.size], data[head.size :])
+        return Arriving(scope, data, head.size, head.length)
+
+    def _read_head(self, data: bytes) -> _Head | None:
+        """None where there is anything unusual about it, or it is not all there."""
         if (request := _REQUEST.match(data)) is None:
             return None
         headers = _headers(request["headers"])
@@ -154,20 +193,11 @@ class Express:
             return None
         if (length := _length(request["method"], headers)) is None:
             return None
-        begun = len(data) - request.end()
-        if not begun <= length <= max(begun, LARGEST_BODY_BYTES):
-            return None
-        scope = {
-            "type": "http",
-            "method": request["method"].decode("ascii"),
-            "path": below(self._config.root_path, request["path"].decode("ascii")),
-            "http_version": "1.1",
-            "headers": list(headers.items()),
-            "client": client,
-        }
-        if begun == length:
-            return Whole(scope, data[: request.end()], data[request.end() :])
-        return Arriving(scope, data, request.end(), length)
+        path = below(self._config.root_path, request["path"].decode("ascii"))
+        head = _Head(request["method"].decode("ascii"), path, list(headers.items()), length, request.end())
+        if head.size <= KNOWN_HEAD_BYTES and _OF_ONE.isdisjoint(headers):
+            _put(self._heads, request[0], head)
+        return head
 
     def answer_at_once(self, request: Whole) -> bytes | None:
         """The whole answer, where nothing has to be done for it: a refusal, or that the server is alive. None: the
@@ -186,7 +216,7 @@ class Express:
     def refuse_again(self, data: bytes) -> bytes | None:
         """The refusal of a request that reads like one which was just refused; None where it is to be read."""
         start = data.find(_HEAD_END) + len(_HEAD_END)
-        known = self._heads.get(data[:start])
+        known = self._refused.get(data[:start])
         if known is None:
             return None
         length, asks = known
@@ -197,9 +227,7 @@ class Express:
     def _remember(self, request: Whole, asks: Asks) -> None:
         if len(request.head) > KNOWN_HEAD_BYTES or not _OF_ONE.isdisjoint(dict(request.scope["headers"])):
             return
-        if len(self._heads) >= MOST_HEADS:
-            self._heads.clear()
-        self._heads[request.head] = len(request.body), asks
+        _put(self._refused, request.head, (len(request.body), asks))
 
     def _written(self, given: AtOnce, request_id: str) -> bytes:
         headers = [*given.headers, (b"x-request-id", request_id.encode())]
@@ -302,6 +330,12 @@ class _Exchange:
             return
         head, self._head = self._head, b""  # with what follows it, so that the client is woken once
         await self._send(head + message["body"])
+
+
+def _put(heads: dict[bytes, T], head: bytes, known: T) -> None:
+    if len(heads) >= MOST_HEADS:
+        heads.clear()
+    heads[head] = known
 
 
 def _lines(headers: Headers) -> bytes:

@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
-from typing import Final, Literal, TextIO, TypeAlias, cast
+from typing import Any, Final, Literal, TextIO, TypeAlias, cast
 
 import orjson
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 Format: TypeAlias = Literal["auto", "text", "json"]
@@ -55,9 +56,10 @@ def configure(level: Level = "info", format_: Format = "auto") -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    filtering = structlog.make_filtering_bound_logger(_LEVELS[level])
     structlog.configure(
         processors=[*common, *renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=filtering if text or _LEVELS[level] > logging.INFO else _rendering_at_once(filtering),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
@@ -176,6 +178,21 @@ def _stream(stream: TextIO) -> _Lossy | _Writer:
     except io.UnsupportedOperation:  # it has been put in its place, and is no file
         _latest = _Lossy(stream)
     return _latest
+
+
+def _rendering_at_once(filtering: type[FilteringBoundLogger]) -> type[FilteringBoundLogger]:
+    """The same, with a shorter way for most lines: each request has one, and on the longer way it took a tenth of what
+    the event loop does for a short text."""
+
+    class AtOnce(filtering):  # type: ignore[misc,valid-type]  # it is made for a level
+        def info(self, event: str, *args: object, **fields: object) -> Any:
+            if args or self._context or "exc_info" in fields:
+                return super().info(event, *args, **fields)
+            now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            line = _render_json(self._logger, "info", {**fields, "event": event, "level": "info", "timestamp": now})
+            return self._logger.info(line)
+
+    return AtOnce
 
 
 def _render_json(logger: WrappedLogger, method: str, event: EventDict) -> str:

@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 import anyio
 
@@ -51,6 +51,19 @@ class Spawner(Protocol):
     ) -> None: ...
 
 
+class Cancellable(Protocol):
+    """A block whose work can be cancelled, which then ends as if it were done."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool: ...
+
+    def cancel(self) -> None:
+        """From within or without, while the block runs."""
+
+
 class Transport(Protocol):
     """One connection to a client. One task receives; calls of `send` do not overlap."""
 
@@ -62,6 +75,9 @@ class Transport(Protocol):
         """For its addresses."""
 
     def spawner(self) -> Spawner: ...
+
+    def cancellable(self) -> Cancellable:
+        """A block of one of its tasks. What it awaits may be cancelled once, or again and again until it ends."""
 
     async def handshake(self) -> str | None:
         """Begin TLS, on a connection that has it; which protocol the client has chosen of those offered, if it has.
@@ -109,6 +125,35 @@ class Transport(Protocol):
         """Close at once, with a reset."""
 
 
+class _OfTask:
+    """On asyncio: the task itself is cancelled, once. A scope of anyio takes ten times as long to be entered and left,
+    and each request has one."""
+
+    __slots__ = ("_is_cancelled", "_task")
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[object] | None = None
+        self._is_cancelled = False
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        task, self._task = self._task, None
+        if not self._is_cancelled or task is None:
+            return False
+        # Whoever else has cancelled the task is to have it cancelled.
+        return not task.uncancel() and kind is not None and issubclass(kind, asyncio.CancelledError)
+
+    def cancel(self) -> None:
+        if self._task is not None and not self._is_cancelled:
+            self._is_cancelled = True
+            self._task.cancel()
+
+
 class AsyncioTransport:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -129,6 +174,9 @@ class AsyncioTransport:
 
         group: Spawner = TaskGroup(asyncio.get_running_loop())
         return group
+
+    def cancellable(self) -> Cancellable:
+        return _OfTask()
 
     async def handshake(self) -> str | None:
         chosen: str | None = self._writer.get_extra_info("ssl_object").selected_alpn_protocol()  # the loop has begun it
@@ -354,6 +402,9 @@ class TrioTransport:
 
         group: Spawner = TaskGroup()
         return group
+
+    def cancellable(self) -> Cancellable:
+        return anyio.CancelScope()
 
     async def handshake(self) -> str | None:
         import trio

@@ -61,7 +61,8 @@ def dump_list(items: Iterable[object], *, item_values: int) -> Pieces:
         items: Made as they are written.
         item_values: How many numbers each has, on average.
     """
-    return _joined(b"[", items, b"]", item_values)
+    first, others, is_all = _begun(items, item_values)
+    return dump(first) if is_all else _in_steps(b"[", first, others, b"]")
 
 
 def dump_around(
@@ -76,8 +77,11 @@ def dump_around(
         after: The entries behind it; at least one.
         item_values: See `dump_list`.
     """
+    first, others, is_all = _begun(items, item_values)
+    if is_all:
+        return dump({**before, name: first, **after})
     opening = dump(before)[:-1] + b"," + dump(name) + b":["
-    return _joined(opening, items, b"]," + dump(after)[1:], item_values)
+    return _in_steps(opening, first, others, b"]," + dump(after)[1:])
 
 
 def joined(parts: Iterable[Pieces]) -> Pieces:
@@ -85,13 +89,17 @@ def joined(parts: Iterable[Pieces]) -> Pieces:
     return _gathered(piece for part in parts for piece in ((part,) if isinstance(part, bytes) else part))
 
 
-def _joined(opening: bytes, items: Iterable[object], ending: bytes, item_values: int) -> Pieces:
+def _begun(items: Iterable[object], item_values: int) -> tuple[list[object], Iterator[list[object]], bool]:
+    """What is written in the first step, and in each of the others; and whether one step writes all of it."""
     size = max(1, STEP_VALUES // max(1, item_values))
     groups = _groups(iter(items), size)
     first = next(groups, [])
-    if len(first) < size:  # one step writes all of it
-        return b"".join((opening, _inside(dump(first)), ending))
-    return _gathered(chain((opening,), _separated(with_pauses(map(_parts, chain((first,), groups)))), (ending,)))
+    return first, groups, len(first) < size
+
+
+def _in_steps(opening: bytes, first: list[object], others: Iterator[list[object]], ending: bytes) -> Pieces:
+    steps = _separated(with_pauses(map(_parts, chain((first,), others))))
+    return _gathered(chain((opening,), steps, (ending,)))
 
 
 def _groups(items: Iterator[object], size: int) -> Iterator[list[object]]:

@@ -436,6 +436,7 @@ def test_heads_that_are_known_are_not_more_than_a_few() -> None:
         whole = door.read(request(b"number: %d" % number))
         assert isinstance(whole, Whole)
         door.answer_at_once(whole)
+    assert 0 < len(door._refused) <= MOST_HEADS
     assert 0 < len(door._heads) <= MOST_HEADS
 
 
@@ -445,6 +446,31 @@ def test_a_head_that_is_very_long_is_not_kept() -> None:
     whole = door.read(request(b"long: " + b"x" * KNOWN_HEAD_BYTES))
     assert isinstance(whole, Whole)
     assert door.answer_at_once(whole)
+    assert not door._refused
+    assert not door._heads
+
+
+def test_a_head_that_was_read_says_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    door, _ = express()
+    first = door.read(request(b"accept: */*"), ("first", 1))
+    assert isinstance(first, Whole)
+    first.scope["headers"].clear()  # what an application does to one request is not done to the next
+    first.scope["path"] = "/elsewhere"
+    wanted = read(request(b"accept: */*"))
+    assert isinstance(wanted, Whole)
+    monkeypatch.delattr(Express, "_read_head")
+    again = door.read(request(b"accept: */*"), ("second", 2))
+    assert again == Whole({**wanted.scope, "client": ("second", 2)}, wanted.head, BODY)
+    begun = door.read(request(b"accept: */*")[:-3])
+    assert isinstance(begun, Arriving)
+    assert (begun.length, begun.count) == (len(BODY), len(BODY) - 3)
+    assert door.read(request(b"accept: */*") + b"P") is None  # which is the next request's
+
+
+@pytest.mark.parametrize("header", [b"X-Request-Id: an-id", b"traceparent: 00-1-2-03"])
+def test_a_head_of_one_request_alone_is_not_kept(header: bytes) -> None:
+    door, _ = express()
+    assert isinstance(door.read(request(header)), Whole)
     assert not door._heads
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,36 @@ def test_a_traceback_shows_where_and_not_what_a_caller_sent(format_: str) -> Non
     assert run.stderr.count("ValueError: a bug") == 2
     assert "in crash" in run.stderr
     assert "what a caller wrote" not in run.stderr
+
+
+_SAYS = """
+import structlog
+from staged_pool.api.logs import configure
+
+configure(level={level!r}, format_="json")
+log = structlog.get_logger()
+log.info("request.finished", status=200, path="/ü", other=object)
+log.bind(name="it").info("bound", number=1)
+log.info("%s formatted", "is")
+log.warning("request.finished", status=200, path="/ü", other=object)
+"""
+
+
+def test_the_short_way_of_a_line_writes_what_the_longer_one_does() -> None:
+    lines = [json.loads(line) for line in said("info")]
+    assert [list(line) for line in lines[::3]] == [["status", "path", "other", "event", "level", "timestamp"]] * 2
+    assert [line.pop("level") for line in lines] == ["info", "info", "info", "warning"]
+    times = [line.pop("timestamp") for line in lines]
+    assert times == sorted(times)
+    assert all(time.endswith("Z") and datetime.fromisoformat(time).tzinfo is not None for time in times)
+    assert lines[0] == lines[3]
+    assert lines[1:3] == [{"name": "it", "number": 1, "event": "bound"}, {"event": "is formatted"}]
+    assert [json.loads(line)["level"] for line in said("warning")] == ["warning"]
+
+
+def said(level: str) -> list[str]:
+    run = subprocess.run([sys.executable, "-c", _SAYS.format(level=level)], capture_output=True, text=True, check=True)
+    return run.stderr.splitlines()
 
 
 _CHATTERS = """

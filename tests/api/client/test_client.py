@@ -111,18 +111,18 @@ async def check_vectors(ask: Ask, server: TinyServer) -> None:
         assert (found.dense is None) == (wanted.dense is None)
         if wanted.dense is not None:
             assert found.embeddings.dtype == np.float32
-            assert_allclose(found.embeddings, wanted.embeddings, atol=1e-6)
+            assert_allclose(found.embeddings, wanted.embeddings, atol=3e-6)
         for one, other in zip(found.sparse or (), wanted.sparse or (), strict=True):
             assert_array_equal(one.indices, other.indices)
-            assert_allclose(one.values, other.values, atol=1e-6)
+            assert_allclose(one.values, other.values, atol=3e-6)
         for some, others in zip(found.multi_vector or (), wanted.multi_vector or (), strict=True):
-            assert_allclose(some, others, atol=1e-6)
+            assert_allclose(some, others, atol=3e-6)
 
 
 async def check_scores(ask: Ask, server: TinyServer) -> None:
     embedder, ranker = server.engines["embedder"], server.engines["ranker"]
     found = await ask("score", TEXTS[0], TEXTS)  # of the first model that can, by the cosine
-    assert_allclose(found.scores, (await embedder.score(TEXTS[0], TEXTS)).scores, atol=1e-6)
+    assert_allclose(found.scores, (await embedder.score(TEXTS[0], TEXTS)).scores, atol=3e-6)
     asked: list[tuple[Any, dict[str, Any]]] = [
         (TEXTS[0], {}),
         (TEXTS[0], {"activate": False, "max_tokens": 9}),
@@ -132,11 +132,11 @@ async def check_scores(ask: Ask, server: TinyServer) -> None:
         found = await ask("score", queries, TEXTS, model="ranker", **options)
         wanted = await ranker.score(queries, TEXTS, **options)
         assert (found.usage, found.model) == (wanted.usage, "ranker")
-        assert_allclose(found.scores, wanted.scores, atol=1e-6)
+        assert_allclose(found.scores, wanted.scores, atol=3e-6)
     best = await ask("rerank", TEXTS[0], TEXTS, top_n=3, model="ranker")
     ranked = await ranker.rerank(TEXTS[0], TEXTS, top_n=3)
     assert [one.index for one in best.ranking] == [one.index for one in ranked.ranking]
-    assert_allclose([one.score for one in best.ranking], [one.score for one in ranked.ranking], atol=1e-6)
+    assert_allclose([one.score for one in best.ranking], [one.score for one in ranked.ranking], atol=3e-6)
 
 
 async def check_labels(ask: Ask, server: TinyServer) -> None:
@@ -146,7 +146,7 @@ async def check_labels(ask: Ask, server: TinyServer) -> None:
             found = await ask("classify", inputs, activate=activate, model="classifier")
             wanted = await engine.classify(inputs, activate=activate)
             assert (found.labels, found.usage, found.model) == (wanted.labels, wanted.usage, wanted.model)
-            assert_allclose(found.scores, wanted.scores, atol=1e-6)
+            assert_allclose(found.scores, wanted.scores, atol=3e-6)
 
 
 async def check_tokens(ask: Ask, server: TinyServer) -> None:
@@ -158,7 +158,7 @@ async def check_tokens(ask: Ask, server: TinyServer) -> None:
         assert [(one.label, one.start, one.end, one.text) for one in some] == [
             (one.label, one.start, one.end, one.text) for one in others
         ]
-        assert_allclose([one.score for one in some], [one.score for one in others], atol=1e-6)
+        assert_allclose([one.score for one in some], [one.score for one in others], atol=3e-6)
 
 
 async def check_the_rest(ask: Ask, server: TinyServer) -> None:
