@@ -174,6 +174,11 @@ class BatchStage(Stage, Generic[P, R]):
         """Batches on the device."""
         return self._forwards.running
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a forward runs in every slot."""
+        return self._forwards.running >= self._slots
+
     def ahead_s(self, ticket: Ticket) -> float:
         """How long the device needs for what goes before this request's next item."""
         return self._pace.drain_s(self._builder.ahead(ticket), self._builder.max_cost)

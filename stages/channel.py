@@ -27,13 +27,17 @@ class Bell:
 
     While one that was woken is on its way, nobody else is: whoever takes work and leaves some must ring again. So what
     comes in one turn of the event loop wakes as many workers as it takes, and not one for each message.
+
+    Args:
+        lingers_s: How long whoever was woken stays on the way, so that more work gathers for it, in seconds.
     """
 
-    __slots__ = ("_is_coming", "_waiting")
+    __slots__ = ("_is_coming", "_lingers_s", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, lingers_s: Callable[[], float] = lambda: 0.0) -> None:
         self._waiting: deque[Wakeup] = deque()
         self._is_coming = False
+        self._lingers_s = lingers_s
 
     def ring(self) -> None:
         """There is work: somebody must come."""
@@ -53,6 +57,8 @@ class Bell:
         self._waiting.append(rung)
         try:
             await rung.wait()
+            if lingers_s := self._lingers_s():
+                await anyio.sleep(lingers_s)
         except BaseException:
             if rung.is_set():
                 self._is_coming = False
@@ -70,10 +76,10 @@ class _Contents(Generic[T]):
     Each turn gives up the interpreter's lock, and a forward that runs takes its time to give it back.
     """
 
-    def __init__(self, capacity: int, size: Callable[[T], int]) -> None:
+    def __init__(self, capacity: int, size: Callable[[T], int], lingers_s: Callable[[], float]) -> None:
         self.size = size
         self.messages = 0
-        self.bell = Bell()
+        self.bell = Bell(lingers_s)
         self.senders: deque[tuple[int, Wakeup]] = deque()
         """Those who wait for room: what each needs, and what tells it that it has it."""
         self._capacity = capacity
@@ -253,12 +259,19 @@ class Channel(Generic[T]):
         name: Of the stage behind it.
         capacity: Of all messages together, 1 or more; one that has more waits until it is alone.
         size: Of a message, 1 or more. By default each counts as one.
+        lingers_s: For how many seconds a worker that is woken by a message lets others gather behind it.
     """
 
-    def __init__(self, name: str, capacity: int, size: Callable[[T], int] = lambda _: 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        size: Callable[[T], int] = lambda _: 1,
+        lingers_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.name = name
         send, receive = anyio.create_memory_object_stream[T](capacity)
-        self._contents = contents = _Contents[T](capacity, size)
+        self._contents = contents = _Contents[T](capacity, size, lingers_s)
         self.outlet = Outlet(send, contents)
         self.inlet = Inlet(receive, contents)
 

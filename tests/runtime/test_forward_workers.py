@@ -560,3 +560,22 @@ async def answered_beside_preparing(text: str, cores: int | None) -> None:
         assert_array_equal((await engine.embed(text)).embeddings, [expected(text)])
         for other in ("late", "later"):
             preparing.release(other)
+
+
+@pytest.mark.parametrize(("cores", "gathers"), [(2, True), (None, False)])
+async def test_requests_gather_while_forwards_keep_all_cores_busy(cores: int | None, gathers: bool) -> None:
+    gate, held = Gate(), ("x" * 200, "y" * 200)
+    model = LetterModel(on_forward=gate)
+    async with engine_on(model, cores=cores) as engine, anyio.create_task_group() as tasks:
+        gathers_s = engine._pipeline._gathers_s
+        assert gathers_s() == 0
+        for count, text in enumerate(held, start=1):
+            assert gathers_s() == 0  # a slot is free
+            tasks.start_soon(engine.embed, text)
+            await until(lambda count=count: len(model.forwarded) == count)
+        assert gathers_s() == (pipeline.GATHER_S if gathers else 0)
+        for text in ("a", "b", "c"):
+            tasks.start_soon(engine.embed, text)
+        await until(lambda: engine._pipeline.batch["text"].waiting == 3)  # they wait for a moment only
+        gate.open()
+    assert gathers_s() == 0

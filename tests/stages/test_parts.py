@@ -317,6 +317,33 @@ async def test_who_is_rung_for_and_leaves_has_another_come_instead() -> None:
     assert came in ([0], [1])  # it was there before it could be cancelled, or the other one came
 
 
+async def test_what_gathers_while_a_worker_lingers_wakes_no_other() -> None:
+    lingers_s = [1000.0]
+    channel = Channel[int]("behind", 8, lingers_s=lambda: lingers_s[0])
+    took: list[tuple[int, int]] = []
+    scopes = [anyio.CancelScope() for _ in range(2)]
+
+    async def work(worker: int) -> None:
+        with scopes[worker]:
+            async for number in channel.inlet:
+                took.append((worker, number))  # noqa: PERF401  # each as it comes
+
+    async with anyio.create_task_group() as tasks:
+        for worker in range(2):
+            tasks.start_soon(work, worker)
+            await anyio.wait_all_tasks_blocked()
+        for number in range(3):
+            await channel.outlet.send(number)
+        await anyio.wait_all_tasks_blocked()
+        assert took == []
+        lingers_s[0] = 0.0
+        scopes[0].cancel()  # the other one comes instead
+        await anyio.wait_all_tasks_blocked()
+        assert took == [(1, 0), (1, 1), (1, 2)]
+        channel.outlet.close()
+    channel.inlet.close()
+
+
 async def test_what_is_in_the_channel_when_the_outlet_closes_still_arrives() -> None:
     channel = Channel[int]("behind", 3)
     for number in range(3):
