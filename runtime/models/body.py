@@ -196,7 +196,7 @@ class Body:
 
     def call_parts(self, max_tokens: int) -> str | None:
         """Call the embeddings and the fused layers by themselves, where that is right: what transformers has around
-        them takes half a millisecond of the interpreter for each batch, and adds nothing.
+        them takes a fifth of a millisecond of the interpreter for each batch, and adds nothing.
 
         Returns:
             Why it is not done; None where it is, or where the model does not consist of the two.
