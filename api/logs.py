@@ -181,8 +181,8 @@ def _stream(stream: TextIO) -> _Lossy | _Writer:
 
 
 def _rendering_at_once(filtering: type[FilteringBoundLogger]) -> type[FilteringBoundLogger]:
-    """The same, with a shorter way for most lines: each request has one, and on the longer way it took a tenth of what
-    the event loop does for a short text."""
+    """The same, with a shorter way for most lines: each request has one, and on the longer way it took 5 % of what the
+    event loop does for a short text (cProfile), twice as much as on this."""
 
     class AtOnce(filtering):  # type: ignore[misc,valid-type]  # it is made for a level
         def info(self, event: str, *args: object, **fields: object) -> Any:

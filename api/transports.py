@@ -126,8 +126,8 @@ class Transport(Protocol):
 
 
 class _OfTask:
-    """On asyncio: the task itself is cancelled, once. A scope of anyio takes ten times as long to be entered and left,
-    and each request has one."""
+    """On asyncio: the task itself is cancelled, once. Each request has one; scopes of anyio around them took 4 % of what
+    the event loop does for a short text (cProfile)."""
 
     __slots__ = ("_is_cancelled", "_task")
 
