@@ -126,7 +126,7 @@ class Transport(Protocol):
 
 
 class _OfTask:
-    """On asyncio: the task itself is cancelled, once. Each request has one; scopes of anyio around them took 4 % of what
+    """On asyncio: the task itself is cancelled, once. Each request has one; a scope of anyio around it took 4 % of what
     the event loop does for a short text (cProfile)."""
 
     __slots__ = ("_is_cancelled", "_task")
