@@ -181,6 +181,7 @@ class Pipeline:
                     least_cost=config.least_batch_tokens(model.card.device, model.card.memory_tokens),
                     pads=model.pads(lane),
                     min_share=MIN_SHARE_TOKENS if lane == "text" else IMAGE_MIN_SHARE_TOKENS,
+                    slots=model.card.forward_workers,
                     lane=lane,
                 ),
                 options=options,

@@ -147,6 +147,8 @@ class BatchStage(Stage, Generic[P, R]):
         self.triggers: Counter[str] = Counter()
         self.waits = {priority: Histogram() for priority in Priority}
         """As the meter's, by priority."""
+        self.running_tokens = 0
+        """Of the batches on the device."""
         self.tokens = 0
         self.padding_tokens = 0
         self.wasted_tokens = 0
@@ -264,7 +266,7 @@ class BatchStage(Stage, Generic[P, R]):
         if self._builder.cost < self._builder.min_share and self._had_better_wait():
             return None
         self._company_until = inf
-        batch = self._flights.take(self._wanted_now(), among=free)
+        batch = self._flights.take(self._wanted_now(), among=free, running=self.running_tokens)
         self._room_freed.ring()
         return batch
 
@@ -332,6 +334,7 @@ class BatchStage(Stage, Generic[P, R]):
     def _begin(self, turn: _Turn) -> None:
         turn.began_at = self._clock()
         turn.mark = self._forwards.begin(turn.began_at)
+        self.running_tokens += turn.cost
         if self._is_small(turn):
             self._small_running.append(turn.cost)
 
@@ -351,6 +354,7 @@ class BatchStage(Stage, Generic[P, R]):
         assert turn.mark is not None
         device_s = self._forwards.end(ended, turn.mark)
         turn.mark = None
+        self.running_tokens -= turn.cost
         if self._is_small(turn):
             self._small_running.remove(turn.cost)
         self._promote()

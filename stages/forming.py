@@ -16,6 +16,9 @@ The rules:
 7. The budget grows with the queue. A few requests get small batches, so that whoever comes next waits little; where so
    many wait that nobody is quick, batches are large and lose less to everything that goes on beside them.
 8. Where several slots are free, what waits is shared among them, unless the shares would be too small to be worth it.
+9. Beside small batches one has its part of all that waits and runs, and no more. Who waits for an answer sends nothing:
+   if one slot took all that waits, the others would go on with the few that are left, again and again, for as long as
+   it runs. What is left waits for the slot that is free next.
 """
 
 from __future__ import annotations
@@ -34,6 +37,15 @@ _QUEUE_IN_BATCHES = 8
 """How many batches a queue is at least: the forward that a newcomer finds running is then a small part of its wait."""
 
 
+_LEAST_PART = 1 / 3
+"""What a slot need not leave to the others, in parts of `min_share`. 4 short texts take 1.2 times as much each as 16 do
+and 1 takes twice as much; with pictures it is much the same (two cores of a Xeon)."""
+
+_MOST_PART = 2
+"""Of `min_share`: where a slot's part would be more, nobody is left with few. In turns, on two cores of a Xeon, with
+parts 16 clients of a short text have 5 % more answers, half of them a sixth sooner, and 8 of a picture 3 to 5 % more;
+64 of a short text had 4 % fewer."""
+
 _DEPTH_IN_BATCHES = 2
 """How many batches wait at least where one is cut ahead."""
 
@@ -47,6 +59,7 @@ class BatchBuilder(Generic[P]):
         least_cost: Token budget of a batch where little waits. None: `max_cost`.
         pads: Whether a batch costs its longest item times its items, rather than the sum of its items.
         min_share: Tokens below which a share is not worth a batch of its own.
+        slots: Batches that run at once.
         lane: Which waiting room this is, where there are several: a request has a turn in each.
     """
 
@@ -58,6 +71,7 @@ class BatchBuilder(Generic[P]):
         least_cost: int | None = None,
         pads: bool,
         min_share: int = 1,
+        slots: int = 1,
         lane: Hashable = None,
     ) -> None:
         self.max_items = max_items
@@ -65,6 +79,7 @@ class BatchBuilder(Generic[P]):
         self._least_cost = max_cost if least_cost is None else min(least_cost, max_cost)
         self._pads = pads
         self.min_share = min_share
+        self._slots = slots
         self.lane = lane
         self.turns = Turns[P](lane)
 
@@ -120,21 +135,21 @@ class BatchBuilder(Generic[P]):
         """Let go of an item that waits, whenever its turn is. It is not to be added again."""
         self.turns.withdraw(item)
 
-    def take(self, still_wanted: Callable[[Item[P]], bool], *, among: int = 1) -> Batch[P] | None:
+    def take(self, still_wanted: Callable[[Item[P]], bool], *, among: int = 1, running: int = 0) -> Batch[P] | None:
         """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.
 
         Args:
             still_wanted: Asked of each item that is looked at; one that is not wanted is let go of.
             among: Slots that are free, and so may share what waits.
+            running: Tokens of the batches in the others.
         """
         first = self.turns.first(still_wanted)
         if first is None:
             self.turns.end_batch()
             return None
         key, item = first
-        cost, budget = self.cost, self.budget
-        parts = max(1, min(among, cost // self.min_share))
-        limit = min(budget, math.ceil(cost / parts)) if parts > 1 else budget
+        budget = self.budget
+        limit = int(min(budget, self._part(among, running)))
         if self._pads:
             chosen, trigger = self._nearest(key, item, still_wanted, limit)
         else:
@@ -145,6 +160,17 @@ class BatchBuilder(Generic[P]):
         chosen.sort(key=lambda item: item.cost)  # neighbours of equal length can share a call of the kernel
         costs = [item.cost for item in chosen]
         return Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
+
+    def _part(self, among: int, running: int) -> float:
+        """Tokens of what waits that one slot takes at most; infinite where it leaves nothing to another."""
+        waiting, part = self.cost, math.inf
+        if (shares := min(among, waiting // self.min_share)) > 1:
+            part = math.ceil(waiting / shares)
+        if running:
+            fair = math.ceil((waiting + running) / self._slots)
+            if fair <= _MOST_PART * self.min_share:
+                part = min(part, max(fair, int(_LEAST_PART * self.min_share)))
+        return part
 
     def _in_turn(
         self, key: Hashable, first: Item[P], still_wanted: Callable[[Item[P]], bool], limit: int

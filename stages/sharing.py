@@ -117,7 +117,7 @@ class Flights(Generic[P]):
             self._builder.withdraw(led[1])
             self._step_back(flight, led[1], led[0])
 
-    def take(self, still_wanted: StillWanted[P], *, among: int) -> Batch[P] | None:
+    def take(self, still_wanted: StillWanted[P], *, among: int, running: int = 0) -> Batch[P] | None:
         """As `BatchBuilder.take`; None only where nobody waits who wants anything."""
         offered: dict[Hashable, Item[P]] = {}
         passed: set[Item[P]] = set()
@@ -135,7 +135,7 @@ class Flights(Generic[P]):
             return False
 
         while True:
-            batch = self._builder.take(is_wanted, among=among)
+            batch = self._builder.take(is_wanted, among=among, running=running)
             for item in batch.items if batch is not None else ():
                 item.ticket.waits(self._builder.lane, -item.cost)
                 if (flight := self._flights.get(item.identity)) is not None:

@@ -53,7 +53,8 @@ async def engine_on(
         async with run_engine(config, model, device=device, cores=cores, options=options) as engine:
             yield engine
             assert engine.statistics().admission.requests == 0
-            assert engine._pipeline.batch["text"].running == 0
+            stage = engine._pipeline.batch["text"]
+            assert (stage.running, stage.running_tokens) == (0, 0)
 
 
 def busy(engine: Engine) -> tuple[int, int]:
@@ -75,6 +76,31 @@ async def test_a_second_batch_begins_while_the_first_runs_and_a_third_waits() ->
         assert busy(engine) == (2, 2)
         gate.open()
     assert sorted(model.forwarded) == [["first"], ["second"], ["third"]]
+
+
+async def test_a_slot_leaves_to_the_others_their_part_of_all_that_waits_and_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 6)
+    gates = {"run0": Gate(), "run1": Gate()}
+
+    def hold(texts: Sequence[str]) -> None:
+        if texts[0] in gates:
+            gates[texts[0]](texts)
+
+    model = LetterModel(on_forward=hold)
+    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
+        stage = engine._pipeline.batch["text"]
+        for text, gate in gates.items():
+            tasks.start_soon(engine.embed, text)
+            await gate.arrived()
+        for text in ("wai0", "wai1", "wai2", "wai3", "wai4"):
+            tasks.start_soon(engine.embed, text)
+        await until(lambda: stage.waiting == 5)
+        gates["run0"].open()
+        await until(lambda: stage.waiting == 0)
+        gates["run1"].open()
+    assert [len(texts) for texts in model.forwarded][:3] == [1, 1, 3]  # half of what waits and runs
 
 
 async def test_where_much_waits_one_batch_more_is_handed_to_the_device() -> None:
@@ -433,7 +459,7 @@ async def _embed(engine: Engine, text: str) -> None:
 async def test_with_all_cores_busy_less_than_a_share_waits_for_what_is_prepared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 30)
     model = LetterModel()
     async with beside_a_forward_and_preparing(model, ["late"], cores=2) as (engine, tasks, preparing):
         tasks.start_soon(engine.embed, "abcde")  # as much as the forward that runs
@@ -458,7 +484,7 @@ async def test_it_does_not_wait_for_what_turns_out_to_be_bad(monkeypatch: pytest
 
 
 async def test_it_waits_for_inputs_that_no_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 40)
     model = LetterModel()
     async with beside_a_forward_and_preparing(model, ["one", "two"], cores=2) as (engine, tasks, preparing):
         tasks.start_soon(engine.embed, "three")
@@ -470,7 +496,7 @@ async def test_it_waits_for_inputs_that_no_thread_has_begun(monkeypatch: pytest.
 
 
 async def test_it_waits_for_what_is_on_its_way_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 30)
     monkeypatch.setattr(channel, "IN_A_ROW", 1)  # the slot has its turn between two lists
     received, go_on = anyio.Event(), anyio.Event()
 

@@ -162,9 +162,11 @@ class Simulation:
         builder = stage._builder
         take = builder.take
 
-        def watched_take(still_wanted: Callable[[Item[Payload]], bool], *, among: int) -> Batch[Payload] | None:
+        def watched_take(
+            still_wanted: Callable[[Item[Payload]], bool], *, among: int, running: int
+        ) -> Batch[Payload] | None:
             waiting_cost = builder.cost
-            batch = take(still_wanted, among=among)
+            batch = take(still_wanted, among=among, running=running)
             if batch is not None:
                 self.watch.batch_formed(lane, batch, waiting_cost, in_hand=stage.meter.busy)
             if not builder and (remembered := builder.turns.tenants):

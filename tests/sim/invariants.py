@@ -448,6 +448,8 @@ class Watch:
                 self.fail(f"the channel in front of {channel.name} is open")
         if running := sum(stage.running for stage in engine._pipeline.batch.values()):
             self.fail(f"{running} batches are thought to be on the device")
+        if tokens := sum(stage.running_tokens for stage in engine._pipeline.batch.values()):
+            self.fail(f"{tokens} tokens are thought to be on the device")
         if self.cancelled_at == math.inf and not self.may_be_broken():
             for batch in engine._pipeline.batch.values():
                 if batch.waiting or batch._flights._flights or batch._builder.cost:

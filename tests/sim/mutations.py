@@ -821,9 +821,9 @@ def ends_for_the_lanes_not_closed() -> Plan:
 def followers_lost_when_the_leader_leaves() -> Plan:
     original = Flights.take
 
-    def take(self: Flights[Any], still_wanted: Any, *, among: int) -> Any:
+    def take(self: Flights[Any], still_wanted: Any, *, among: int, running: int) -> Any:
         with mock.patch.object(self, "_bequeath", _nothing):
-            return original(self, still_wanted, among=among)
+            return original(self, still_wanted, among=among, running=running)
 
     return [(Flights, "take", take)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,18 +83,20 @@ def test_a_batch_is_cut_only_where_the_next_item_would_not_fit(
                 raise AssertionError("nobody else was free")
 
 
-@given(arrivals, limits, st.integers(1, 4), st.integers(1, 40))
+@given(arrivals, limits, st.integers(1, 4), st.integers(1, 40), st.integers(0, 100))
 def test_a_share_is_a_batch_and_no_item_is_lost_by_sharing(
-    arrived: list[tuple[int, str, bool]], limit: tuple[int, int, bool], among: int, min_share: int
+    arrived: list[tuple[int, str, bool]], limit: tuple[int, int, bool], among: int, min_share: int, running: int
 ) -> None:
     max_items, max_cost, pads = limit
-    builder: BatchBuilder[int] = BatchBuilder(max_items=max_items, max_cost=max_cost, pads=pads, min_share=min_share)
+    builder: BatchBuilder[int] = BatchBuilder(
+        max_items=max_items, max_cost=max_cost, pads=pads, min_share=min_share, slots=among + (running > 0)
+    )
     wait_in(builder, items_of(arrived))
     taken: list[int] = []
-    while batch := builder.take(lambda item: True, among=among):
+    while batch := builder.take(lambda item: True, among=among, running=running):
         assert len(batch.items) == 1 or batch.cost <= max_cost
         if batch.trigger is BatchTrigger.SHARE:
-            assert among > 1
+            assert among > 1 or running
             assert builder.cost
         taken += [item.index for item in batch.items]
     assert sorted(taken) == list(range(len(arrived)))
@@ -155,6 +158,27 @@ def test_what_waits_is_shared_among_the_free_slots() -> None:
     assert second is not None
     assert (first.cost, first.trigger) == (40, BatchTrigger.SHARE)
     assert (second.cost, second.trigger) == (40, BatchTrigger.DEMAND)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "taken"),
+    [
+        (8, 0, 80),  # nothing runs
+        (8, 40, 60),  # half of all
+        (8, 120, 80),  # there is less than half
+        (16, 80, 120),
+        (18, 80, 180),  # half of it is large enough for both
+        (2, 10, 20),  # half would be less than the least
+        (3, 10, 20),
+        (8, 41, 60),  # half is not a whole number of items
+    ],
+)
+def test_beside_what_runs_a_batch_has_its_part_of_all(waiting: int, running: int, taken: int) -> None:
+    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=60, slots=2)
+    wait_in(builder, items_of([(10, "a", True)] * waiting))
+    batch = builder.take(lambda item: True, running=running)
+    assert batch is not None
+    assert (batch.cost, batch.trigger) == (taken, BatchTrigger.SHARE if builder else BatchTrigger.DEMAND)
 
 
 def test_what_is_too_little_to_share_goes_together() -> None:
