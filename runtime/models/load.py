@@ -30,7 +30,7 @@ from staged_pool.runtime.models.processor import bfloat16_pays
 from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
-from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
+from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers, use_threads
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
 from staged_pool.runtime.models.tower import Tower
@@ -65,7 +65,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     if kind != "cpu" and (config.forward_workers or 1) > 1:
         raise ConfigError(f"forward_workers={config.forward_workers}: a {kind} device runs one forward at a time")
     threads = config.torch_threads or usable_cores()
-    torch.set_num_threads(threads)
+    use_threads(threads)
 
     resolved = resolve(
         config.model,

@@ -24,7 +24,7 @@ from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.products import FEW, MANY, LayerShape, Product
 from staged_pool.runtime.models.stack import Group, Layer
-from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers
+from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers, use_threads
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads import OwnThreads, is_first
 from tests.models.asking import embed, text_tower
@@ -283,6 +283,29 @@ def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_thread_keeps_its_number_whatever_another_sets_before_its_first_operation() -> None:
+    before, meeting = torch.get_num_threads(), threading.Barrier(2, timeout=10)
+    seen: list[int] = []
+
+    def work() -> None:
+        use_threads(1)
+        meeting.wait()
+        meeting.wait()
+        torch.ones(1 << 20).sum()  # large enough to be shared
+        seen.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        meeting.wait()
+        torch.set_num_threads(2)
+        meeting.wait()
+    finally:
+        thread.join()
+        torch.set_num_threads(before)
+    assert seen == [1]
 
 
 @pytest.mark.anyio

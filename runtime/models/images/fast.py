@@ -15,6 +15,7 @@ from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.raw import raw_pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Size
+from staged_pool.runtime.models.threads import use_threads
 
 
 def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixels:
@@ -27,7 +28,7 @@ def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixe
     """
     # Preprocess calls run beside each other. The number is the calling thread's, and that with which later threads
     # begin; those of the device set theirs before every forward.
-    torch.set_num_threads(1)
+    use_threads(1)
     raw = raw_pixels(picture)
     # [4, height, width], the channels of a pixel together, as torch's code for bytes reads them.
     pixels = torch.from_numpy(raw).permute(2, 0, 1)
