@@ -278,6 +278,9 @@ def peers_command(
     ] = None,
     quick: Annotated[bool, typer.Option(help="One round, few cells of 2 s: to see that it works.")] = False,
     go_on: Annotated[bool, typer.Option(help="Have the rounds that were measured before in the tables, too.")] = False,
+    float32: Annotated[
+        bool, typer.Option(help="Compare all in float32 as well, where bfloat16 is what they are best at.")
+    ] = True,
 ) -> None:
     """Other servers beside this one. Builds an environment for each in .peers/, and takes hours for all of them."""
     try:
@@ -297,6 +300,7 @@ def peers_command(
             scenarios=asked,
             quick=quick,
             go_on=go_on,
+            float32=float32,
         )
     except OtherSettings as error:
         raise typer.BadParameter(str(error), param_hint="--go-on") from None

@@ -66,6 +66,7 @@ def run(
     scenarios: Collection[Scenario],
     quick: bool,
     go_on: bool = False,
+    float32: bool = True,
 ) -> None:
     """Measure, print and record.
 
@@ -81,6 +82,7 @@ def run(
         scenarios: What is asked of them.
         quick: One short round, to see that it works.
         go_on: Whether rounds that were measured before belong to the comparison.
+        float32: Whether all are compared in float32, too, where something else is their best.
 
     Raises:
         OtherSettings: They do not.
@@ -109,6 +111,10 @@ def run(
             models.append(_model(Inputs.images(running.enter_context(clip_folder())), pictures, card))
         best: DType = "float32" if card.dtype == "float32" else "bfloat16"  # as our own server chooses
         wanted: dict[str, DType] = {"Each at its best": best, "All in float32": "float32"}
+        if best == "float32":
+            del wanted["Each at its best"]
+        elif not float32:
+            del wanted["All in float32"]
         entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))
         kept = KeptRounds(_settings(settings, versions, card), folder=ROUNDS / ("quick" if quick else "full"))
         if not go_on:
@@ -126,7 +132,6 @@ def run(
         compared = {
             title: [contenders[peer, peer.dtype(dtype)] for peer in built]
             for title, dtype in wanted.items()
-            if title == "All in float32" or best != "float32"
         }
         _report(compared, plan, missing)
 
