@@ -129,10 +129,7 @@ def run(
             "contenders": [contender.result() for contender in contenders.values()],
             "not_measured": missing,
         }
-        compared = {
-            title: [contenders[peer, peer.dtype(dtype)] for peer in built]
-            for title, dtype in wanted.items()
-        }
+        compared = {title: [contenders[peer, peer.dtype(dtype)] for peer in built] for title, dtype in wanted.items()}
         _report(compared, plan, missing)
 
 
