@@ -109,12 +109,7 @@ def run(
             models.append(_model(Inputs.texts(TextSource(model)), texts, card))
         if pictures := tuple(name for name in PICTURES if name in scenarios):
             models.append(_model(Inputs.images(running.enter_context(clip_folder())), pictures, card))
-        best: DType = "float32" if card.dtype == "float32" else "bfloat16"  # as our own server chooses
-        wanted: dict[str, DType] = {"Each at its best": best, "All in float32": "float32"}
-        if best == "float32":
-            del wanted["Each at its best"]
-        elif not float32:
-            del wanted["All in float32"]
+        wanted = comparisons(card.dtype, float32=float32)
         entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))
         kept = KeptRounds(_settings(settings, versions, card), folder=ROUNDS / ("quick" if quick else "full"))
         if not go_on:
@@ -131,6 +126,20 @@ def run(
         }
         compared = {title: [contenders[peer, peer.dtype(dtype)] for peer in built] for title, dtype in wanted.items()}
         _report(compared, plan, missing)
+
+
+def comparisons(dtype: str, *, float32: bool) -> Mapping[str, DType]:
+    """The dtype of each comparison, by its title.
+
+    Args:
+        dtype: What our own server chooses here, as the best.
+        float32: Whether float32 is compared where it is not that.
+    """
+    all_in_float32: dict[str, DType] = {"All in float32": "float32"}
+    if dtype == "float32":
+        return all_in_float32
+    best: dict[str, DType] = {"Each at its best": "bfloat16"}
+    return best | all_in_float32 if float32 else best
 
 
 def build_all(peers: Sequence[Peer], make: Callable[[str], Path] = build) -> tuple[dict[str, str], dict[str, str]]:

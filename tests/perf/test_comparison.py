@@ -10,6 +10,7 @@ from perf.peers.catalogue import PEERS
 from perf.peers.comparison import Contender, Spread, failures, ratios, tables
 from perf.peers.inputs import Scenario
 from perf.peers.plots import plot
+from perf.peers.run import comparisons
 from perf.peers.visits import Cell, Level, Visit
 
 CLIENTS: dict[Scenario, tuple[int, ...]] = {
@@ -90,3 +91,10 @@ def test_the_picture_names_every_server_that_was_measured(tmp_path: Path) -> Non
     drawn = (tmp_path / "all.svg").read_text()
     assert "staged-pool (float32)" in drawn
     assert "infinity (float32)" in drawn
+
+
+def test_float32_is_compared_unless_it_is_left_out_and_is_not_the_best_anyway() -> None:
+    assert [*comparisons("bfloat16", float32=True).values()] == ["bfloat16", "float32"]
+    assert comparisons("bfloat16", float32=False) == {"Each at its best": "bfloat16"}
+    for also in (True, False):
+        assert comparisons("float32", float32=also) == {"All in float32": "float32"}
