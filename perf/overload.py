@@ -14,7 +14,7 @@ from perf import report
 from perf.load import BURST, HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcome
 from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.report import number
-from perf.servers import Options, Server, serving
+from perf.servers import MAX_CONNECTIONS, Options, Server, overload_flags, serving
 from perf.texts import SHAPES, Shape, TextSource
 from perf.workers import Worker, worker
 
@@ -24,11 +24,6 @@ UNLOADED_REQUESTS: Final = 50
 LEVELS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 SEED: Final = 1
 TIMEOUT_S: Final = 10.0
-MAX_CONNECTIONS: Final = 2000
-"""Of the load. Where a request takes the device a millisecond or less, those that a second's wait has room for are
-more than the thousand that a server takes by itself."""
-SPARE_CONNECTIONS: Final = 100
-"""For health checks, of those that the server takes here."""
 RECOVERED: Final = 1.5
 """Times the unloaded median: what counts as recovered."""
 
@@ -165,10 +160,7 @@ def run(
         "target_delay_s": target_delay_s, "client_timeout_s": TIMEOUT_S, "max_connections": MAX_CONNECTIONS,
         "seed": SEED,
     }  # fmt: skip
-    command = [
-        *options.serve_command(), "--target-delay", f"{target_delay_s:g}",
-        "--max-connections", str(MAX_CONNECTIONS + SPARE_CONNECTIONS),
-    ]  # fmt: skip
+    command = [*options.serve_command(), *overload_flags(target_delay_s)]
     name = "overload" if shape == DEFAULT_SHAPE else f"overload-{shape}"
     with report.recording(name, settings) as record, serving(command) as server:
         record.results["model"] = server.card()

@@ -30,6 +30,13 @@ POLL_S: Final = 0.005
 
 Backend = Literal["asyncio", "trio"]
 
+MAX_CONNECTIONS: Final = 2000
+"""Of a load that does not wait for answers. Where a request takes the device a millisecond or less, those that a
+second's wait has room for are more than the thousand that a server takes by itself."""
+
+_SPARE_CONNECTIONS: Final = 100
+"""For health checks."""
+
 PREPARED: Final = (*VARIABLES, "TOKENIZERS_PARALLELISM")
 """Of the environment: what `prepare_libraries` sets."""
 
@@ -83,6 +90,13 @@ class Card:
 @dataclass(frozen=True, slots=True)
 class _Ready:
     models: tuple[Card, ...]
+
+
+def overload_flags(target_delay_s: float) -> tuple[str, ...]:
+    """What `staged-pool serve` is started with for more than it can do: it refuses what would wait for longer, and no
+    connection."""
+    connections = MAX_CONNECTIONS + _SPARE_CONNECTIONS
+    return "--target-delay", f"{target_delay_s:g}", "--max-connections", str(connections)
 
 
 class ServerFailed(RuntimeError):

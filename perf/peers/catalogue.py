@@ -12,7 +12,7 @@ from typing import Final
 from perf.peers import dialects
 from perf.peers.dialects import Dialect
 from perf.peers.environments import OURS
-from perf.servers import ROOT, Options
+from perf.servers import ROOT, Options, overload_flags
 from staged_pool.runtime.config import DType
 
 SERVICES: Final = ROOT / "perf" / "peers" / "services"
@@ -116,7 +116,7 @@ PEERS: Final = (
         package="staged-pool",
         command=_ours,
         dialect=dialects.OURS,
-        under_overload=("--target-delay", "1"),
+        under_overload=overload_flags(1.0),
         settings="its defaults, with the dtype and the threads of all; what is inside twice is computed twice "
         "(--no-coalesce); in the open loops it refuses what would wait for more than a second",
     ),

@@ -18,7 +18,7 @@ from perf.load import HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcom
 from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.peers.catalogue import Launch, Peer
 from perf.peers.inputs import UNITS, Answers, Inputs, Scenario, agreement
-from perf.servers import PREPARED, Options, Server, family, serving
+from perf.servers import MAX_CONNECTIONS, PREPARED, Options, Server, family, serving
 from perf.workers import pinned, worker
 
 START_TIMEOUT_S: Final = 300.0
@@ -33,7 +33,6 @@ MIXED_LOAD: Final = 0.8
 """of what the server can do: of the time that it needs for one of each kind, as the closed loops have shown."""
 
 TIMEOUT_S: Final = 10.0
-MAX_CONNECTIONS: Final = 800
 RECOVERED_MS: Final = 250.0
 """What counts as quick again after a load, for every server alike."""
 
