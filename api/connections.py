@@ -167,6 +167,8 @@ class Connection:
         self._limits: ServerConfig = config.limits
         self._traffic: Traffic = config.traffic
         self._protocol: Any = None
+        """Hypercorn's, once there is something for it: to make it is a third of what a new connection takes, and most
+        never need it."""
         self._sending = anyio.Lock(fast_acquire=True)
         self._receiving: anyio.CancelScope | None = None
         self._receives = False
@@ -214,19 +216,8 @@ class Connection:
                 socket = self._transport.socket
                 self._spawner = spawner
                 self._client = parse_socket_addr(socket.family, socket.getpeername())
-                self._protocol = ProtocolWrapper(
-                    self._app,
-                    self._config,
-                    self._context,
-                    spawner,
-                    ConnectionState(self._state),
-                    self._config.tls is not None,
-                    self._client,
-                    parse_socket_addr(socket.family, socket.getsockname()),
-                    self._handle,
-                    protocol,
-                )
-                await self._protocol.initiate()
+                if protocol is not None:
+                    await self._speak(protocol).initiate()
                 self._update(idle=True)
                 if self._express is not None:
                     self._transport.show_first(self._taken)
@@ -236,9 +227,31 @@ class Connection:
         finally:
             await self._close()
 
+    def _speak(self, chosen: str | None = None) -> Any:
+        """The protocol of this connection, made now if it has none. Initiated, as far as HTTP/1.1 takes it.
+
+        Args:
+            chosen: What TLS has agreed upon, if it has.
+        """
+        if self._protocol is None:
+            socket = self._transport.socket
+            self._protocol = ProtocolWrapper(
+                self._app,
+                self._config,
+                self._context,
+                self._spawner,
+                ConnectionState(self._state),
+                self._config.tls is not None,
+                self._client,
+                parse_socket_addr(socket.family, socket.getsockname()),
+                self._handle,
+                chosen,
+            )
+        return self._protocol
+
     async def _receive(self) -> None:
         while True:
-            if self._protocol.protocol.awaits_body:
+            if self._protocol is not None and self._protocol.protocol.awaits_body:
                 if not await self._receive_body():
                     break
                 continue
@@ -252,7 +265,8 @@ class Connection:
             if self._receiving.cancel_called and self._transport.time() < self._patient_until:
                 continue  # requests came meanwhile
             if self._receiving.cancel_called:  # out of patience, also with a client that talks on and asks nothing
-                await self._protocol.protocol.farewell()
+                if self._protocol is not None:
+                    await self._protocol.protocol.farewell()
                 break
             if self._answering:
                 await self._until_answered(leaves=not data)
@@ -260,11 +274,15 @@ class Connection:
                 break
             if (left := await self._left_by_the_short_way(data)) is None:
                 continue
-            await self._protocol.handle(RawData(left))
+            await self._speak().handle(RawData(left))
             if self._idle and self._protocol.protocol.in_head and not self._in_head:
                 self._in_head = True
                 self._patient_until = self._transport.time() + self._limits.head_timeout_s
-        await self._protocol.handle(Closed())
+        await self._tell_closed()
+
+    async def _tell_closed(self) -> None:
+        if self._protocol is not None:
+            await self._protocol.handle(Closed())
 
     async def _receive_body(self) -> bool:
         """Receive a part of a body where it is to lie, when it has its turn. False: there is no more."""
@@ -388,8 +406,10 @@ class Connection:
 
     def _at_a_beginning(self) -> bool:
         """Whether a request of HTTP/1.1 may begin with what arrives next: nothing of an earlier one is in hand."""
+        if self._protocol is None or not self._idle:
+            return self._idle
         protocol = self._protocol.protocol
-        return self._idle and isinstance(protocol, Http1) and protocol.between_requests
+        return isinstance(protocol, Http1) and protocol.between_requests
 
     async def _handle(self, event: Event) -> None:
         """What the protocol has to say to the connection. Cancellation waits until it is done: half a frame that was
@@ -402,12 +422,12 @@ class Connection:
         with anyio.CancelScope(shield=True):
             if isinstance(event, Closed):
                 await self._close()
-                await self._protocol.handle(event)
+                await self._tell_closed()
             elif isinstance(event, RawData):
                 async with self._sending:
                     sent = await self._send(event.data)
                 if not sent:
-                    await self._protocol.handle(Closed())
+                    await self._tell_closed()
 
     async def _send(self, data: bytes) -> bool:
         """Send, as long as the client reads. False: it does not, or either side has closed."""

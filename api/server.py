@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import signal
@@ -28,7 +27,7 @@ from staged_pool.api.guard import Guard
 from staged_pool.api.http3 import Http3
 from staged_pool.api.listener import SocketFile, url
 from staged_pool.api.lobby import Lobby
-from staged_pool.api.memory import give_back_freed_memory, let_go_of_weight_files
+from staged_pool.api.memory import give_back_freed_memory, let_go_of_weight_files, spare_the_collector
 from staged_pool.api.promptness import run_promptly
 from staged_pool.api.tls import server_context
 from staged_pool.api.traffic import GRACE_S, Traffic
@@ -163,7 +162,7 @@ class Server:
         try:
             async with self._open_engines(self._models) as engines:
                 if self._owns_process:
-                    _spare_what_stays()
+                    spare_the_collector()
                     await anyio.to_thread.run_sync(_give_back_what_loading_took)
                 self.lobby.open(*engines.values())
                 for name, engine in engines.items():
@@ -296,13 +295,6 @@ def _single(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-def _spare_what_stays() -> None:
-    """Let the garbage collector forget what torch and the model have made: hundreds of thousands of objects that stay,
-    and that a full collection would otherwise look at again and again, stopping every thread for a quarter second."""
-    gc.collect()
-    gc.freeze()
 
 
 def _give_back_what_loading_took() -> None:

@@ -13,6 +13,7 @@ import anyio
 import h11
 import pytest
 from blockbuster import BlockBuster
+from hypercorn.protocol import ProtocolWrapper
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -271,6 +272,26 @@ def told(answer: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
     assert headers.pop(b"date")
     headers.pop(b"connection", None)
     return status.split(b" ")[1], headers, body
+
+
+@pytest.mark.anyio
+async def test_the_first_request_that_is_unusual_has_a_protocol_made_for_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+
+    def make(*args: Any) -> ProtocolWrapper:
+        made.append(args)
+        return ProtocolWrapper(*args)
+
+    monkeypatch.setattr(connections, "ProtocolWrapper", make)
+    counts = []
+    async with serving(engine_on(LetterModel())) as served, await served.connect() as stream:
+        for asked in (EMBED, get("/health"), get("/health", UNUSUAL), EMBED, get("/health", UNUSUAL), EMBED):
+            await stream.send(asked)
+            assert (await read_answer(stream)).startswith(b"HTTP/1.1 200 ")
+            counts.append(len(made))
+    assert counts == [0, 0, 1, 1, 1, 1]
 
 
 @pytest.mark.anyio

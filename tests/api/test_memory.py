@@ -92,6 +92,34 @@ def test_what_is_free_can_be_given_back_from_below_what_is_not() -> None:
     assert when_told > 90_000_000
 
 
+COLLECTED = """
+import gc, json
+from staged_pool.api import memory
+
+class Loop:
+    def __init__(self) -> None:
+        self.itself = self
+
+early = Loop()
+memory.spare_the_collector()
+looks = []
+gc.callbacks.append(lambda phase, info: phase == "start" and looks.append(info["generation"]))
+del early
+kept = [[] for _ in range(memory.COLLECTED_AFTER - 1000)]
+seldom = len(looks)
+for _ in range(3000):
+    Loop()
+print(json.dumps([seldom, len(looks), sum(isinstance(one, Loop) for one in gc.get_objects())]))
+"""
+
+
+def test_the_garbage_collector_looks_seldom_and_still_collects() -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTED], check=True, capture_output=True, text=True)
+    seldom, looks, left = json.loads(done.stdout)
+    assert (seldom, looks) == (0, 1)
+    assert left < 3000
+
+
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_is_glibc", lambda: False)
     assert not memory.keep_freed_memory()
