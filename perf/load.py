@@ -33,6 +33,8 @@ class Load:
     """After so many no client sends again. None: only `seconds` ends it."""
     patience_s: float = 0.0
     """How long after `seconds` answers are waited for that are still missing."""
+    pause_s: float = 0.0
+    """How long a client rests between an answer and its next request."""
     strict: bool = True
     """Whether an answer that is neither 200 nor 429, or none, ends the measurement, or is counted as a failure."""
 
@@ -109,6 +111,7 @@ class _ClosedLoop:
         self._requests = requests
         self._selector = selector
         self._strict = load.strict
+        self._pause_s = load.pause_s
         self._sends_left = math.inf if load.max_requests is None else load.max_requests
         self._started = time.perf_counter()
         self._last_send = self._started + load.seconds
@@ -149,7 +152,8 @@ class _ClosedLoop:
                 else:
                     outcome.failed += 1
                     pause_s = FAILED_PAUSE_S
-                heapq.heappush(self._resting, (ended + (pause_s or 0.0), self._places[connection], connection))
+                again_at = ended + max(pause_s or 0.0, self._pause_s)
+                heapq.heappush(self._resting, (again_at, self._places[connection], connection))
         outcome.unanswered = len(self.sent_at)
         outcome.elapsed_s = (self._end if self.sent_at else ended) - self._started
         return outcome

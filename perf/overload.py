@@ -12,7 +12,7 @@ import psutil
 
 from perf import report
 from perf.load import BURST, HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcome
-from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
+from perf.openloop import RECOVERY_PAUSE_S, Arrivals, ArrivalsOutcome, OpenLoop
 from perf.report import number
 from perf.servers import MAX_CONNECTIONS, Options, Server, overload_flags, serving
 from perf.texts import SHAPES, Shape, TextSource
@@ -204,9 +204,13 @@ def _order(factors: Sequence[float], rounds: int) -> list[tuple[int, float]]:
 def _capacity(
     generate: Worker[Load, LoadOutcome], seconds: float, done: Callable[[], None]
 ) -> tuple[float, dict[int, float]]:
-    """The median for a single client in ms, and for each number of clients the requests answered per second."""
+    """The median for a single client in ms, and for each number of clients the requests answered per second.
+
+    That client makes the pauses that the probes make after a load: caches are colder behind them.
+    """
     generate(BURST)
-    unloaded = report.Summary.of(generate(Load(clients=1, max_requests=UNLOADED_REQUESTS)).latencies_ms)
+    alone = Load(clients=1, max_requests=UNLOADED_REQUESTS, pause_s=RECOVERY_PAUSE_S)
+    unloaded = report.Summary.of(generate(alone).latencies_ms)
     if unloaded is None:
         raise RuntimeError("an idle server refused every request")
     closed: dict[int, float] = {}

@@ -55,3 +55,9 @@ def test_a_client_whose_connection_is_closed_counts_it_and_comes_back(
 def test_of_a_strict_load_it_is_the_end(port: int) -> None:
     with closing(LoadGenerator(port, (get("/"),))) as generate, pytest.raises(ConnectionError):
         generate(Load(clients=1, max_requests=2, seconds=60))
+
+
+def test_a_client_that_rests_for_longer_than_the_load_sends_once(port: int) -> None:
+    with closing(LoadGenerator(port, (get("/"),))) as generate:
+        outcome = generate(Load(clients=1, max_requests=2, seconds=60, pause_s=61))
+    assert len(outcome.latencies_ms) == 1
