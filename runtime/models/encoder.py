@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Row, SparseVector, Tokens, Values
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.launch import Replica, Replicas
-from staged_pool.runtime.models.threads import ThreadPlan
+from staged_pool.runtime.models.threads import Rest, ThreadPlan
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tower import Outcome, Tower
@@ -48,6 +48,7 @@ class Encoder:
     """None: the model reads no pictures."""
     pictures: PictureReader | None = None
     """None: pictures are no tokens to it."""
+    rest: Rest = field(default_factory=Rest)
 
     @property
     def towers(self) -> Mapping[Lane, Tower]:
@@ -85,8 +86,8 @@ class Encoder:
             DeviceLost: The device can no longer be trusted.
         """
         tokens = sum(payload.tokens for payload in payloads)
-        self.plans[_lane(payloads[0])].use(tokens, at_once)
-        with self.replicas.freest(tokens) as replica:
+        with self.rest.ended() as rested, self.replicas.freest(tokens) as replica:
+            self.plans[_lane(payloads[0])].use(tokens, at_once, rested=rested)
             return compute(replica, payloads)
 
     def warm_up(self, lane: Lane) -> None:

@@ -130,7 +130,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         ),
         replicas=Replicas(replicas),
         tokenizer=tokenizer,
-        plans={lane: ThreadPlan(threads, alone_tokens=0) for lane in towers},
+        plans={lane: ThreadPlan(threads, alone_tokens=0, rested_tokens=0) for lane in towers},
         images=readers[0] if readers else None,
         pictures=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
     )
@@ -146,7 +146,8 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         )
         encoder = replace(encoder, plans=plans, card=replace(encoder.card, forward_workers=workers))
         alone = {lane: plan.alone_tokens for lane, plan in plans.items()}
-        log.info("model.threads", threads=threads, alone_tokens=alone, forward_workers=workers)
+        rested = {lane: plan.rested_tokens for lane, plan in plans.items()}
+        log.info("model.threads", threads=threads, alone_tokens=alone, rested_tokens=rested, forward_workers=workers)
     else:
         for replica in replicas:
             record_forwards(resolved.name, replica, wanted=config.cuda_graphs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -24,7 +25,15 @@ from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.products import FEW, MANY, LayerShape, Product
 from staged_pool.runtime.models.stack import Group, Layer
-from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers, use_threads
+from staged_pool.runtime.models.threads import (
+    RESTED_S,
+    Rest,
+    ThreadPlan,
+    plan_threads,
+    plan_workers,
+    threads_kept,
+    use_threads,
+)
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads import OwnThreads, is_first
 from tests.models.asking import embed, text_tower
@@ -272,10 +281,14 @@ def test_whether_splits_pay_is_measured_on_all_threads(monkeypatch: pytest.Monke
 def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:
     before = torch.get_num_threads()
     try:
-        plan = ThreadPlan(2, alone_tokens=32)
+        plan = ThreadPlan(2, alone_tokens=32, rested_tokens=64)
         plan.use(32)
         assert torch.get_num_threads() == 1
         plan.use(33)
+        assert torch.get_num_threads() == 2
+        plan.use(64, rested=True)
+        assert torch.get_num_threads() == 1
+        plan.use(65, rested=True)
         assert torch.get_num_threads() == 2
         plan.use(33, 2)
         assert torch.get_num_threads() == 1
@@ -323,14 +336,14 @@ async def test_only_the_first_thread_has_enough_for_all_cores() -> None:
         meeting.wait()
 
     async with OwnThreads("forwards").running(2) as threads:
-        await threads.run_on_each(use, ThreadPlan(8, alone_tokens=32))
+        await threads.run_on_each(use, ThreadPlan(8, alone_tokens=32, rested_tokens=32))
     assert seen == {True: [8, 4, 2, 8], False: [4, 4, 2, 4]}
 
 
 def test_texts_and_pictures_have_plans_of_their_own(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> ThreadPlan:
         forward([longest])
-        return ThreadPlan(threads, alone_tokens=longest)
+        return ThreadPlan(threads, alone_tokens=longest, rested_tokens=longest)
 
     monkeypatch.setattr("staged_pool.runtime.models.load.plan_threads", plan)
     model = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32", torch_threads=2))
@@ -341,6 +354,7 @@ def test_texts_and_pictures_have_plans_of_their_own(tiny_folder: TinyFolder, mon
 
 def test_a_gain_that_is_seen_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tries = 0.0, Counter[int]()
+    before_rests: list[dict[int, int]] = []
     before = torch.get_num_threads()
 
     def forward(batch: Sequence[int]) -> None:
@@ -349,30 +363,73 @@ def test_a_gain_that_is_seen_once_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
         tries[threads] += 1
         clock += 3.0 if threads == 1 else 2.0 if tries[threads] == 9 else 4.0
 
+    monkeypatch.setattr("staged_pool.runtime.models.threads._SIZES", (8,))
+    monkeypatch.setattr("staged_pool.runtime.models.threads.time.sleep", lambda _: before_rests.append({**tries}))
     monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
     try:
-        assert plan_threads(2, forward, 512) == ThreadPlan(2, alone_tokens=0)
+        assert plan_threads(2, forward, 512) == ThreadPlan(2, alone_tokens=0, rested_tokens=8)
     finally:
         torch.set_num_threads(before)
-    assert tries == {1: 9, 2: 9}
+    assert before_rests[0] == {1: 9, 2: 9}
 
 
 def test_the_plan_is_made_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 0.0
+    clock, wakes = 0.0, 0.0
     before = torch.get_num_threads()
 
+    def rest(_: float) -> None:
+        nonlocal wakes
+        wakes = 60.0
+
     def forward(batch: Sequence[int]) -> None:
-        nonlocal clock
+        nonlocal clock, wakes
         threads = torch.get_num_threads()
-        clock += batch[0] / threads + 20 * (threads - 1)
+        clock += batch[0] / threads + (20 + wakes) * (threads - 1)
+        wakes = 0.0
 
     monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
+    monkeypatch.setattr("staged_pool.runtime.models.threads.time.sleep", rest)
     try:
-        assert plan_threads(2, forward, 512) == ThreadPlan(2, alone_tokens=32)
-        assert plan_threads(2, forward, 20) == ThreadPlan(2, alone_tokens=16)
-        assert plan_threads(1, forward, 512) == ThreadPlan(1, alone_tokens=0)
+        assert plan_threads(2, forward, 512) == ThreadPlan(2, alone_tokens=32, rested_tokens=128)
+        assert plan_threads(2, forward, 64) == ThreadPlan(2, alone_tokens=32, rested_tokens=64)
+        assert plan_threads(2, forward, 20) == ThreadPlan(2, alone_tokens=16, rested_tokens=16)
+        assert plan_threads(1, forward, 512) == ThreadPlan(1, alone_tokens=0, rested_tokens=0)
     finally:
         torch.set_num_threads(before)
+
+
+def test_cores_have_rested_once_they_had_no_forward_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
+    rest, seen = Rest(), []
+    for pause_s, forward_s in ((0.0, 9.0), (0.001, 9.0), (2 * RESTED_S, 0.0)):
+        clock += pause_s
+        with rest.ended() as rested:
+            seen.append(rested)
+            clock += forward_s
+    clock += 2 * RESTED_S
+    with pytest.raises(RuntimeError), rest.ended() as rested:
+        raise RuntimeError
+    with rest.ended() as after_a_failure:
+        pass
+    assert seen == [True, False, True]
+    assert (rested, after_a_failure) == (True, False)
+
+
+def test_a_forward_behind_a_rest_is_run_by_the_plan_for_it(
+    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", torch_threads=2))
+    plan = ThreadPlan(2, alone_tokens=0, rested_tokens=512)
+    model = dataclasses.replace(model, plans={"text": plan}, rest=Rest())
+    clock, seen = 0.0, list[int]()
+    monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
+    with threads_kept():
+        for pause_s in (0.0, 0.0, 1.0):
+            clock += pause_s
+            embed(model, ["a text"], Output.DENSE)
+            seen.append(torch.get_num_threads())
+    assert seen == [1, 2, 1]
 
 
 def _seconds_of(seconds: dict[int, float]) -> Callable[..., float]:
