@@ -8,6 +8,7 @@ Forwards beside each other never wait for each other.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -108,15 +109,22 @@ class Rest:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
         self._since = -math.inf
 
     @contextmanager
     def ended(self) -> Iterator[bool]:
-        """A block that runs a forward; whether there was a rest before it."""
+        """A block that runs a forward, in any thread; whether there was a rest before it."""
+        with self._lock:
+            rested = not self._running and time.perf_counter() - self._since > RESTED_S
+            self._running += 1
         try:
-            yield time.perf_counter() - self._since > RESTED_S
+            yield rested
         finally:
-            self._since = time.perf_counter()
+            with self._lock:
+                self._running -= 1
+                self._since = time.perf_counter()
 
 
 @contextmanager

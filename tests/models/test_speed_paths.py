@@ -412,8 +412,14 @@ def test_cores_have_rested_once_they_had_no_forward_for_a_while(monkeypatch: pyt
         raise RuntimeError
     with rest.ended() as after_a_failure:
         pass
+    clock += 2 * RESTED_S
+    with rest.ended() as first:
+        clock += 2 * RESTED_S
+        with rest.ended() as beside_it:
+            pass
     assert seen == [True, False, True]
     assert (rested, after_a_failure) == (True, False)
+    assert (first, beside_it) == (True, False)
 
 
 def test_a_forward_behind_a_rest_is_run_by_the_plan_for_it(
