@@ -228,7 +228,7 @@ class Connection:
             await self._close()
 
     def _speak(self, chosen: str | None = None) -> Any:
-        """The protocol of this connection, made now if it has none. Initiated, as far as HTTP/1.1 takes it.
+        """The protocol of this connection, made now if it has none. HTTP/1.1 is then ready; HTTP/2 is to be initiated.
 
         Args:
             chosen: What TLS has agreed upon, if it has.

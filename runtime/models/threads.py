@@ -167,7 +167,7 @@ def _gains(
     rest_s: float = 0.0,
     sittings: int = _SITTINGS,
 ) -> bool:
-    """Whether so many threads are quicker than one with a batch of one input of this size, each time behind a rest."""
+    """Whether so many threads are quicker than one with a batch of one input of this size, which follows a rest."""
     quickest = dict.fromkeys((1, threads), math.inf)
     for _ in range(sittings):
         for _ in range(_TRIES):

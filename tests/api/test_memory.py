@@ -100,11 +100,9 @@ class Loop:
     def __init__(self) -> None:
         self.itself = self
 
-early = Loop()
 memory.spare_the_collector()
 looks = []
 gc.callbacks.append(lambda phase, info: phase == "start" and looks.append(info["generation"]))
-del early
 kept = [[] for _ in range(memory.COLLECTED_AFTER - 1000)]
 seldom = len(looks)
 for _ in range(3000):
