@@ -20,9 +20,10 @@ from staged_pool.stages.work import Item
 
 R = TypeVar("R")
 
-ANSWERS_IN_A_ROW: Final = 4
-"""That are made before every other task has its turn: a batch may complete a hundred requests, and making and sending
-their answers takes tens of milliseconds."""
+ANSWERING_S: Final = 0.002
+"""For how long answers are made before every other task has its turn, in seconds. A batch may complete a hundred
+requests, whose answers take tens of milliseconds. But each turn costs as much as an answer or two: clients that have
+theirs one by one ask anew one by one, and each is then read, prepared and handed from stage to stage by itself."""
 
 log = structlog.get_logger("staged_pool.stages")
 
@@ -66,10 +67,13 @@ class PostprocessStage(Stage, Generic[R]):
             with self.meter.working(), custody("postprocess", (item.ticket for item in items)) as held:
                 if self._seam is not None:
                     await self._at("received")
-                for place, (ticket, sent_at) in enumerate(self._deliver(items), start=1):
-                    await self._answer(ticket, sent_at)
-                    if place % ANSWERS_IN_A_ROW == 0:
+                complete = self._deliver(items)
+                turn_ends_at = self._clock() + ANSWERING_S
+                for ticket, sent_at in complete:
+                    if self._clock() >= turn_ends_at:
                         await anyio.lowlevel.checkpoint()
+                        turn_ends_at = self._clock() + ANSWERING_S
+                    await self._answer(ticket, sent_at)
                 held.handed_on()
 
     def _deliver(self, items: Sequence[Item[R]]) -> list[tuple[Ticket, float]]:
