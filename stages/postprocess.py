@@ -20,7 +20,7 @@ from staged_pool.stages.work import Item
 
 R = TypeVar("R")
 
-ANSWERING_S: Final = 0.002
+ANSWERING_S: Final = 0.001
 """For how long answers are made before every other task has its turn, in seconds. A batch may complete a hundred
 requests, whose answers take tens of milliseconds. But each turn costs as much as an answer or two: clients that have
 theirs one by one ask anew one by one, and each is then read, prepared and handed from stage to stage by itself."""
