@@ -647,4 +647,5 @@ async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_mad
             await anyio.lowlevel.checkpoint()
             most, before = max(most, answered - before), answered
     assert list(map(len, model.forwarded)) == [1, 60]
-    assert in_a_row <= most <= 2 * in_a_row
+    # Between two looks every task has a turn or two, in any order; the answer to the first text may come beside them.
+    assert in_a_row <= most <= 2 * in_a_row + 1
