@@ -224,7 +224,7 @@ class Admission:
         lane, expected_s = expected = self._quickest(guesses, asker)
         takes_s = expected_s + self._lanes[lane].lag_s[asker.priority]
         if self._requests and takes_s > timeout_s:
-            self._refusals.counts["deadline"] += 1
+            self._refusals.count("deadline")
             message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
             raise DeadlineExceeded(message, stage="door")
         if (refusal := self._overload(body_bytes, guesses, expected, asker)) is not None:
@@ -464,6 +464,10 @@ class Admission:
 
     def _refuse(self, limit: str, message: str, lane: Lane) -> Refusal:
         return Refusal(limit, Overloaded(message, retry_after_s=self._lanes[lane].drain_s))
+
+    def is_refusing(self) -> bool:
+        """Whether somebody was refused just now, and more of them are likely to be."""
+        return self._refusals.go_on()
 
     def requests_of(self, priority: Priority) -> int:
         """Inside."""

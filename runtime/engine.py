@@ -98,6 +98,7 @@ class Engine(EngineTasks):
             offload=offload,
             cores=cores,
             options=options,
+            is_refusing=self._admission.is_refusing,
             gave_up=self._break,
         )
 

@@ -20,10 +20,14 @@ from staged_pool.stages.work import Item
 
 R = TypeVar("R")
 
-ANSWERING_S: Final = 0.001
+ANSWERING_S: Final = 0.002
 """For how long answers are made before every other task has its turn, in seconds. A batch may complete a hundred
 requests, whose answers take tens of milliseconds. But each turn costs as much as an answer or two: clients that have
 theirs one by one ask anew one by one, and each is then read, prepared and handed from stage to stage by itself."""
+
+REFUSING_ANSWERING_S: Final = 0.0003
+"""The same while requests are refused: as long a turn as each of the others has. A refusal waits for its turn, and the
+longer turns are, the more requests have come meanwhile, which make the next one longer still."""
 
 log = structlog.get_logger("staged_pool.stages")
 
@@ -38,6 +42,7 @@ class PostprocessStage(Stage, Generic[R]):
         inline_items: Answers of up to this many rows are made on the event loop: quicker than a thread hop.
         inline_numbers: But only if their rows hold no more than so many together; writing one may take a microsecond.
         workers: Lists in hand at once.
+        is_refusing: Whether requests are refused for now, and are to have their refusals between answers.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class PostprocessStage(Stage, Generic[R]):
         inline_items: int = 4,
         inline_numbers: int = 4096,
         workers: int,
+        is_refusing: Callable[[], bool],
     ) -> None:
         super().__init__("postprocess", workers=workers, options=options)
         self._inlet = inlet
@@ -57,6 +63,9 @@ class PostprocessStage(Stage, Generic[R]):
         self._numbers = numbers
         self._inline_items = inline_items
         self._inline_numbers = inline_numbers
+        self._is_refusing = is_refusing
+        self._answering = anyio.Lock(fast_acquire=True)
+        """Held by the worker that makes small answers: several would have as many turns before anybody else has one."""
 
     async def run(self) -> None:
         """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
@@ -67,13 +76,13 @@ class PostprocessStage(Stage, Generic[R]):
             with self.meter.working(), custody("postprocess", (item.ticket for item in items)) as held:
                 if self._seam is not None:
                     await self._at("received")
-                complete = self._deliver(items)
-                turn_ends_at = self._clock() + ANSWERING_S
-                for ticket, sent_at in complete:
-                    if self._clock() >= turn_ends_at:
-                        await anyio.lowlevel.checkpoint()
-                        turn_ends_at = self._clock() + ANSWERING_S
-                    await self._answer(ticket, sent_at)
+                small: list[tuple[Ticket, float]] = []
+                large: list[tuple[Ticket, float]] = []
+                for answer in self._deliver(items):
+                    (small if self._is_small(answer[0]) else large).append(answer)
+                await self._answer_in_turns(small)
+                for ticket, sent_at in large:
+                    await self._answer(ticket, sent_at, self._offload)
                 held.handed_on()
 
     def _deliver(self, items: Sequence[Item[R]]) -> list[tuple[Ticket, float]]:
@@ -86,17 +95,30 @@ class PostprocessStage(Stage, Generic[R]):
         complete.sort(key=lambda pair: pair[0].timeline.items)
         return complete
 
-    async def _answer(self, ticket: Ticket, sent_at: float) -> None:
+    def _is_small(self, ticket: Ticket) -> bool:
+        return ticket.timeline.items <= self._inline_items and ticket.numbers <= self._inline_numbers
+
+    async def _answer_in_turns(self, answers: Sequence[tuple[Ticket, float]]) -> None:
+        """Make small answers, and give every other task its turn between some of them and the next."""
+        async with self._answering:
+            turn_ends_at = self._turn_ends_at()
+            for ticket, sent_at in answers:
+                if self._clock() >= turn_ends_at:
+                    await anyio.lowlevel.checkpoint()
+                    turn_ends_at = self._turn_ends_at()
+                await self._answer(ticket, sent_at)
+
+    def _turn_ends_at(self) -> float:
+        return self._clock() + (REFUSING_ANSWERING_S if self._is_refusing() else ANSWERING_S)
+
+    async def _answer(self, ticket: Ticket, sent_at: float, offload: Offload | None = None) -> None:
         started = self._clock()
         if ticket.settled:
             self.meter.dropped[cause(ticket)] += 1
             return
         make = ticket.answer()
         try:
-            if ticket.timeline.items <= self._inline_items and ticket.numbers <= self._inline_numbers:
-                value = make()
-            else:
-                value = await self._offload(_call, make)
+            value = make() if offload is None else await offload(_call, make)
         except StagedPoolError as error:
             self._fail(ticket, error)
             return

@@ -12,7 +12,7 @@ from staged_pool.runtime.admission import Admission, Asker, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
 from staged_pool.runtime.model import Lane
-from staged_pool.runtime.refusals import MOST_STANDING, Standing
+from staged_pool.runtime.refusals import GO_ON_S, MOST_STANDING, Standing
 from staged_pool.stages.budget import Budget
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.pace import LanePace, Pace
@@ -136,6 +136,19 @@ def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
     with pytest.raises(DeadlineExceeded):
         admission.enter(body_bytes=400, timeout_s=0.29)  # its 100 tokens behind 100 of each of the others
     assert admission.statistics().refused == {"deadline": 1}
+
+
+@pytest.mark.parametrize("limits", [{"max_requests": 1}, {}])
+def test_after_a_refusal_more_are_expected_for_a_moment(limits: dict[str, Any]) -> None:
+    clock = Clock()
+    admission = door(a_pace(1000), clock, **limits)
+    admission.enter(body_bytes=3200, timeout_s=FOREVER)
+    assert not admission.is_refusing()
+    with pytest.raises((Overloaded, DeadlineExceeded)):
+        admission.enter(body_bytes=3200, timeout_s=0.01 if not limits else FOREVER)
+    assert admission.is_refusing()
+    clock.now += GO_ON_S
+    assert not admission.is_refusing()
 
 
 def test_a_small_request_does_not_pay_for_a_large_one() -> None:

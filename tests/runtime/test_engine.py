@@ -40,7 +40,7 @@ from staged_pool.stages.errors import (
     TooLarge,
     UnknownModel,
 )
-from staged_pool.stages.postprocess import ANSWERING_S
+from staged_pool.stages.postprocess import ANSWERING_S, REFUSING_ANSWERING_S
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from tests.doubles import Gate, LetterModel, expected, until
@@ -618,7 +618,8 @@ async def test_what_a_request_was_made_of_is_gone_as_soon_as_its_error(
                 gate.open()
 
 
-async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_made() -> None:
+@pytest.mark.parametrize(("refused", "turn_s"), [(0, ANSWERING_S), (1, REFUSING_ANSWERING_S)])
+async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_made(refused: int, turn_s: float) -> None:
     gate = Gate()
     now = answered = 0
     model = LetterModel(on_forward=gate)
@@ -634,13 +635,16 @@ async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_mad
         await engine.submit(lambda: request, write)
         answered += 1
 
-    options = StageOptions(clock=lambda: now * ANSWERING_S / (in_a_row - 0.5))  # the last of them ends the turn
-    async with engine_on(model, options=options) as engine, anyio.create_task_group() as tasks:
+    options = StageOptions(clock=lambda: now * turn_s / (in_a_row - 0.5))  # the last of them ends the turn
+    async with engine_on(model, options=options, max_requests=61) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, engine, "first")
         await gate.arrived()
         for number in range(60):
             tasks.start_soon(ask, engine, str(number))
         await until(lambda: engine._pipeline.batch["text"].waiting == 60)  # or two batches would be answered at once
+        for _ in range(refused):
+            with pytest.raises(Overloaded):
+                await engine.embed("one too many")
         gate.open()
         most = before = answered
         while answered < 61:

@@ -1,0 +1,97 @@
+"""How postprocess makes answers: who has a turn between them, and what holds up what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from staged_pool.stages.channel import Channel, Outlet
+from staged_pool.stages.offload import ThreadOffload
+from staged_pool.stages.postprocess import ANSWERING_S, REFUSING_ANSWERING_S, PostprocessStage
+from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.ticket import Encode, Ticket
+from staged_pool.stages.work import Item, Request
+from tests.doubles import Gate, NoLoad, a_plan
+
+pytestmark = pytest.mark.anyio
+
+Rows = Sequence[Item[object]]
+
+WORKERS = 4
+SMALL = 2
+"""The most rows of a small answer."""
+
+
+@asynccontextmanager
+async def postprocess_of(
+    lists: Sequence[Rows], *, clock: Callable[[], float] = anyio.current_time, is_refusing: bool = False
+) -> AsyncIterator[Outlet[Rows]]:
+    """A stage that finds these lists when it begins."""
+    channel = Channel[Rows]("postprocess", len(lists))
+    for rows in lists:
+        assert channel.outlet.send_nowait(rows)
+    stage = PostprocessStage[object](
+        channel.inlet,
+        offload=ThreadOffload(1),
+        options=StageOptions(clock=clock),
+        numbers=lambda row: 1,
+        inline_items=SMALL,
+        workers=WORKERS,
+        is_refusing=lambda: is_refusing,
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.run)
+        yield channel.outlet
+        channel.outlet.close()
+
+
+def rows_of(encode: Encode, *, rows: int = 1) -> tuple[Ticket, Rows]:
+    """Those of one request."""
+    ticket = Ticket(Request, encode, NoLoad())
+    ticket.expect(a_plan(rows))
+    return ticket, [Item(ticket, index, f"row {index}", 0.0, 1) for index in range(rows)]
+
+
+@pytest.mark.parametrize(("is_refusing", "turn_s"), [(False, ANSWERING_S), (True, REFUSING_ANSWERING_S)])
+async def test_others_have_their_turn_however_many_lists_are_answered(is_refusing: bool, turn_s: float) -> None:
+    answered, in_a_row = 0, 4
+
+    def write(_: object) -> None:
+        nonlocal answered
+        answered += 1
+
+    lists = [[item for _ in range(15) for item in rows_of(write)[1]] for _ in range(WORKERS)]
+
+    def clock() -> float:
+        return answered * turn_s / (in_a_row - 0.5)  # the last of them ends the turn
+
+    async with postprocess_of(lists, clock=clock, is_refusing=is_refusing):
+        most = before = 0
+        while answered < WORKERS * 15:
+            await anyio.lowlevel.checkpoint()
+            most, before = max(most, answered - before), answered
+    assert in_a_row <= most <= 2 * in_a_row  # between two looks a task has one turn or, on trio, two
+
+
+async def test_small_answers_wait_for_no_large_one() -> None:
+    gate, order = Gate(), list[str]()
+
+    def write_large(_: object) -> None:
+        gate()
+        order.append("large")
+
+    large, large_rows = rows_of(write_large, rows=SMALL + 1)
+    beside, beside_rows = rows_of(lambda _: order.append("beside"), rows=SMALL)
+    after, after_rows = rows_of(lambda _: order.append("after"))
+    async with postprocess_of([[*large_rows, *beside_rows], after_rows]):
+        with anyio.fail_after(30):
+            await after.wait()
+            await beside.wait()
+            await gate.arrived()
+            gate.open()
+            await large.wait()
+    assert order[-1] == "large"
