@@ -32,10 +32,6 @@ REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """A refusal for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
 which says how many had none."""
 
-EXPECTED_S: Final = 1.0
-"""For how long after a refusal for overload further ones are expected. Only then requests are judged before they enter,
-where they are judged again: that makes a refusal cheap, and what is let in dearer."""
-
 log = structlog.get_logger("staged_pool.api")
 
 
@@ -76,7 +72,6 @@ class Application:
         self._samples = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
         self._refused: dict[Asks, AtOnce] = {}
         """The last refusal for overload of each kind."""
-        self._expects_refusals_until = 0.0
         resources = Routes(lobby, self._metrics, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._told = AtOnce(ALIVE, _content_headers(ALIVE))
@@ -145,11 +140,9 @@ class Application:
         return refused
 
     def _overload(self, scope: Scope, body_bytes: int) -> tuple[Asks, Standing] | None:
-        if time.monotonic() >= self._expects_refusals_until:
-            return None
         engines = self._lobby.engines
-        # With several models, which one is meant stands in the body.
-        if len(engines) != 1 or self._lobby.not_ready:
+        # With several models, which one is meant stands in the body. What is let in is judged once more as it enters.
+        if len(engines) != 1 or not engines[0].expects_refusals or self._lobby.not_ready:
             return None
         asks = _asks(scope)
         task = TASKS.get(asks.path)
@@ -222,8 +215,6 @@ class Application:
         path = call.scope["path"]
         route = path if path in self._resources else "other"
         self._metrics.observe(route, outcome.status, seconds)
-        if outcome.status == 429:
-            self._expects_refusals_until = time.monotonic() + EXPECTED_S
         left_out = 0
         sample = self._samples.get(outcome.status)
         if not self._config.access_log or (sample is not None and (left_out := sample.count()) < 0):

@@ -465,9 +465,9 @@ class Admission:
     def _refuse(self, limit: str, message: str, lane: Lane) -> Refusal:
         return Refusal(limit, Overloaded(message, retry_after_s=self._lanes[lane].drain_s))
 
-    def is_refusing(self) -> bool:
+    def expects_refusals(self) -> bool:
         """Whether somebody was refused just now, and more of them are likely to be."""
-        return self._refusals.go_on()
+        return self._refusals.are_expected()
 
     def requests_of(self, priority: Priority) -> int:
         """Inside."""

@@ -98,7 +98,7 @@ class Engine(EngineTasks):
             offload=offload,
             cores=cores,
             options=options,
-            is_refusing=self._admission.is_refusing,
+            expects_refusals=self._admission.expects_refusals,
             gave_up=self._break,
         )
 
@@ -275,6 +275,12 @@ class Engine(EngineTasks):
             given = await self._offload(_write_some(write), finish)
             if given is not None:
                 await give(given)
+
+    @property
+    def expects_refusals(self) -> bool:
+        """Whether somebody was refused just now, and more of them are likely to be: then it is worth to ask `overload`
+        before a request is read, which makes a refusal cheap, and what is let in dearer."""
+        return self._admission.expects_refusals()
 
     def overload(
         self, body_bytes: int, *, priority: Priority = Priority.INTERACTIVE, tenant: Hashable = None

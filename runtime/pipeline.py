@@ -130,7 +130,7 @@ class Pipeline:
         offload: Runs the decoding of large requests and the making of large answers.
         cores: What forwards and preprocess share. None: forwards run elsewhere.
         options: For all stages.
-        is_refusing: Whether requests are refused at the door for now.
+        expects_refusals: Whether requests are refused at the door for now.
         gave_up: Called at once when a stage cannot go on, where `run` first waits for the calls that still run.
     """
 
@@ -145,7 +145,7 @@ class Pipeline:
         offload: Offload,
         cores: int | None,
         options: StageOptions,
-        is_refusing: Callable[[], bool],
+        expects_refusals: Callable[[], bool],
         gave_up: Callable[[Exception], object],
     ) -> None:
         self._alarm_s = config.preprocess_alarm_s
@@ -246,7 +246,7 @@ class Pipeline:
             offload=offload,
             options=options,
             workers=POSTPROCESS_WORKERS,
-            is_refusing=is_refusing,
+            expects_refusals=expects_refusals,
         )
         self.stages: tuple[Stage, ...] = (
             self.parse,

@@ -5,7 +5,6 @@ Under ten times the load that can be served, judging every request cost a fiftie
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
@@ -19,8 +18,8 @@ STANDS: Final = 0.02
 LIKE: Final = 7 / 8
 """How small a body may be beside the one that was refused, to be refused as it was."""
 
-GO_ON_S: Final = 0.1
-"""How long after the last refusal more are expected: at twice what can be served, one comes every millisecond or so."""
+EXPECTED_S: Final = 0.1
+"""For how long after a refusal more are expected: at twice what can be served, one comes every millisecond or so."""
 
 MOST_STANDING: Final = 64
 """Refusals that stand. Tenants are as many as clients like."""
@@ -48,7 +47,7 @@ class Refusals:
         self.clock = clock
         self.departures = 0
         """How often somebody has left; a refusal stands until then."""
-        self._last_at = -math.inf
+        self._last_at = 0.0
         self._stand_s = STANDS * target_delay_s
         self._standing: dict[tuple[Hashable, int], Standing] = {}
         """By who asks, and the magnitude of what is sent."""
@@ -63,9 +62,9 @@ class Refusals:
         self.count(refusal.limit)
         return refusal.error
 
-    def go_on(self) -> bool:
+    def are_expected(self) -> bool:
         """Whether the last one is so recent that more are expected."""
-        return self.clock() - self._last_at < GO_ON_S
+        return bool(self.counts) and self.clock() - self._last_at < EXPECTED_S
 
     def lapse(self) -> None:
         """Somebody leaves: there is room, and nothing stands any more."""

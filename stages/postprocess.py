@@ -42,7 +42,7 @@ class PostprocessStage(Stage, Generic[R]):
         inline_items: Answers of up to this many rows are made on the event loop: quicker than a thread hop.
         inline_numbers: But only if their rows hold no more than so many together; writing one may take a microsecond.
         workers: Lists in hand at once.
-        is_refusing: Whether requests are refused for now, and are to have their refusals between answers.
+        expects_refusals: Whether requests are refused for now, and are to have their refusals between answers.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PostprocessStage(Stage, Generic[R]):
         inline_items: int = 4,
         inline_numbers: int = 4096,
         workers: int,
-        is_refusing: Callable[[], bool],
+        expects_refusals: Callable[[], bool],
     ) -> None:
         super().__init__("postprocess", workers=workers, options=options)
         self._inlet = inlet
@@ -63,7 +63,7 @@ class PostprocessStage(Stage, Generic[R]):
         self._numbers = numbers
         self._inline_items = inline_items
         self._inline_numbers = inline_numbers
-        self._is_refusing = is_refusing
+        self._expects_refusals = expects_refusals
         self._answering = anyio.Lock(fast_acquire=True)
         """Held by the worker that makes small answers: several would have as many turns before anybody else has one."""
 
@@ -109,7 +109,7 @@ class PostprocessStage(Stage, Generic[R]):
                 await self._answer(ticket, sent_at)
 
     def _turn_ends_at(self) -> float:
-        return self._clock() + (REFUSING_ANSWERING_S if self._is_refusing() else ANSWERING_S)
+        return self._clock() + (REFUSING_ANSWERING_S if self._expects_refusals() else ANSWERING_S)
 
     async def _answer(self, ticket: Ticket, sent_at: float, offload: Offload | None = None) -> None:
         started = self._clock()

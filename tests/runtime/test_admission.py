@@ -12,7 +12,7 @@ from staged_pool.runtime.admission import Admission, Asker, Room
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
 from staged_pool.runtime.model import Lane
-from staged_pool.runtime.refusals import GO_ON_S, MOST_STANDING, Standing
+from staged_pool.runtime.refusals import EXPECTED_S, MOST_STANDING, Standing
 from staged_pool.stages.budget import Budget
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.pace import LanePace, Pace
@@ -143,12 +143,12 @@ def test_after_a_refusal_more_are_expected_for_a_moment(limits: dict[str, Any]) 
     clock = Clock()
     admission = door(a_pace(1000), clock, **limits)
     admission.enter(body_bytes=3200, timeout_s=FOREVER)
-    assert not admission.is_refusing()
+    assert not admission.expects_refusals()
     with pytest.raises((Overloaded, DeadlineExceeded)):
         admission.enter(body_bytes=3200, timeout_s=0.01 if not limits else FOREVER)
-    assert admission.is_refusing()
-    clock.now += GO_ON_S
-    assert not admission.is_refusing()
+    assert admission.expects_refusals()
+    clock.now += EXPECTED_S
+    assert not admission.expects_refusals()
 
 
 def test_a_small_request_does_not_pay_for_a_large_one() -> None:

@@ -28,7 +28,7 @@ SMALL = 2
 
 @asynccontextmanager
 async def postprocess_of(
-    lists: Sequence[Rows], *, clock: Callable[[], float] = anyio.current_time, is_refusing: bool = False
+    lists: Sequence[Rows], *, clock: Callable[[], float] = anyio.current_time, expects_refusals: bool = False
 ) -> AsyncIterator[Outlet[Rows]]:
     """A stage that finds these lists when it begins."""
     channel = Channel[Rows]("postprocess", len(lists))
@@ -41,7 +41,7 @@ async def postprocess_of(
         numbers=lambda row: 1,
         inline_items=SMALL,
         workers=WORKERS,
-        is_refusing=lambda: is_refusing,
+        expects_refusals=lambda: expects_refusals,
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.run)
@@ -56,8 +56,8 @@ def rows_of(encode: Encode, *, rows: int = 1) -> tuple[Ticket, Rows]:
     return ticket, [Item(ticket, index, f"row {index}", 0.0, 1) for index in range(rows)]
 
 
-@pytest.mark.parametrize(("is_refusing", "turn_s"), [(False, ANSWERING_S), (True, REFUSING_ANSWERING_S)])
-async def test_others_have_their_turn_however_many_lists_are_answered(is_refusing: bool, turn_s: float) -> None:
+@pytest.mark.parametrize(("expects_refusals", "turn_s"), [(False, ANSWERING_S), (True, REFUSING_ANSWERING_S)])
+async def test_others_have_their_turn_however_many_lists_are_answered(expects_refusals: bool, turn_s: float) -> None:
     answered, in_a_row = 0, 4
 
     def write(_: object) -> None:
@@ -69,7 +69,7 @@ async def test_others_have_their_turn_however_many_lists_are_answered(is_refusin
     def clock() -> float:
         return answered * turn_s / (in_a_row - 0.5)  # the last of them ends the turn
 
-    async with postprocess_of(lists, clock=clock, is_refusing=is_refusing):
+    async with postprocess_of(lists, clock=clock, expects_refusals=expects_refusals):
         most = before = 0
         while answered < WORKERS * 15:
             await anyio.lowlevel.checkpoint()
