@@ -80,7 +80,8 @@ class PostprocessStage(Stage, Generic[R]):
                 large: list[tuple[Ticket, float]] = []
                 for answer in self._deliver(items):
                     (small if self._is_small(answer[0]) else large).append(answer)
-                await self._answer_in_turns(small)
+                if small:  # most batches of large requests complete none: they wait for nobody's turn
+                    await self._answer_in_turns(small)
                 for ticket, sent_at in large:
                     await self._answer(ticket, sent_at, self._offload)
                 held.handed_on()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from staged_pool.stages.channel import Channel, Outlet
-from staged_pool.stages.offload import ThreadOffload
+from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.postprocess import ANSWERING_S, REFUSING_ANSWERING_S, PostprocessStage
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Encode, Ticket
@@ -18,6 +19,9 @@ from staged_pool.stages.work import Item, Request
 from tests.doubles import Gate, NoLoad, a_plan
 
 pytestmark = pytest.mark.anyio
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 Rows = Sequence[Item[object]]
 
@@ -28,7 +32,11 @@ SMALL = 2
 
 @asynccontextmanager
 async def postprocess_of(
-    lists: Sequence[Rows], *, clock: Callable[[], float] = anyio.current_time, expects_refusals: bool = False
+    lists: Sequence[Rows],
+    *,
+    clock: Callable[[], float] = anyio.current_time,
+    offload: Offload | None = None,
+    expects_refusals: bool = False,
 ) -> AsyncIterator[Outlet[Rows]]:
     """A stage that finds these lists when it begins."""
     channel = Channel[Rows]("postprocess", len(lists))
@@ -36,7 +44,7 @@ async def postprocess_of(
         assert channel.outlet.send_nowait(rows)
     stage = PostprocessStage[object](
         channel.inlet,
-        offload=ThreadOffload(1),
+        offload=offload or ThreadOffload(1),
         options=StageOptions(clock=clock),
         numbers=lambda row: 1,
         inline_items=SMALL,
@@ -75,6 +83,28 @@ async def test_others_have_their_turn_however_many_lists_are_answered(expects_re
             await anyio.lowlevel.checkpoint()
             most, before = max(most, answered - before), answered
     assert in_a_row <= most <= 2 * in_a_row  # between two looks a task has one turn or, on trio, two
+
+
+async def test_a_large_answer_waits_for_no_small_ones() -> None:
+    answered = 0
+    answered_before = None
+
+    def write(_: object) -> None:
+        nonlocal answered
+        answered += 1
+
+    async def offload(function: Callable[[A], T], argument: A, /) -> T:
+        nonlocal answered_before
+        answered_before = answered
+        return function(argument)
+
+    small = [item for _ in range(60) for item in rows_of(write)[1]]
+    large = rows_of(write, rows=SMALL + 1)[1]
+    async with postprocess_of([small, large], clock=lambda: answered * ANSWERING_S, offload=offload):
+        pass
+    assert answered == 61
+    assert answered_before is not None
+    assert answered_before < 10
 
 
 async def test_small_answers_wait_for_no_large_one() -> None:
