@@ -11,9 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
-import socket
-import ssl
 import traceback
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,94 +18,33 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.lowlevel
 import hypercorn.protocol
-import sniffio
 import structlog
-from hypercorn.config import Config as HypercornConfig
-from hypercorn.config import Sockets
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
+from staged_pool.api.accepting import ConnectionConfig
+from staged_pool.api.asyncio_transport import AsyncioTransport
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.express import Arriving, Express, Whole
-from staged_pool.api.listener import BACKLOG
 from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2, Stream
 from staged_pool.api.traffic import Traffic
-from staged_pool.api.transports import AsyncioTransport, Cancellable, Transport, TrioTransport
+from staged_pool.api.transports import Cancellable, Transport
+from staged_pool.api.trio_transport import TrioTransport
 
 if TYPE_CHECKING:
     import trio
 
-    from staged_pool.api.transports import TrioTls
+    from staged_pool.api.trio_transport import TrioTls
 
 log = structlog.get_logger("staged_pool.api")
-
 
 AT_ONCE_S: Final = 1.0
 """How long a body may take that goes the short way, which has no other limits for slow ones; and"""
 
 AT_ONCE_BYTES_PER_S: Final = 2**20
 """how fast it must come if it is so large that it takes longer."""
-
-
-ACCEPTED_AT_ONCE: Final = 16
-"""Connections that are accepted in one turn of the event loop. Uvloop and trio accept one from each socket that they
-listen on, and where a turn takes 15 ms, the last of 800 new clients would wait for ten seconds. asyncio's own loop
-accepts as many as may wait in the kernel; where the process may open no more files, it fails as often, and says so."""
-
-
-class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is untyped here
-    """Hypercorn's settings, and ours for its connections."""
-
-    limits: ServerConfig
-    traffic: Traffic
-    tls: ssl.SSLContext | None = None
-    express: Express | None = None
-    """Answers what needs no protocol to be understood."""
-
-    @property
-    def ssl_enabled(self) -> bool:
-        return self.tls is not None
-
-    def create_ssl_context(self) -> ssl.SSLContext | None:
-        return self.tls
-
-    def accept_on(self, listener: socket.socket) -> None:
-        """Have connections accepted in the event loop that runs, `ACCEPTED_AT_ONCE` in a turn.
-
-        Args:
-            listener: A socket that listens already. It is Hypercorn's from now on.
-        """
-        descriptors = [listener.detach()]
-        if _accepts_many():
-            self.backlog = ACCEPTED_AT_ONCE
-        else:
-            self.backlog = BACKLOG
-            descriptors += [os.dup(descriptors[0]) for _ in range(ACCEPTED_AT_ONCE - 1)]
-        self.bind = [f"fd://{each}" for each in descriptors]
-
-    def create_sockets(self) -> Sockets:
-        sockets = super().create_sockets()
-        if _accepts_many():
-            for some in (sockets.secure_sockets, sockets.insecure_sockets):
-                some[:] = [_Listening(fileno=one.detach()) for one in some]
-        return sockets
-
-
-def _accepts_many() -> bool:
-    """Whether the event loop that runs accepts as many connections in a turn as it is told: asyncio's own does."""
-    if sniffio.current_async_library() != "asyncio":
-        return False
-    return isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop)
-
-
-class _Listening(socket.socket):
-    """A socket that listens, and is not told to again: asyncio would have no more wait in the kernel than it accepts in
-    a turn."""
-
-    def listen(self, backlog: int = 0, /) -> None:
-        pass
 
 
 def take_connections(worker: ModuleType) -> None:

@@ -17,10 +17,11 @@ import sniffio
 import structlog
 from hypercorn.config import Config as HypercornConfig
 
+from staged_pool.api.accepting import ConnectionConfig
 from staged_pool.api.app import Application
 from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.connections import ConnectionConfig, take_connections
+from staged_pool.api.connections import take_connections
 from staged_pool.api.entrance import Entrance, cors
 from staged_pool.api.express import Express
 from staged_pool.api.guard import Guard

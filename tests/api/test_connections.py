@@ -17,7 +17,7 @@ import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.connections import ACCEPTED_AT_ONCE
+from staged_pool.api.accepting import ACCEPTED_AT_ONCE
 from staged_pool.api.listener import bind
 from staged_pool.api.protocols import RESETS
 from tests.api.serving import EMBED, Http2, engine_on, post, read_answer, read_to_end, serving, statuses

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from staged_pool.api import connections
 from staged_pool.api.app import Application, Asks, AtOnce
+from staged_pool.api.asyncio_transport import ARRIVAL_BYTES
 from staged_pool.api.call import Answer
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.express import (
@@ -34,7 +35,7 @@ from staged_pool.api.lobby import Lobby
 from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.protocols import Http1
 from staged_pool.api.traffic import Traffic
-from staged_pool.api.transports import ARRIVAL_BYTES, RECEIVE_BYTES
+from staged_pool.api.transports import RECEIVE_BYTES
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.work import Priority
 from tests.api.serving import EMBED, Served, engine_on, post, read_answer, serving

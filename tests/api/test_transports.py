@@ -7,7 +7,9 @@ import anyio.lowlevel
 import pytest
 import sniffio
 
-from staged_pool.api.transports import AsyncioTransport, Cancellable, TrioTransport
+from staged_pool.api.asyncio_transport import AsyncioTransport
+from staged_pool.api.transports import Cancellable
+from staged_pool.api.trio_transport import TrioTransport
 
 pytestmark = pytest.mark.anyio
 
