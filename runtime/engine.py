@@ -13,11 +13,12 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from staged_pool.runtime.admission import ANYBODY, Admission, Asker, Room
+from staged_pool.runtime.admission import Admission
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.gate import Gate
+from staged_pool.runtime.inside import ANYBODY, Asker, Room
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import PARSE_WORKERS, POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
 from staged_pool.runtime.refusals import Standing

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.runtime.admission import Admission, Asker, Room
+from staged_pool.runtime.admission import Admission
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
+from staged_pool.runtime.inside import Asker, Room
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.refusals import EXPECTED_S, MOST_STANDING, Standing
 from staged_pool.stages.budget import Budget
@@ -310,7 +311,9 @@ def test_whatever_happens_what_is_counted_is_what_is_inside(
             assert rooms, "an empty engine refuses nothing"
         s = admission.statistics()
         assert (s.requests, s.items) == (len(rooms), sum(room.items for room in rooms))
-        assert admission.tokens == pytest.approx(sum(room.tokens for room in rooms), abs=1e-6)
+        assert sum(admission.inside.total.tokens.values()) == pytest.approx(
+            sum(room.tokens for room in rooms), abs=1e-6
+        )
     for room in rooms:
         admission.leave(room)
     s = admission.statistics()
@@ -441,4 +444,4 @@ def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | Non
     for room, answered in rooms:
         admission.leave(room, answered=answered)
     assert admission.statistics().tenants == 0
-    assert all(not any(inside.amounts) for inside in admission._priorities.values())
+    assert all(not any(amounts.limited) for amounts in admission.inside.priorities.values())

@@ -13,8 +13,8 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from staged_pool.runtime.admission import Asker, Room
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.inside import Asker, Room
 from staged_pool.runtime.model import Lane, Payload, Row
 from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.runtime.results import EmbedResult

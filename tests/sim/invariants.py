@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import anyio
 
-from staged_pool.runtime.admission import Room
 from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.inside import LIMITS, Room
 from staged_pool.runtime.model import Lane, Payload, Picture
 from staged_pool.runtime.pipeline import IMAGE_CHUNK_ITEMS
 from staged_pool.runtime.results import EmbedResult
@@ -371,7 +371,7 @@ class Watch:
         engine = self.engine
         if engine is None:
             return
-        counted = engine._admission
+        counted = engine._admission.inside
         inside: defaultdict[str, float] = defaultdict(float)
         for room in self.rooms.values():
             priority = room.asker.priority
@@ -384,16 +384,13 @@ class Watch:
             for lane, part in room.parts.items():
                 inside[f"unprepared inputs of the {lane} lane"] += part.unprepared
         totals: dict[str, float] = {
-            "requests": counted._requests,
-            "items": counted._items,
-            "bytes": counted._body_bytes,
-            "tokens": counted.tokens,
-            "tenants": sum(map(len, counted._tenants.values())),
+            **dict(zip(LIMITS, counted.total.limited, strict=True)),
+            "tenants": sum(map(len, counted.tenants.values())),
         }
         inside["tenants"] = len({room.asker for room in self.rooms.values()})
-        for lane, of_lane in counted._lanes.items():
-            totals[f"unprepared inputs of the {lane} lane"] = of_lane.inputs
-        for priority, of_tenants in counted._tenants.items():
+        for lane, unprepared in counted.unprepared.items():
+            totals[f"unprepared inputs of the {lane} lane"] = unprepared
+        for priority, of_tenants in counted.tenants.items():
             totals[f"requests of {priority} work"] = sum([one.requests for one in of_tenants.values()])
             totals[f"tokens of {priority} work"] = sum([sum(one.tokens.values()) for one in of_tenants.values()])
         for what, total in totals.items():
@@ -472,9 +469,8 @@ class Watch:
             return
         if self.engine._tickets:
             self.fail("tickets are left")
-        inside = self.engine._admission
-        counted = inside._requests, inside._items, inside._body_bytes, *(i.inputs for i in inside._lanes.values())
-        if any(counted) or abs(inside.tokens) > EPSILON or self.rooms:
+        inside = self.engine._admission.inside
+        if any(abs(each) > EPSILON for each in (*inside.total.limited, *inside.unprepared.values())) or self.rooms:
             self.fail("the engine is empty, and admission counts something")
         if self.fetching.total() or self.engine._pipeline.errands.fetching:
             self.fail("all clients have their outcomes, and fetches run on")

@@ -17,12 +17,13 @@ import anyio
 import anyio.lowlevel
 
 from staged_pool.runtime import pipeline as pipeline_module
-from staged_pool.runtime.admission import Admission, Room
+from staged_pool.runtime.admission import Admission
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.errands import Errands
 from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.identity import Identities
+from staged_pool.runtime.inside import Inside, Room
 from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
 from staged_pool.runtime.pipeline import LaneLimits
 from staged_pool.runtime.result_cache import ResultCache
@@ -548,12 +549,11 @@ def idle_tenants_never_forgotten() -> Plan:
 
 @mutation
 def tokens_not_given_back_to_the_tenant() -> Plan:
-    def count(self: Admission, room: Room, lane: Lane, tokens: float) -> None:
-        self._lanes[lane].tokens += tokens
-        for inside in room.counts if tokens > 0 else ():
-            inside.tokens[lane] += tokens
+    def count(self: Inside, room: Room, lane: Lane, tokens: float) -> None:
+        for amounts in room.counted_in if tokens > 0 else (self.total,):
+            amounts.tokens[lane] += tokens
 
-    return [(Admission, "_count", count)]
+    return [(Inside, "_count", count)]
 
 
 @mutation
@@ -644,7 +644,7 @@ def computed_tokens_still_count_as_inside() -> Plan:
 @mutation
 def callers_who_left_change_the_count() -> Plan:
     def computed(self: Room, lane: Lane, tokens: int) -> None:
-        self._admission._lanes[lane].tokens -= tokens
+        self._inside.total.tokens[lane] -= tokens
 
     return [(Room, "computed", computed)]
 
