@@ -32,6 +32,7 @@ from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2, Stream
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import Cancellable, Transport
 from staged_pool.api.trio_transport import TrioTransport
+from staged_pool.stages.groups import first_error
 
 if TYPE_CHECKING:
     import trio
@@ -400,9 +401,7 @@ class Connection:
 
 def _log_failure(errors: BaseExceptionGroup[Any]) -> None:
     # One line without a traceback: any client can provoke it, as often as it likes.
-    first: BaseException = errors
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
+    first = first_error(errors)
     frame = traceback.extract_tb(first.__traceback__)[-1]
     where = f"{frame.name}:{frame.lineno}"
     log.warning("connection.failed", error=type(first).__name__, reason=str(first), where=where)

@@ -36,6 +36,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.opening import open_engines
 from staged_pool.stages.errors import DeviceLost
+from staged_pool.stages.groups import only_error
 
 OVERDUE_S: Final = 3.0
 """What is then left to end the process by itself, before it is ended."""
@@ -109,7 +110,7 @@ class Server:
         self._open_engines = open_engines
         self._stop_http = anyio.Event()
         self._serving = anyio.CancelScope()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
         """Serve until `close()` is called or the engine fails.
@@ -173,18 +174,18 @@ class Server:
                         for engine in engines.values():
                             watching.start_soon(self._watch, engine)
         except Exception as error:  # noqa: BLE001  # run() raises it once HTTP has ended, which must not be cancelled
-            self._fail(_single(error))
+            self._fail(only_error(error))
 
     async def _watch(self, engine: Engine) -> None:
         self._fail(DeviceLost(await engine.wait_broken()))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._failure = error
         self.lobby.close(self._told(error))
         self._end_process_after(GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
         self._stop_http.set()
 
-    def _told(self, error: Exception) -> str:
+    def _told(self, error: BaseException) -> str:
         """What requests are told of a failure: what is wrong with a model is the operator's, and may name folders."""
         if isinstance(error, DeviceLost):
             return str(error)
@@ -289,13 +290,6 @@ class HypercornLog:
 
     async def exception(self, message: str, *args: Any) -> None:
         self._log.exception(message % args if args else message)
-
-
-def _single(error: Exception) -> Exception:
-    """The error itself, where task groups have wrapped only one."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 def _give_back_what_loading_took() -> None:

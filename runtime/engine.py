@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -19,8 +19,9 @@ from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.inside import ANYBODY, Asker, Room
+from staged_pool.runtime.lanes import LaneParts, lane_pace
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
-from staged_pool.runtime.pipeline import PARSE_WORKERS, POSTPROCESS_WORKERS, LaneParts, Pipeline, lane_pace
+from staged_pool.runtime.pipeline import PARSE_WORKERS, POSTPROCESS_WORKERS, Pipeline
 from staged_pool.runtime.refusals import Standing
 from staged_pool.runtime.requests import Chat, content_bytes
 from staged_pool.runtime.statistics import EngineStatistics, Phase
@@ -36,9 +37,10 @@ from staged_pool.stages.errors import (
     UnknownModel,
     shortened,
 )
+from staged_pool.stages.groups import first_error, single_errors
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.parse import Arrival
-from staged_pool.stages.rows import RowStream
+from staged_pool.stages.rows import RowStream, give_rows
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
 from staged_pool.stages.work import Item, Plan, Priority, Request
@@ -245,9 +247,9 @@ class Engine(EngineTasks):
             StagedPoolError: As for `submit`.
         """
         rows, failure, tokens = RowStream(), None, 0
-        with _single_errors():
+        with single_errors():
             async with anyio.create_task_group() as giving:
-                giving.start_soon(self._give_rows, rows, write, give)
+                giving.start_soon(give_rows, rows, self._offload, write, give)
                 try:
                     tokens = await self.submit(
                         decode,
@@ -268,14 +270,6 @@ class Engine(EngineTasks):
             raise failure
         finally:
             del failure  # as in `Ticket.wait`
-
-    async def _give_rows(
-        self, rows: RowStream, write: Callable[[Sequence[int], Any], R], give: Callable[[R], Awaitable[None]]
-    ) -> None:
-        while (finish := await rows.next()) is not None:
-            given = await self._offload(_write_some(write), finish)
-            if given is not None:
-                await give(given)
 
     @property
     def expects_refusals(self) -> bool:
@@ -441,9 +435,7 @@ class Engine(EngineTasks):
         """Serve no more. Called as soon as a stage gives up, however long the calls that still run may take."""
         if self._phase is Phase.STOPPED:  # broken already; or stopped, which breaks channels under those who send
             return
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
-        self._fault = fault = str(error)
+        self._fault = fault = str(first_error(error))
         self._phase = Phase.STOPPED
         log.error("engine.broken", fault=fault, requests=len(self._tickets))
         self._fail_all(f"The engine is broken: {fault}.")
@@ -463,33 +455,6 @@ def _check_pictures(pictures: int, limit: int) -> None:
 
 def _itself(tokens: int) -> int:
     return tokens
-
-
-def _write_some(
-    write: Callable[[Sequence[int], Any], R],
-) -> Callable[[Callable[[], tuple[Sequence[int], object]]], R | None]:
-    def written(finish: Callable[[], tuple[Sequence[int], object]]) -> R | None:
-        places, result = finish()
-        return write(places, result) if places else None
-
-    return written
-
-
-@contextmanager
-def _single_errors() -> Iterator[None]:
-    """Raise the only error of a group as itself: a host must see its own ValueError as a ValueError."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        if error is group:
-            raise
-        try:
-            raise error from error.__cause__
-        finally:
-            del error  # as in `Ticket.wait`
 
 
 @asynccontextmanager
@@ -542,6 +507,6 @@ async def run_engine(
         cores=cores,
         options=options or StageOptions(),
     )
-    with _single_errors():
+    with single_errors():
         async with engine._running():
             yield engine

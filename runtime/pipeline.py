@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -14,17 +13,16 @@ import structlog
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Errands, Fetch
 from staged_pool.runtime.identity import Identities
-from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Payload, Row
+from staged_pool.runtime.lanes import SUFFIX, LaneLimits, LaneParts
+from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
 from staged_pool.runtime.result_cache import ResultCache, freeze
 from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
 from staged_pool.stages.batch import BatchStage
-from staged_pool.stages.budget import Budget
 from staged_pool.stages.channel import ENDED, Channel, Outlet
 from staged_pool.stages.errors import EngineStopped
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.pace import LanePace, Pace
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import Preprocess, PreprocessStage
@@ -39,80 +37,13 @@ how many large requests share the pipeline before a small one has to wait for on
 
 POSTPROCESS_WORKERS = 4
 
-MIN_SHARE_TOKENS = 128
-"""What a free forward worker leaves to the other free ones at least: a forward of fewer tokens costs nearly as much."""
-
-IMAGE_MIN_SHARE_TOKENS = 300
-"""The same of pictures: theirs is a larger transformer, whose weights are read from memory for each batch. With
-ViT-B/32 that is 6 of them, at 46.7 ms each on a core; 1 takes 52, 2 take 51, 4 take 48 and 8 take 46.5 ms each. That is
-little enough for a core to begin with a single one rather than to do nothing, so theirs do not gather."""
-
 GATHER_S: Final = 0.002
 """For how long a request waits for others while forwards keep all cores busy, in seconds: none of it could be run
 before one of them ends, some tens of milliseconds, and each turn of parse, preprocess and batch takes a core from them,
 however little it does. On two cores of a Xeon, in turns, 4, 16 and 64 clients of a short text had 11, 7 and 8 % more
 answers, and 4 clients of 8 texts 12 % (1 ms: 2, 6, 4 and 4; 4 ms: 1, 3, -4 and 11)."""
 
-SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
-"""Of the names of a lane's stages."""
-
-IMAGE_CHUNK_ITEMS: Final = 1
-"""Every picture is a call of its own: it takes tens of milliseconds, and a thread that is done takes the next one."""
-
-IMAGE_WAITING_BATCHES: Final = 4
-"""Full batches of pictures that wait for the device, at most, before preprocess is held back: a picture that waits
-takes a few kilobytes a token, a thousand times what a text takes."""
-
 log = structlog.get_logger("staged_pool.engine")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneParts:
-    """What a lane has for itself: threads above all, so that it is the operating system that shares the cores, and no
-    lane waits for a call of another."""
-
-    device: Offload
-    """Runs forwards, `model.card.forward_calls` at once."""
-    preprocess: Offload
-    """Runs preprocess."""
-    pace: LanePace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneLimits:
-    """The sizes of a lane."""
-
-    preprocess_limit: int
-    chunk_items: int
-    waiting_tokens: int
-    request_waiting_tokens: int
-
-    @staticmethod
-    def of(lane: Lane, config: EngineConfig, batch_tokens: int) -> LaneLimits:
-        if lane == "text":
-            return LaneLimits(
-                preprocess_limit=config.preprocess_limit,
-                chunk_items=config.chunk_items,
-                waiting_tokens=config.waiting_tokens,
-                request_waiting_tokens=config.request_waiting_tokens,
-            )
-        waiting_tokens = min(config.waiting_tokens, IMAGE_WAITING_BATCHES * batch_tokens)
-        return LaneLimits(
-            preprocess_limit=config.image_preprocess_threads,
-            chunk_items=IMAGE_CHUNK_ITEMS,
-            waiting_tokens=waiting_tokens,
-            request_waiting_tokens=min(config.request_waiting_tokens, max(1, waiting_tokens // 2)),
-        )
-
-
-def lane_pace(lane: Lane, config: EngineConfig, card: ModelCard) -> LanePace:
-    """How fast a lane is, before anything has been measured."""
-    budget = Budget(
-        config.batch_tokens(card.device, card.memory_tokens),
-        start=config.least_batch_tokens(card.device, card.memory_tokens),
-        target_s=config.target_batch_s,
-    )
-    return LanePace(budget=budget, preprocess=Pace() if lane == "image" else None)
 
 
 class Pipeline:
@@ -182,7 +113,7 @@ class Pipeline:
                     max_cost=parts.pace.budget.tokens,
                     least_cost=config.least_batch_tokens(model.card.device, model.card.memory_tokens),
                     pads=model.pads(lane),
-                    min_share=MIN_SHARE_TOKENS if lane == "text" else IMAGE_MIN_SHARE_TOKENS,
+                    min_share=limits[lane].min_share_tokens,
                     slots=model.card.forward_workers,
                     lane=lane,
                 ),

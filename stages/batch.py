@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import anyio
 import structlog
 
 from staged_pool.stages.budget import Budget
 from staged_pool.stages.channel import Bell, Inlet, Outlet
+from staged_pool.stages.company import Company
 from staged_pool.stages.door import cause, is_wanted
 from staged_pool.stages.errors import StagedPoolError, said_again
 from staged_pool.stages.forming import BatchBuilder
@@ -35,10 +36,6 @@ P_contra = TypeVar("P_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
 log = structlog.get_logger("staged_pool.stages")
-
-COMPANY_S: Final = 0.002
-"""For how long less than a share waits for what is being prepared, in seconds. Short texts take a tenth of it, and a
-small forward some 6 ms more than its part of a larger one (two cores of a Zen 3)."""
 
 
 class Forward(Protocol[P_contra, R_co]):
@@ -87,10 +84,8 @@ class BatchStage(Stage, Generic[P, R]):
         ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
         preparing: How many calls of the stage before run.
-        gathers: Whether the slots share a device on which a small forward takes nearly as long as one of some more
-            tokens, so that less than one that runs waits for company, and what could go alone a moment for what is
-            being prepared.
-        cores: What the forwards share with those calls, one each. None: the device has its own, and waits for none.
+        gathers: See `Company`.
+        cores: See `Company`.
         sharing: What items that are the same work share. None: each is worked on by itself.
         name: Of the stage, where there are several.
     """
@@ -131,14 +126,16 @@ class BatchStage(Stage, Generic[P, R]):
         self._max_ahead = ahead
         self._ahead: deque[_Turn] = deque()
         """Of the batches that wait for a slot."""
-        self._gathers = gathers
-        self._small_running: list[int] = []
-        """Tokens of each forward of less than a share, where these gather."""
+        self._company = Company(
+            builder,
+            waiting_tokens=waiting_tokens,
+            coming=self._coming,
+            gathers=gathers,
+            cores=cores,
+            clock=self._clock,
+        )
         self._waiting_tokens = waiting_tokens
         self._preparing = preparing
-        self._cores = cores
-        self._company_until = inf
-        """When less than a share no longer waits for what is being prepared. Infinite: it does not wait yet."""
         self._patience_s = inf
         """How long the slot that has just asked may sleep without being woken, in seconds."""
         self._ended = False
@@ -263,45 +260,17 @@ class BatchStage(Stage, Generic[P, R]):
         free = self._slots - self.meter.busy
         if free <= 0 and (len(self._ahead) >= self._max_ahead or not self._builder.has_depth):
             return None
-        if self._builder.cost < self._builder.min_share and self._had_better_wait():
+        if patience_s := self._company.worth_waiting_s(self._forwards.running):
+            self._patience_s = patience_s
             return None
-        self._company_until = inf
+        self._company.has_gone()
         batch = self._flights.take(self._wanted_now(), among=free, running=self.running_tokens)
         self._room_freed.ring()
         return batch
 
-    def _had_better_wait(self) -> bool:
-        """Whether less than a share had better wait for more, or else for the end of a forward that runs.
-
-        Where small batches gather, it waits beside one of less than a share until it is as much.
-        Where they share the cores with preparing, it waits a moment for what is being prepared: a forward without that
-        would keep that waiting, or share the cores with another one, and take nearly as long as one of both.
-        Where forwards and preparing keep all cores busy, one forward more could only take a core from those, and what
-        they prepare meanwhile makes it a better one.
-        """
-        if self._builder.cost >= self._waiting_tokens:  # more has no room here before this has gone
-            return False
-        if self._small_running and self._builder.cost < min(self._small_running):
-            return True
-        if self._cores is None or not (coming := self._coming()):
-            return False
-        running = self._forwards.running
-        return (running > 0 and running + coming >= self._cores) or (self._gathers and self._waits_for_company())
-
     def _coming(self) -> int:
         """Lists that are being prepared, or are on their way here: they will be waiting in a moment."""
         return self._preparing() + self._inlet.waiting
-
-    def _waits_for_company(self) -> bool:
-        if not self._builder:
-            return False
-        now = self._clock()
-        if self._company_until == inf:
-            self._company_until = now + COMPANY_S
-        if now >= self._company_until:
-            return False
-        self._patience_s = self._company_until - now
-        return True
 
     def _wanted_now(self) -> Callable[[Item[P]], bool]:
         now = self._clock()
@@ -335,11 +304,7 @@ class BatchStage(Stage, Generic[P, R]):
         turn.began_at = self._clock()
         turn.mark = self._forwards.begin(turn.began_at)
         self.running_tokens += turn.cost
-        if self._is_small(turn):
-            self._small_running.append(turn.cost)
-
-    def _is_small(self, turn: _Turn) -> bool:
-        return self._gathers and turn.cost < self._builder.min_share
+        self._company.begin(turn.cost)
 
     def _end(self, turn: _Turn) -> tuple[float, float]:
         """Count the end of a forward, and the beginning of the one that was ahead: the device has gone on with it.
@@ -355,8 +320,7 @@ class BatchStage(Stage, Generic[P, R]):
         device_s = self._forwards.end(ended, turn.mark)
         turn.mark = None
         self.running_tokens -= turn.cost
-        if self._is_small(turn):
-            self._small_running.remove(turn.cost)
+        self._company.end(turn.cost)
         self._promote()
         return ended, device_s
 

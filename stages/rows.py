@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import anyio
 
+from staged_pool.stages.offload import Offload
 from staged_pool.stages.work import Plan
+
+R = TypeVar("R")
 
 
 class RowStream:
@@ -60,3 +64,28 @@ class RowStream:
             raise RuntimeError("the results of this request are not to be had one by one")
         finish_some = plan.finish_some
         return lambda: finish_some(rows, fresh)
+
+
+async def give_rows(
+    rows: RowStream,
+    offload: Offload,
+    write: Callable[[Sequence[int], Any], R],
+    give: Callable[[R], Awaitable[None]],
+) -> None:
+    """Give what the rows make as they come, until they end.
+
+    Args:
+        rows: Those of one request.
+        offload: Runs `write`.
+        write: Makes what is given out of places in the request's result, and a result of these alone.
+        give: Takes it; one call at a time.
+    """
+
+    def written(finish: Callable[[], tuple[Sequence[int], object]]) -> R | None:
+        places, result = finish()
+        return write(places, result) if places else None
+
+    while (finish := await rows.next()) is not None:
+        given = await offload(written, finish)
+        if given is not None:
+            await give(given)

@@ -14,11 +14,11 @@ import pytest
 from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
 
-from staged_pool.runtime import opening, pipeline
+from staged_pool.runtime import lanes, opening, pipeline
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.stages import batch, channel
+from staged_pool.stages import channel, company
 from staged_pool.stages.errors import (
     ConfigError,
     DeviceLost,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def every_text_is_worth_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 1)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 1)
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def test_a_second_batch_begins_while_the_first_runs_and_a_third_waits() ->
 async def test_a_slot_leaves_to_the_others_their_part_of_all_that_waits_and_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 6)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 6)
     gates = {"run0": Gate(), "run1": Gate()}
 
     def hold(texts: Sequence[str]) -> None:
@@ -204,7 +204,7 @@ async def test_a_forward_is_told_whether_it_has_the_device_to_itself() -> None:
 
 
 async def test_a_request_is_shared_by_the_free_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 4)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 4)
     both = threading.Barrier(2, timeout=30)
 
     def meet(_: Sequence[str]) -> None:
@@ -220,7 +220,7 @@ async def test_a_request_is_shared_by_the_free_workers(monkeypatch: pytest.Monke
 
 
 async def test_many_requests_at_once_are_never_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 4)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 4)
     results: dict[int, Any] = {}
 
     async def ask(engine: Engine, i: int) -> None:
@@ -360,7 +360,7 @@ def test_the_number_of_forward_workers_has_a_range() -> None:
 async def test_what_is_less_than_the_small_batch_that_runs_gathers_until_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 10)
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with engine_on(model, cores=4) as engine, anyio.create_task_group() as tasks:
@@ -375,7 +375,7 @@ async def test_what_is_less_than_the_small_batch_that_runs_gathers_until_its_end
 
 
 async def test_as_much_as_the_small_batch_that_runs_runs_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 10)
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with engine_on(model, cores=4) as engine, anyio.create_task_group() as tasks:
@@ -391,7 +391,7 @@ async def test_as_much_as_the_small_batch_that_runs_runs_beside_it(monkeypatch: 
 
 
 async def test_what_has_a_device_of_its_own_gathers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 10)
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with engine_on(model, cores=None) as engine, anyio.create_task_group() as tasks:
@@ -407,7 +407,7 @@ async def test_what_has_a_device_of_its_own_gathers_nothing(monkeypatch: pytest.
 async def test_a_share_of_work_and_a_small_batch_do_not_wait_for_each_other(
     first: str, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 10)
     gate = Gate()
     model = LetterModel(on_forward=gate)
     async with engine_on(model, cores=4) as engine, anyio.create_task_group() as tasks:
@@ -459,7 +459,7 @@ async def _embed(engine: Engine, text: str) -> None:
 async def test_with_all_cores_busy_less_than_a_share_waits_for_what_is_prepared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 30)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 30)
     model = LetterModel()
     async with beside_a_forward_and_preparing(model, ["late"], cores=2) as (engine, tasks, preparing):
         tasks.start_soon(engine.embed, "abcde")  # as much as the forward that runs
@@ -472,7 +472,7 @@ async def test_with_all_cores_busy_less_than_a_share_waits_for_what_is_prepared(
 
 
 async def test_it_does_not_wait_for_what_turns_out_to_be_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 10)
     model = LetterModel()
     async with beside_a_forward_and_preparing(model, [""], cores=2) as (engine, tasks, preparing):
         tasks.start_soon(engine.embed, "abcde")
@@ -484,7 +484,7 @@ async def test_it_does_not_wait_for_what_turns_out_to_be_bad(monkeypatch: pytest
 
 
 async def test_it_waits_for_inputs_that_no_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 40)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 40)
     model = LetterModel()
     async with beside_a_forward_and_preparing(model, ["one", "two"], cores=2) as (engine, tasks, preparing):
         tasks.start_soon(engine.embed, "three")
@@ -496,7 +496,7 @@ async def test_it_waits_for_inputs_that_no_thread_has_begun(monkeypatch: pytest.
 
 
 async def test_it_waits_for_what_is_on_its_way_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 30)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 30)
     monkeypatch.setattr(channel, "IN_A_ROW", 1)  # the slot has its turn between two lists
     received, go_on = anyio.Event(), anyio.Event()
 
@@ -532,7 +532,7 @@ async def test_it_waits_for_what_is_on_its_way_from_there(monkeypatch: pytest.Mo
 async def test_nothing_waits_for_what_is_prepared_without_need(
     text: str, cores: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 10)
     model = LetterModel()
     async with beside_a_forward_and_preparing(model, ["late"], cores=cores) as (engine, tasks, preparing):
         tasks.start_soon(engine.embed, text)
@@ -544,8 +544,8 @@ async def test_nothing_waits_for_what_is_prepared_without_need(
 async def test_an_idle_device_takes_less_than_a_share_together_with_what_is_being_prepared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
-    monkeypatch.setattr(batch, "COMPANY_S", 1000.0)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(company, "COMPANY_S", 1000.0)
     model = LetterModel(on_preprocess=(preparing := Preparing("late")))
     async with engine_on(model, cores=2, chunk_items=1) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(engine.embed, "late")
@@ -565,13 +565,13 @@ async def test_an_idle_device_takes_less_than_a_share_together_with_what_is_bein
 async def test_an_idle_device_waits_for_nothing_without_need(
     text: str, cores: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
-    monkeypatch.setattr(batch, "COMPANY_S", 1000.0)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(company, "COMPANY_S", 1000.0)
     await answered_beside_preparing(text, cores)
 
 
 async def test_an_idle_device_waits_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(lanes, "MIN_SHARE_TOKENS", 10)
     await answered_beside_preparing("a", cores=2)
 
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
-from staged_pool.runtime import pipeline
+from staged_pool.runtime import lanes
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.pipeline import PARSE_WORKERS
@@ -92,7 +92,7 @@ async def test_each_picture_is_a_call_of_its_own_and_pictures_share_a_forward() 
 async def test_a_picture_does_not_wait_to_be_as_much_as_the_small_batch_that_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "IMAGE_MIN_SHARE_TOKENS", 10)
+    monkeypatch.setattr(lanes, "IMAGE_MIN_SHARE_TOKENS", 10)
     gate = PictureGate()
     model = SeeingModel(on_forward=gate)
     model.card = replace(model.card, forward_workers=2)

@@ -12,8 +12,8 @@ import anyio
 
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.inside import LIMITS, Room
+from staged_pool.runtime.lanes import IMAGE_CHUNK_ITEMS
 from staged_pool.runtime.model import Lane, Payload, Picture
-from staged_pool.runtime.pipeline import IMAGE_CHUNK_ITEMS
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import (

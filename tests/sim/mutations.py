@@ -24,14 +24,15 @@ from staged_pool.runtime.errands import Errands
 from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.identity import Identities
 from staged_pool.runtime.inside import Inside, Room
+from staged_pool.runtime.lanes import LaneLimits
 from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
-from staged_pool.runtime.pipeline import LaneLimits
 from staged_pool.runtime.result_cache import ResultCache
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
 from staged_pool.stages import door, isolate, preprocess, supervise
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Inlet, Outlet
+from staged_pool.stages.company import Company
 from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError, StageFailed
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.meter import StageMeter
@@ -493,14 +494,7 @@ def batches_cut_ahead_without_end() -> Plan:
 
 @mutation
 def small_forward_counts_as_running_for_ever() -> Plan:
-    def end(self: BatchStage[Any, Any], turn: Any) -> Any:
-        running = [*self._small_running]
-        ended = original(self, turn)
-        self._small_running[:] = running
-        return ended
-
-    original = BatchStage._end
-    return [(BatchStage, "_end", end)]
+    return [(Company, "end", _nothing)]
 
 
 @mutation

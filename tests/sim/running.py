@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from staged_pool.runtime import engine as engine_module
+from staged_pool.runtime import lanes
 from staged_pool.runtime import pipeline as pipeline_module
 from staged_pool.stages.ticket import Ticket
 from tests.sim.clock import Backend, Stuck, run
@@ -97,8 +98,8 @@ def run_world(world: World, backend: Backend, *, verbose: bool = False) -> Repor
         Ticket,
         pipeline_module.PARSE_WORKERS,
         pipeline_module.POSTPROCESS_WORKERS,
-        pipeline_module.MIN_SHARE_TOKENS,
-        pipeline_module.IMAGE_MIN_SHARE_TOKENS,
+        lanes.MIN_SHARE_TOKENS,
+        lanes.IMAGE_MIN_SHARE_TOKENS,
     )
     _set_engine(ticket, world.parse_workers, world.postprocess_workers, world.min_share_tokens, world.min_share_tokens)
     LOGGED.clear()
@@ -121,8 +122,8 @@ def _set_engine(
         (engine_module, "Ticket", ticket),
         (pipeline_module, "PARSE_WORKERS", parse_workers),
         (pipeline_module, "POSTPROCESS_WORKERS", postprocess_workers),
-        (pipeline_module, "MIN_SHARE_TOKENS", min_share_tokens),
-        (pipeline_module, "IMAGE_MIN_SHARE_TOKENS", image_min_share_tokens),
+        (lanes, "MIN_SHARE_TOKENS", min_share_tokens),
+        (lanes, "IMAGE_MIN_SHARE_TOKENS", image_min_share_tokens),
     ):
         setattr(module, name, value)
 
