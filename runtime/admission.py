@@ -275,7 +275,7 @@ class Admission:
 
     def statistics(self) -> AdmissionStatistics:
         total, config = self.inside.total, self._config
-        lanes = {
+        lanes: dict[str, LaneStatistics] = {
             lane: LaneStatistics(
                 tokens=round(total.tokens[lane]), drain_s=self._drain_s(lane), lag_s=max(prediction.lag_s.values())
             )

@@ -649,7 +649,7 @@ def items_counted_twice() -> Plan:
 
     def count_items(self: Admission, room: Room, inputs: Mapping[Lane, int]) -> None:
         original(self, room, inputs)
-        self._items += 1
+        self.inside.total.items += 1
 
     return [(Admission, "count_items", count_items)]
 
