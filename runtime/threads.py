@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from operator import attrgetter
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Generic, Self, TypeAlias, TypeVar, cast
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -24,6 +24,9 @@ from staged_pool.stages.wakeup import wakeup
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+AT_REST_S: Final = 0.05
+"""A thread that has waited for a call for so long rests."""
 
 _own = threading.local()
 """`number`: of a thread of `OwnThreads`, among these."""
@@ -83,6 +86,7 @@ class _Worker:
         name: Of the threads.
         number: Of this one among them.
         nice: See `OwnThreads`.
+        at_rest: See `OwnThreads`.
         waiting: Calls that wait for any thread.
         ended: Called on the event loop after each call, and told whether this thread has gone on with another one.
         core: See `OwnThreads.core`.
@@ -94,6 +98,7 @@ class _Worker:
         number: int,
         *,
         nice: int,
+        at_rest: Callable[[], object] | None,
         waiting: deque[_Job[object, object]],
         ended: Callable[[_Job[object, object], bool], object],
         core: Core,
@@ -101,6 +106,7 @@ class _Worker:
         self.number = number
         self._given: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
         self._nice = nice
+        self._at_rest = at_rest
         self._waiting = waiting
         self._ended = ended
         self._core = core
@@ -124,7 +130,7 @@ class _Worker:
         _show_name(self._thread.name)
         if self._nice:
             _be_nice(self._nice)
-        while (job := self._given.get()) is not None:
+        while (job := self._next()) is not None:
             while job is not None:
                 with self._core():
                     job.run(self)
@@ -132,6 +138,15 @@ class _Worker:
                 with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it everyone who could wait
                     job.post(self._ended, job, following is not None)
                 job = following  # an idle thread must not keep the last batch alive
+
+    def _next(self) -> _Job[object, object] | None:
+        """Wait for a call, or for the end."""
+        if self._at_rest is not None:
+            try:
+                return self._given.get(timeout=AT_REST_S)
+            except Empty:
+                self._at_rest()
+        return self._given.get()
 
 
 def _first(waiting: deque[_Job[A, T]]) -> _Job[A, T] | None:
@@ -169,11 +184,13 @@ class OwnThreads:
         nice: How much further than the process they stand back when something else wants a core, on Linux: 0 to 19.
             A thread that is nice does not become less so without privileges, which is why anyio's threads, which all
             limiters share, cannot be.
+        at_rest: What a thread does once, and does not fail at, whenever it rests.
     """
 
-    def __init__(self, name: str, *, nice: int = 0) -> None:
+    def __init__(self, name: str, *, nice: int = 0, at_rest: Callable[[], object] | None = None) -> None:
         self._name = name
         self._nice = nice
+        self._at_rest = at_rest
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._waiting: deque[_Job[Any, Any]] = deque()
@@ -206,7 +223,13 @@ class OwnThreads:
         """Have so many threads; never fewer than before."""
         for number in range(len(self._workers), threads):
             worker = _Worker(
-                self._name, number, nice=self._nice, waiting=self._waiting, ended=self._has_ended, core=self._hold
+                self._name,
+                number,
+                nice=self._nice,
+                at_rest=self._at_rest,
+                waiting=self._waiting,
+                ended=self._has_ended,
+                core=self._hold,
             )
             self._workers.append(worker)
             self._rests(worker)

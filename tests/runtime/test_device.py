@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
+import torch
 
+from staged_pool.runtime import openmp
 from staged_pool.runtime.device import DeviceThreads
+from staged_pool.runtime.models.threads import threads_kept, use_threads
 from staged_pool.stages.errors import DeviceLost
 from tests.doubles import Gate, until
 
@@ -136,3 +142,25 @@ async def test_no_thread_is_left() -> None:
         mine = [thread for thread in threading.enumerate() if thread.name.startswith("test device")]
         assert len(mine) == 3
     assert not any(thread.is_alive() for thread in mine)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not show threads as files")
+async def test_a_thread_that_rests_keeps_no_helpers() -> None:
+    def shown() -> int:
+        names = Path("/proc/self/task").glob("*/comm")
+        return sum(name.read_text() == "helped device 0\n" for name in names)
+
+    def share(_: object) -> int:
+        with threads_kept():
+            use_threads(2)
+            torch.ones(4_000_000).sum()
+        return shown()
+
+    if await anyio.to_thread.run_sync(openmp._pause) is None:
+        pytest.skip("this build of torch has another OpenMP")
+    async with DeviceThreads("helped device", watchdog_s=30).running() as device:
+        for _ in range(2):
+            shared = await device(share, None)
+            with anyio.fail_after(30):
+                while await anyio.to_thread.run_sync(shown) != shared - 1:
+                    pass

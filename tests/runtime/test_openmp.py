@@ -1,4 +1,4 @@
-"""How long torch's threads spin before they sleep, as OpenMP itself tells it."""
+"""How long torch's threads spin before they sleep, as OpenMP itself tells it, and when they end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from staged_pool.runtime import openmp
-from staged_pool.runtime.openmp import VARIABLES, spin_briefly
+from staged_pool.runtime.openmp import VARIABLES, dismiss_helpers, spin_briefly
 
 TORCH_HAS_LIBGOMP = any(
     any((Path(folder) / "lib").glob("libgomp*"))
@@ -28,14 +28,43 @@ import torch
 """
 
 
-@pytest.mark.skipif(not TORCH_HAS_LIBGOMP, reason="this build of torch has another OpenMP")
+DISMISS = """
+import os, sys, time
+from staged_pool.runtime.openmp import dismiss_helpers
+
+dismiss_helpers()
+assert "torch" not in sys.modules
+import torch
+
+def threads(wanted):
+    deadline = time.monotonic() + 20  # the system may show for a moment what has ended
+    while (found := len(os.listdir("/proc/self/task"))) != wanted and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return found
+
+torch.set_num_threads(3)
+values = torch.ones(4_000_000)
+dismiss_helpers()
+alone = len(os.listdir("/proc/self/task"))
+for _ in range(2):
+    values + values
+    assert len(os.listdir("/proc/self/task")) == alone + 2
+    dismiss_helpers()
+    assert threads(alone) == alone
+dismiss_helpers()
+"""
+
+libgomp_only = pytest.mark.skipif(not TORCH_HAS_LIBGOMP, reason="this build of torch has another OpenMP")
+
+
+@libgomp_only
 def test_libgomp_is_told_how_long() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     shown = subprocess.run(
         [sys.executable, "-c", SHOW], env=environment, capture_output=True, text=True, timeout=60, check=True
     ).stderr
     assert "OMP_WAIT_POLICY = 'ACTIVE'" in shown
-    assert "GOMP_SPINCOUNT = '2000'" in shown
+    assert "GOMP_SPINCOUNT = '8000'" in shown
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -56,3 +85,15 @@ def test_threads_of_another_openmp_sleep_at_once(where: str, tmp_path: Path, mon
     environment = dict[str, str]()
     spin_briefly(environment)
     assert environment == {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@libgomp_only
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not show threads as files")
+def test_helpers_end_and_are_started_again() -> None:
+    subprocess.run([sys.executable, "-c", DISMISS], timeout=60, check=True)
+
+
+def test_without_libgomp_nobody_is_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmp, "find_spec", lambda name: None)
+    dismiss_helpers()
+    assert openmp._pause() is None

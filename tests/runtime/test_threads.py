@@ -70,6 +70,19 @@ async def test_threads_can_come_later() -> None:
         assert await threads(len, "abc") == 3
 
 
+async def test_a_thread_that_has_waited_for_a_while_does_what_it_does_at_rest() -> None:
+    rested: list[int] = []
+
+    def thread_of(_: object = None) -> int:
+        return threading.get_ident()
+
+    async with OwnThreads("rests", at_rest=lambda: rested.append(thread_of())).running() as threads:
+        await until(lambda: len(rested) == 1, within_s=10)
+        mine = await threads(thread_of, None)
+        await until(lambda: rested == [mine, mine], within_s=10)
+        assert await threads(thread_of, None) == mine
+
+
 async def test_the_first_thread_that_is_idle_gets_the_call() -> None:
     gates = {False: Gate(), True: Gate()}
 
