@@ -124,6 +124,7 @@ class Pipeline:
                 ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
                 waiting_tokens=limits[lane].waiting_tokens,
                 preparing=partial(self._preparing, lane),
+                elsewhere=partial(self._computing_for_others, lane) if cores is not None else int,
                 gathers=lane == "text" and cores is not None,  # slots of other devices do not slow each other down
                 cores=cores,
                 sharing=sharing,
@@ -192,6 +193,11 @@ class Pipeline:
 
     def _preparing(self, lane: Lane) -> int:
         return self.preprocess[lane].calls
+
+    def _computing_for_others(self, lane: Lane) -> int:
+        """Forwards of the other lane, and calls that prepare its inputs. A forward that shares its parts with a second
+        thread would wait for it at each of them while such a call has that thread's core."""
+        return sum(self.batch[other].running + self._preparing(other) for other in self.batch if other != lane)
 
     def enter_nowait(self, arrival: Arrival) -> bool:
         """Hand a request to parse, if there is room and nobody waits for it. False: it is to wait in `enter`. One that

@@ -84,6 +84,7 @@ class BatchStage(Stage, Generic[P, R]):
         ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
         preparing: How many calls of the stage before run.
+        elsewhere: How many calls of other stages compute on what this device computes on.
         gathers: See `Company`.
         cores: See `Company`.
         sharing: What items that are the same work share. None: each is worked on by itself.
@@ -105,6 +106,7 @@ class BatchStage(Stage, Generic[P, R]):
         ahead: int = 1,
         waiting_tokens: int,
         preparing: Callable[[], int],
+        elsewhere: Callable[[], int] = int,
         gathers: bool = True,
         cores: int | None = None,
         sharing: Sharing[P, R] | None = None,
@@ -136,6 +138,7 @@ class BatchStage(Stage, Generic[P, R]):
         )
         self._waiting_tokens = waiting_tokens
         self._preparing = preparing
+        self._elsewhere = elsewhere
         self._patience_s = inf
         """How long the slot that has just asked may sleep without being woken, in seconds."""
         self._ended = False
@@ -396,7 +399,7 @@ class BatchStage(Stage, Generic[P, R]):
 
     async def _call(self, turn: _Turn, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:
         turn.forwards += 1
-        alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._coming())
+        alone = not (self._forwards.running > 1 or self._ahead or self._builder or self._coming() or self._elsewhere())
         return await self._device(partial(self._run_forward, 1 if alone else self._slots), payloads)
 
     def _run_forward(self, at_once: int, payloads: Sequence[P]) -> Sequence[R | StagedPoolError]:

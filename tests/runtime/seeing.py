@@ -52,14 +52,16 @@ class SeeingModel(LetterModel):
 
 @asynccontextmanager
 async def engine_on(
-    model: LetterModel, *, fetch: Any = None, options: Any = None, **settings: Any
+    model: LetterModel, *, fetch: Any = None, options: Any = None, cores: int | None = None, **settings: Any
 ) -> AsyncIterator[Engine]:
     config = EngineConfig(**settings)
     others = {} if fetch is None else {"fetch": fetch}
     async with (
         DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device,
         DeviceThreads("test image device", watchdog_s=config.watchdog_s).running() as image_device,
-        run_engine(config, model, device=device, image_device=image_device, options=options, **others) as engine,
+        run_engine(
+            config, model, device=device, image_device=image_device, options=options, cores=cores, **others
+        ) as engine,
     ):
         image_device.grow(model.card.forward_workers)
         yield engine

@@ -76,6 +76,25 @@ async def test_a_text_overtakes_pictures_that_hold_the_device() -> None:
         gate.open()
 
 
+@pytest.mark.parametrize("cores", [2, None])
+async def test_a_text_beside_pictures_does_not_have_the_cores_to_itself(cores: int | None) -> None:
+    """Where there are any that forwards and preprocess share."""
+    preparing, computing = PictureGate(), PictureGate()
+    model = SeeingModel(on_preprocess=preparing, on_forward=computing)
+    model.card = replace(model.card, forward_workers=2)
+    async with engine_on(model, cores=cores) as engine, anyio.create_task_group() as tasks:
+        await ask(engine, "alone")
+        tasks.start_soon(ask, engine, picture("A"))
+        await preparing.arrived()
+        await ask(engine, "beside a picture that is prepared")
+        preparing.open()
+        await computing.arrived()
+        await ask(engine, "beside one that is looked at")
+        computing.open()
+    beside = 1 if cores is None else 2
+    assert model.at_once == [1, beside, 1, beside]
+
+
 async def test_each_picture_is_a_call_of_its_own_and_pictures_share_a_forward() -> None:
     gate = PictureGate()
     model = SeeingModel(on_forward=gate)
