@@ -124,7 +124,7 @@ class Pipeline:
                 ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
                 waiting_tokens=limits[lane].waiting_tokens,
                 preparing=partial(self._preparing, lane),
-                elsewhere=partial(self._computing_for_others, lane) if cores is not None else int,
+                elsewhere=partial(self._computing_for_others, lane),
                 gathers=lane == "text" and cores is not None,  # slots of other devices do not slow each other down
                 cores=cores,
                 sharing=sharing,
@@ -195,8 +195,10 @@ class Pipeline:
         return self.preprocess[lane].calls
 
     def _computing_for_others(self, lane: Lane) -> int:
-        """Forwards of the other lane, and calls that prepare its inputs. A forward that shares its parts with a second
-        thread would wait for it at each of them while such a call has that thread's core."""
+        """Forwards of the other lane, and calls that prepare its inputs, where these share the cores. A forward that
+        shares its parts with a second thread waits for it at each of them, while such a call has that thread's core."""
+        if self._cores is None:
+            return 0
         return sum(self.batch[other].running + self._preparing(other) for other in self.batch if other != lane)
 
     def enter_nowait(self, arrival: Arrival) -> bool:

@@ -84,7 +84,7 @@ class BatchStage(Stage, Generic[P, R]):
         ahead: Batches that are cut before a slot is free for them, at most.
         waiting_tokens: With so many tokens waiting, no further list is taken in.
         preparing: How many calls of the stage before run.
-        elsewhere: How many calls of other stages compute on what this device computes on.
+        elsewhere: How many calls of other lanes use what forwards compute on.
         gathers: See `Company`.
         cores: See `Company`.
         sharing: What items that are the same work share. None: each is worked on by itself.
@@ -106,7 +106,7 @@ class BatchStage(Stage, Generic[P, R]):
         ahead: int = 1,
         waiting_tokens: int,
         preparing: Callable[[], int],
-        elsewhere: Callable[[], int] = int,
+        elsewhere: Callable[[], int] = lambda: 0,
         gathers: bool = True,
         cores: int | None = None,
         sharing: Sharing[P, R] | None = None,
