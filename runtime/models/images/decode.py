@@ -4,6 +4,7 @@ What becomes of what a file may hold:
 
 - Orientation (EXIF) is applied, as transformers does when it loads a picture. A damaged EXIF part counts as none.
 - What is transparent is laid on white, or on the `background` of the options, as transformers 5 and vLLM do.
+- What lies behind the end of a picture is not looked at: the video of a phone's photo, a gain map, a second picture.
 - Palettes, grey, CMYK and YCbCr become RGB. Of 16 bits a channel the upper 8 are kept. Colour profiles are not applied.
 - Of an animation the first frame is read; the others are never looked at, however many they are.
 - A file that ends early or is damaged is refused, and so is one whose texts or profiles unpack to more than Pillow's
@@ -18,7 +19,6 @@ import zlib
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-import numpy as np
 from PIL import Image, ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
@@ -27,8 +27,10 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from staged_pool.runtime.models.images.formats import Format, find_format
+from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, read_structure
 from staged_pool.runtime.models.images.sizes import Size
-from staged_pool.stages.errors import TooLarge, UnusableMedia
+from staged_pool.runtime.models.images.transparent_colour import TransparentColour, find_transparent_colour
+from staged_pool.stages.errors import TooLarge, UnsupportedMedia, UnusableMedia
 
 Colour: TypeAlias = tuple[int, int, int]
 
@@ -56,7 +58,6 @@ MAX_SCANS: Final = 100
 """Of one JPEG. Each goes over the whole picture, so that a small file of many is hours of work; real ones have about
 ten. (libjpeg-turbo's own tools stop at such a number, its library does not.)"""
 
-_SEARCHED_BYTES: Final = 2**20
 _STRIP_PIXELS: Final = 2**14
 """What is blended at a time: a fraction of a millisecond."""
 
@@ -85,8 +86,8 @@ class Encoded:
         if self._format == "WebP":
             # Its decoder takes memory for the whole picture as soon as it is opened.
             _check_pixels(_webp_size(data), limits)
-        if self._format == "JPEG" and (scans := count_scans(data)) > MAX_SCANS:
-            raise UnusableMedia(f"The picture is a JPEG of {scans} scans: at most {MAX_SCANS} are read.")
+        if self._format == "JPEG":
+            _check_jpeg(data)
         try:
             # The class, not Image.open(): what that says of large pictures is a setting of the whole process.
             self._file = _opener(self._format)(io.BytesIO(data))
@@ -94,6 +95,9 @@ class Encoded:
             raise _damaged(self._format) from error
         _check_pixels((self._file.height, self._file.width), limits)
         self._orientation = self._read_orientation() if self._format == "JPEG" else None
+        self._clear: TransparentColour | None = None
+        if isinstance(self._file, PngImageFile):
+            self._clear = find_transparent_colour(self._file, data)
 
     @property
     def size(self) -> Size:
@@ -120,6 +124,9 @@ class Encoded:
             self._file.load()
             orientation = self._read_orientation() if self._orientation is None else self._orientation
             picture = _as_rgb(self._file, background)
+            if self._clear is not None:
+                picture = picture.copy() if picture is self._file else picture
+                self._clear.lay(picture, self._file, background)
             method = _UPRIGHT.get(orientation)
             return picture if method is None else picture.transpose(method)
         except _BROKEN as error:
@@ -172,15 +179,14 @@ def _laid_on(background: Colour, picture: Image.Image) -> Image.Image:
     return laid
 
 
-def count_scans(data: bytes) -> int:
-    """How many scans a JPEG has at most."""
-    # In numpy, which lets other threads run: bytes.count() holds the interpreter's lock for 3 ms a megabyte.
-    count = 0
-    values = np.frombuffer(data, np.uint8)
-    for first in range(0, len(values) - 1, _SEARCHED_BYTES):
-        part = values[first : first + _SEARCHED_BYTES + 1]
-        count += int(np.count_nonzero((part[:-1] == 0xFF) & (part[1:] == 0xDA)))
-    return count
+def _check_jpeg(data: bytes) -> None:
+    found = read_structure(data)
+    if found.segments > MAX_SEGMENTS:
+        raise UnusableMedia(f"The picture is a JPEG of more than {MAX_SEGMENTS} segments: no more are read.")
+    if found.scans > MAX_SCANS:
+        raise UnusableMedia(f"The picture is a JPEG of {found.scans} scans: at most {MAX_SCANS} are read.")
+    if found.bits not in (None, 8):
+        raise UnsupportedMedia(f"The picture is a JPEG of {found.bits} bits a channel: those of 8 are read.")
 
 
 def _check_pixels(size: Size, limits: Limits) -> None:

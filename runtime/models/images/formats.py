@@ -26,6 +26,9 @@ _BRANDS: Final = {
     b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF",
 }  # fmt: skip
 
+_BMP_HEADERS: Final = frozenset(size.to_bytes(4, "little") for size in (12, 16, 40, 52, 56, 64, 108, 124))
+"""Sizes of the second header of a BMP, as it has them in bytes 14 to 18."""
+
 
 def find_format(data: bytes) -> Format:
     """The format of an encoded picture.
@@ -44,8 +47,8 @@ def find_format(data: bytes) -> Format:
         return "WebP"
     if data.startswith((b"GIF87a", b"GIF89a")):
         return "GIF"
-    # "BM" alone also begins many a text: behind it stand the size of the file and two zeros.
-    if data.startswith(b"BM") and data[6:10] == b"\0\0\0\0":
+    # "BM" alone also begins many a text. Bytes 6 to 10 are reserved, and some writers put something there.
+    if data.startswith(b"BM") and (data[6:10] == b"\0\0\0\0" or data[14:18] in _BMP_HEADERS):
         return "BMP"
     found = _other(data)
     raise UnsupportedMedia(

@@ -20,8 +20,9 @@ from PIL import GifImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL import Image as Pillow
 from PIL.PngImagePlugin import PngInfo
 
-from staged_pool.runtime.models.images.decode import MAX_SCANS, Encoded, Limits, count_scans
+from staged_pool.runtime.models.images.decode import MAX_SCANS, Encoded, Limits
 from staged_pool.runtime.models.images.formats import FORMATS
+from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, read_structure
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput, TooLarge, UnsupportedMedia, UnusableMedia
 from tests.models.images.pictures import Folder, encode, image, picture, pixels, png, reader, save_settings
@@ -188,6 +189,62 @@ def test_a_transparent_palette_entry_and_a_transparent_colour_are_seen() -> None
     assert decode(encode(grey, transparency=7))[0].tolist() == [[255] * 3, [9, 9, 9]]
 
 
+def _grey_or_rgb(depth: int, *samples: tuple[int, ...], clear: tuple[int, ...], interlaced: bool = False) -> bytes:
+    """A PNG of one row, or of 3 rows in Adam7, with one transparent colour."""
+    channels = len(samples[0])
+    bits = "".join(f"{value:0{depth}b}" for sample in samples for value in sample)
+    bits += "0" * (-len(bits) % 8)
+    row = b"\x00" + int(bits, 2).to_bytes(len(bits) // 8, "big")
+    header = struct.pack(">IIBBBBB", len(samples), 1, depth, 0 if channels == 1 else 2, 0, 0, interlaced)
+    chunks = [(b"IHDR", header), (b"tRNS", struct.pack(f">{channels}H", *clear))]
+    if interlaced:
+        assert len(samples) == 2  # passes 1 and 6 hold a pixel each
+        half = (len(row) - 1) // 2
+        row = row[: 1 + half] + b"\x00" + row[1 + half :]
+    chunks += [(b"IDAT", zlib.compress(row)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
+@pytest.mark.parametrize(
+    ("depth", "samples", "clear", "shown"),
+    [
+        (1, (0, 1), 1, [0, 9]),
+        (2, (0, 1, 2, 3), 1, [0, 9, 170, 255]),
+        (2, (0, 1, 2, 3), 0x0106, [0, 85, 9, 255]),  # of which only the lower two bits count
+        (4, (0, 1, 2, 15), 2, [0, 17, 9, 255]),
+        (8, (0, 1, 2, 255), 255, [0, 1, 2, 9]),
+        (8, (0, 1, 2, 255), 0x0102, [0, 1, 9, 255]),
+        (16, (0, 0x1234, 0x12FF, 0x3412, 65535), 0x1234, [0, 9, 0x12, 0x34, 255]),
+        (16, (0, 0x1234, 65535), 0, [9, 0x12, 255]),
+        (16, (0, 0x1234, 65535), 65535, [0, 0x12, 9]),
+    ],
+)
+def test_a_transparent_grey_is_compared_at_the_depth_of_the_file(
+    depth: int, samples: tuple[int, ...], clear: int, shown: list[int]
+) -> None:
+    data = _grey_or_rgb(depth, *((value,) for value in samples), clear=(clear,))
+    assert decode(data, background=(9, 9, 9))[0].tolist() == [[value] * 3 for value in shown]
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_a_transparent_colour_of_sixteen_bits_is_compared_in_all_of_them(interlaced: bool) -> None:
+    clear, near, far = (0x1234, 0x5678, 0x9ABC), (0x1234, 0x5679, 0x9ABC), (0x3412, 0x7856, 0xBC9A)
+    for other, shown in ((near, [0x12, 0x56, 0x9A]), (far, [0x34, 0x78, 0xBC])):
+        data = _grey_or_rgb(16, clear, other, clear=clear, interlaced=interlaced)
+        assert decode(data, background=(1, 2, 3))[0].tolist() == [[1, 2, 3], shown]
+    grey = _grey_or_rgb(16, (0x1234,), (0x1235,), clear=(0x1234,), interlaced=interlaced)
+    assert decode(grey)[0].tolist() == [[255] * 3, [0x12] * 3]
+
+
+def test_a_transparent_colour_is_laid_in_strips_as_at_once() -> None:
+    values = np.random.default_rng(0).integers(4, size=(900, 700), dtype=np.uint16) * np.uint16(0x0101)
+    data = encode(Pillow.fromarray(values), transparency=0x0202)
+    wanted = np.where(values == 0x0202, 77, values >> 8)
+    assert_array_equal(decode(data, background=(77, 77, 77)), np.repeat(wanted[..., None], 3, axis=-1))
+
+
 def test_grey_and_black_and_white_become_three_equal_channels() -> None:
     grey = picture(9, 7).convert("L")
     assert np.array_equal(decode(encode(grey)), np.repeat(np.asarray(grey)[..., None], 3, axis=-1))
@@ -324,13 +381,64 @@ def test_a_jpeg_of_very_many_scans_is_refused() -> None:
     assert decode(data).shape == (64, 64, 3)
 
 
-@pytest.mark.parametrize("place", [0, 2**20 - 1, 2**20, 2**21 - 2, 2**21])
-def test_a_scan_is_counted_wherever_it_begins(place: int) -> None:
-    data = bytearray(2**21 + 2)
-    data[place : place + 2] = b"\xff\xda"
-    assert count_scans(bytes(data)) == 1
-    assert count_scans(bytes(data[: place + 1])) == 0
-    assert count_scans(b"") == 0
+@pytest.mark.parametrize("length", [0, 8, 248, 256, 4096, 2**16, 2**20, 2**22])
+def test_a_scan_is_counted_wherever_the_one_before_it_ends(length: int) -> None:
+    scan = b"\xff\xda\x00\x02"
+    entropy_coded = b"\xff\x00\x01\xff\xd0\xff\xff\x00" * (length // 8) + b"\x07"
+    data = b"\xff\xd8" + (scan + entropy_coded) * 3 + b"\xff\xd9" + scan * 500
+    assert read_structure(data).scans == 3
+    assert read_structure(b"").scans == 0
+
+
+BEHIND: dict[str, bytes] = {
+    "video": b"\x00\x00\x00\x18ftypmp42" + b"\xff\xda\x00\x0c\x03" * 500,
+    "zeros": bytes(1000),
+    "line": b"\r\n",
+    "image": SMALL["JPEG"] * 200,
+    "markers": b"\xff\xda" * 1000,
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_lies_behind_an_image_changes_nothing(format: str, behind: str) -> None:
+    assert_array_equal(decode(SMALL[format] + BEHIND[behind]), decode(SMALL[format]))
+
+
+def test_a_thumbnail_in_a_segment_is_not_taken_for_scans_of_the_image() -> None:
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    thumbnails = b"".join(b"\xff\xe3" + struct.pack(">H", len(SMALL["JPEG"]) + 2) + SMALL["JPEG"] for _ in range(200))
+    data = encode(picture(30, 20), "JPEG", exif=exif)
+    assert_array_equal(decode(data[:2] + thumbnails + data[2:]), decode(data))
+
+
+def test_a_photo_with_a_gain_map_and_a_video_shows_its_first_image() -> None:
+    pair = encode(picture(30, 20), "MPO", save_all=True, append_images=[Pillow.new("RGB", (30, 20))])
+    assert_array_equal(decode(pair + BEHIND["video"]), decode(pair))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_with_restarts_counts_its_own_scans(progressive: bool) -> None:
+    data = encode(picture(64, 64), "JPEG", progressive=progressive, restart_marker_rows=1)
+    assert b"\xff\xd0" in data
+    scans = read_structure(data + BEHIND["markers"]).scans
+    assert (scans == 1) is not progressive
+    assert scans <= 12
+
+
+def test_a_jpeg_of_endless_segments_is_refused() -> None:
+    data = SMALL["JPEG"]
+    refused = refusal(data[:2] + b"\xff\xfe\x00\x02" * (MAX_SEGMENTS + 1) + data[2:])
+    assert f"more than {MAX_SEGMENTS} segments" in str(refused)
+
+
+def test_a_jpeg_of_twelve_bits_is_refused_by_that_name() -> None:
+    data = bytearray(SMALL["JPEG"])
+    data[data.index(b"\xff\xc0") + 4] = 12
+    refused = refusal(bytes(data))
+    assert type(refused) is UnsupportedMedia
+    assert "12 bits a channel" in str(refused)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -1,0 +1,87 @@
+"""The one transparent colour of a grey or RGB PNG, compared at the file's own bit depth (PNG, section 11.3.1.1).
+
+Pillow compares it with samples that it has brought to 8 bits already, so that it matches at 8 bits a sample only.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
+
+_DEPTHS: Final = {"L;2": 2, "L;4": 4, "L": 8, "RGB": 8, "I;16B": 16, "RGB;16B": 16}
+"""Bits a sample, by what Pillow calls the layout. Pillow takes that of one bit rightly; palettes have none."""
+_STRIP_PIXELS: Final = 2**18
+"""Pixels compared at a time: about a millisecond."""
+
+
+class TransparentColour:
+    """A colour of a PNG that stands for full transparency.
+
+    Args:
+        values: Samples as the file has them, one of grey or three of RGB.
+        data: The file, of 16 bits a sample.
+    """
+
+    def __init__(self, values: Sequence[int], data: bytes) -> None:
+        self._values = values
+        self._data = data
+
+    def lay(self, shown: Image.Image, decoded: Image.Image, background: tuple[int, int, int]) -> None:
+        """Paint the background wherever the decoded image has this colour.
+
+        Args:
+            shown: RGB, which is painted on.
+            decoded: As Pillow decoded the file: 16 bits of grey, or the upper 8 of RGB.
+            background: What is painted.
+
+        Raises:
+            What Pillow raises on a damaged file.
+        """
+        low = _lower_bytes(self._data) if len(self._values) == 3 else None
+        width, height = shown.size
+        rows = max(1, _STRIP_PIXELS // width)
+        for top in range(0, height, rows):
+            box = (0, top, width, min(top + rows, height))
+            mask = self._mask(decoded.crop(box), None if low is None else low.crop(box))
+            shown.paste(background, box, Image.fromarray(mask.astype(np.uint8) * np.uint8(255)))
+
+    def _mask(self, decoded: Image.Image, low: Image.Image | None) -> NDArray[np.bool_]:
+        if low is None:
+            return np.asarray(np.asarray(decoded) == self._values[0])
+        upper = np.asarray(decoded) == [value >> 8 for value in self._values]
+        return np.asarray((upper & (np.asarray(low) == [value & 0xFF for value in self._values])).all(axis=-1))
+
+
+def find_transparent_colour(file: PngImageFile, data: bytes) -> TransparentColour | None:
+    """Read the transparent colour of a PNG before its pixels are decoded.
+
+    Returns:
+        None where there is none, or where Pillow heeds it: what it is told is mended for samples of less than 16 bits.
+    """
+    given = file.info.get("transparency")
+    depth = _DEPTHS.get(str(file.tile[0].args)) if file.tile else None
+    if given is None or isinstance(given, bytes) or depth is None:
+        return None
+    values = (given,) if isinstance(given, int) else tuple(given)
+    if depth == 16:
+        del file.info["transparency"]
+        return TransparentColour(values, data)
+    # Only the lower bits count; and Pillow spreads samples of 2 and 4 bits over a byte, but not this one.
+    most = 2**depth - 1
+    spread = tuple((value & most) * (255 // most) for value in values)
+    file.info["transparency"] = spread[0] if isinstance(given, int) else spread
+    return None
+
+
+def _lower_bytes(data: bytes) -> Image.Image:
+    """Decode an RGB PNG of 16 bits a sample into the lower 8, of which Pillow by itself keeps the upper 8 only."""
+    file = PngImageFile(io.BytesIO(data))
+    file.tile = [tile._replace(args="RGB;16L") for tile in file.tile]
+    file.load()
+    return file
