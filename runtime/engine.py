@@ -32,6 +32,7 @@ from staged_pool.stages.errors import (
     EngineStopped,
     InvalidInput,
     NoInputs,
+    ScopeEnds,
     StagedPoolError,
     TooLarge,
     UnknownModel,
@@ -143,44 +144,67 @@ class Engine(EngineTasks):
     ) -> R:
         """Take one request through the four stages and return its answer.
 
-        The request is admitted or refused before anything else happens. Cancellation, and a deadline of the caller's
-        own scope, abandon it: its room is free at once, no stage begins further work on it, and what a stage has
-        begun is dropped when it ends.
+        The request is admitted or rejected before anything else happens. Cancellation abandons it: its room is free at
+        once, no stage begins further work on it, and what a stage has begun is dropped when it ends. Of the deadline
+        of the caller's own scope the engine only takes notice: work that cannot be done by then is dropped, and the
+        scope does the cancelling.
 
         Args:
-            decode: Makes the request out of what the caller holds; run in parse, off the event loop if large.
+            decode: Makes the request out of what the caller holds; run in parse, off the event loop if large. It is
+                run again if the caller moves the deadline of its scope after work was dropped for it.
             encode: Makes the answer out of the result of the request's task; run in postprocess, off the event loop
                 if large.
             body_bytes: Size of what `decode` reads.
-            timeout_s: The answer is of no use after so many seconds.
+            timeout_s: Seconds from now after which the answer is of no use.
             timeline: Filled in with the times of each stage.
             priority: How it stands to other requests that want the device; see `Priority`.
             tenant: Whose it is. Tenants share the device fairly, however many requests each has, and the requests of a
                 tenant share what it gets. None is a tenant, too.
-            stream: For `stream`, below.
+            stream: For `stream`, below. Its rows are given once, so no deadline of a scope drops its work early.
 
         Raises:
-            Overloaded: Refused at the door; nothing was done.
+            Overloaded: Rejected at the door; nothing was done.
             EngineStopped: The engine drains, is stopped or is broken.
-            DeadlineExceeded: `timeout_s` passed.
+            DeadlineExceeded: `timeout_s` passed, or it could not be met.
             StagedPoolError: Any other, as `decode`, the model and `encode` raise them.
         """
-        scope_ends_at = anyio.current_effective_deadline()
-        if scope_ends_at == -math.inf:  # a caller who has left is not one whose deadline is too short
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        room, now, deadline = self._enter(body_bytes, timeout_s, scope_ends_at, Asker(priority, tenant))
-        ticket = Ticket(
-            decode,
-            encode,
-            room,
-            deadline=deadline,
-            timeline=timeline,
-            priority=priority,
-            tenant=tenant,
-            stream=stream,
-        )
+        if not timeout_s > 0:
+            raise InvalidInput(f"timeout_s={timeout_s}: must be above 0.", param="timeout_s")
+        late_at = self._clock() + timeout_s
+        while True:
+            scope_ends_at = anyio.current_effective_deadline()
+            left_s = math.inf if scope_ends_at == math.inf else scope_ends_at - anyio.current_time()
+            if left_s > 0:
+                room, now, deadline = self._enter(body_bytes, timeout_s, Asker(priority, tenant))
+                ticket = Ticket(
+                    decode,
+                    encode,
+                    room,
+                    deadline=deadline,
+                    scope_ends_at=now + left_s if stream is None else math.inf,
+                    timeline=timeline,
+                    priority=priority,
+                    tenant=tenant,
+                    stream=stream,
+                )
+                try:
+                    return cast(R, await self._answer(ticket, room, Arrival(ticket, body_bytes, now), timeout_s))
+                except ScopeEnds:
+                    pass
+                finally:
+                    del ticket  # as in `Ticket.wait`
+            await _scope_moved(scope_ends_at)
+            timeout_s = late_at - self._clock()
+            if timeout_s <= 0:
+                raise DeadlineExceeded("The time limit of the request passed.", stage="door")
+
+    async def _answer(self, ticket: Ticket, room: Room, arrival: Arrival, timeout_s: float) -> object:
+        """See a request through that has been let in. However that ends, its room is given back.
+
+        Raises:
+            ScopeEnds: Its work was dropped, as the caller's scope ends too soon.
+        """
         self._tickets[ticket] = room
-        arrival = Arrival(ticket, body_bytes, now)
         try:
             has_passed = room.lane != "text" or room.asker == ANYBODY or self._gate.enter_nowait(ticket, room.tokens)
             if timeout_s == math.inf and has_passed and self._pipeline.enter_nowait(arrival):
@@ -194,12 +218,12 @@ class Engine(EngineTasks):
                 if not ticket.settled:
                     late = f"The request was not answered within {timeout_s:g} s; it was in the {ticket.stage} stage."
                     ticket.fail(DeadlineExceeded(late, stage=ticket.stage))
-            return cast(R, await ticket.wait())
+            return await ticket.wait()
         finally:
             # Left by cancellation of any kind, the ticket is still open: this is what abandons it.
             if ticket.fail(Abandoned("the caller left")):
                 self._cancelled[ticket.stage] += 1
-            elif isinstance(ticket.error, DeadlineExceeded):
+            elif isinstance(ticket.error, DeadlineExceeded | ScopeEnds):
                 self._expired[ticket.error.stage] += 1
             del self._tickets[ticket]
             self._scopes.pop(ticket, None)
@@ -209,7 +233,7 @@ class Engine(EngineTasks):
             if not self._tickets:
                 self._empty.set()
             ticket.release()
-            del ticket  # as in `Ticket.wait`
+            del ticket, arrival  # as in `Ticket.wait`
 
     async def _see_through(self, ticket: Ticket) -> None:
         """Wait until it is settled, and do what parse leaves to the caller."""
@@ -327,23 +351,19 @@ class Engine(EngineTasks):
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""
-        room, _, _ = self._enter(body_bytes, math.inf, anyio.current_effective_deadline(), ANYBODY)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        room, _, _ = self._enter(body_bytes, math.inf, ANYBODY)
         try:
             return await self._preprocess_offloads[lane](function, argument)
         finally:
             self._admission.leave(room)
 
-    def _enter(
-        self, body_bytes: int, timeout_s: float, scope_ends_at: float, asker: Asker
-    ) -> tuple[Room, float, float]:
-        """Let a request in, or refuse it; its room, the time now, and its deadline."""
+    def _enter(self, body_bytes: int, timeout_s: float, asker: Asker) -> tuple[Room, float, float]:
+        """Let a request in, or reject it; returns its room, the time now, and its deadline."""
         if self._phase is not Phase.READY or self.fault:
             raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
-        if not timeout_s > 0:
-            raise InvalidInput(f"timeout_s={timeout_s}: must be above 0.", param="timeout_s")
-        left_s = timeout_s if scope_ends_at == math.inf else min(timeout_s, scope_ends_at - anyio.current_time())
         now = self._clock()
-        return self._admission.enter(body_bytes=body_bytes, timeout_s=left_s, asker=asker), now, now + left_s
+        return self._admission.enter(body_bytes=body_bytes, timeout_s=timeout_s, asker=asker), now, now + timeout_s
 
     def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
         """What parse asks of a decoded request: how this model does it, within this server's limits."""
@@ -445,6 +465,16 @@ class Engine(EngineTasks):
         for ticket in list(self._tickets):
             if ticket.fail(EngineStopped(message)) and (scope := self._scopes.get(ticket)) is not None:
                 scope.cancel()  # its caller may still wait for room in front of parse
+
+
+async def _scope_moved(ends_at: float) -> None:
+    """Wait for the caller's scope, which ends at `ends_at`, to cancel it; return if its deadline has been moved on.
+
+    A loop that is late passes the deadline before the scope cancels anything: that takes some turns more.
+    """
+    # No event tells of a scope that has moved its deadline.
+    while (deadline := anyio.current_effective_deadline()) <= ends_at:  # noqa: ASYNC110
+        await anyio.sleep_until(deadline)
 
 
 def _check_pictures(pictures: int, limit: int) -> None:

@@ -34,7 +34,8 @@ class EngineTasks(ABC):
 
     Every method raises `InvalidInput` for what is wrong with its arguments (with the index of the input, where it is
     one), `Unsupported` where the model cannot do the task, and whatever `submit` raises. `timeout_s` bounds the time to
-    the result; a deadline of the host's own scopes holds as well. `max_tokens` cuts longer inputs to so many tokens,
+    the result, in seconds, and raises `DeadlineExceeded`; a deadline of the host's own scope cancels, as it does
+    everywhere, and raises nothing of the engine's. `max_tokens` cuts longer inputs to so many tokens,
     `MODEL_MAX` to what the model takes; None refuses an input that is too long. `priority` is `interactive` or `bulk`:
     bulk work gets what interactive work leaves of the device, and an eighth of it at least. `tenant` says for whom a
     host asks, by any hashable value: tenants share the device fairly, however many requests each has.

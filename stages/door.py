@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from staged_pool.stages.errors import Abandoned, DeadlineExceeded
+from staged_pool.stages.errors import Abandoned, DeadlineExceeded, ScopeEnds
 from staged_pool.stages.meter import Drop, StageMeter
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item
@@ -22,9 +22,8 @@ def is_wanted(ticket: Ticket, meter: StageMeter, *, now: float, needs_s: float =
     if ticket.settled:
         meter.dropped[cause(ticket)] += 1
         return False
-    if now + needs_s > ticket.deadline:
-        message = f"the deadline passed before the {meter.name} stage could work on this request"
-        ticket.fail(DeadlineExceeded(message, stage=meter.name))
+    if now + needs_s > ticket.latest:
+        ticket.expire(meter.name)
         meter.dropped["expired"] += 1
         return False
     ticket.stage = meter.name
@@ -36,7 +35,7 @@ def cause(ticket: Ticket) -> Drop:
     match ticket.error:
         case Abandoned():
             return "abandoned"
-        case DeadlineExceeded():
+        case DeadlineExceeded() | ScopeEnds():
             return "expired"
         case _:
             return "failed"
@@ -50,7 +49,7 @@ def wanted(
     for item in items:
         ticket = item.ticket
         if not (kept and kept[-1].ticket is ticket):  # one answer for all neighbours of a request
-            takes_s = needs_s(ticket) if needs_s is not None and ticket.deadline < math.inf else 0.0
+            takes_s = needs_s(ticket) if needs_s is not None and ticket.latest < math.inf else 0.0
             if not is_wanted(ticket, meter, now=now, needs_s=takes_s):
                 continue
         meter.wait.observe(now - item.sent_at)

@@ -89,10 +89,9 @@ class EngineStopped(StagedPoolError):
 
 
 class DeadlineExceeded(StagedPoolError, TimeoutError):
-    """The request's deadline passed, or could not be met, while it was in `stage`.
+    """The request's own time limit (`timeout_s`) passed, or could not be met, while it was in `stage`.
 
-    It is a `TimeoutError` too, so that a host that writes `with anyio.fail_after(...)` has one error to catch: a stage
-    that sees the host's deadline pass may be quicker than the host's scope.
+    It is a `TimeoutError`, as what `anyio.fail_after` raises is. A deadline of the caller's own scope never raises it.
     """
 
     def __init__(self, message: str, *, stage: str) -> None:
@@ -102,6 +101,17 @@ class DeadlineExceeded(StagedPoolError, TimeoutError):
 
 class Abandoned(StagedPoolError):
     """The caller left. Nobody reads this outcome; it is what a ticket says and what a metric counts."""
+
+
+class ScopeEnds(StagedPoolError):
+    """The caller's own cancel scope ends before the request can be done, so a stage dropped it in `stage`.
+
+    No caller sees this outcome: its scope cancels it. `Engine.submit` waits for that.
+    """
+
+    def __init__(self, message: str, *, stage: str) -> None:
+        super().__init__(message)
+        self.stage = stage
 
 
 class ModelFailed(StagedPoolError):

@@ -9,7 +9,15 @@ from typing import Final, Protocol, TypeAlias
 
 import anyio
 
-from staged_pool.stages.errors import InvalidInput, MediaUnavailable, ModelFailed, StagedPoolError, said_again
+from staged_pool.stages.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    MediaUnavailable,
+    ModelFailed,
+    ScopeEnds,
+    StagedPoolError,
+    said_again,
+)
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.wakeup import Wakeup, wakeup
 from staged_pool.stages.work import Item, Parts, Plan, Priority, Request
@@ -90,7 +98,10 @@ class Ticket:
         decode: See `Decode`.
         encode: See `Encode`.
         load: See `Load`.
-        deadline: On the clock of the stages, in seconds; `math.inf` for none.
+        deadline: On the clock of the stages, in seconds; `math.inf` for none. That of `timeout_s`: passing it is an
+            error that the caller sees.
+        scope_ends_at: On the same clock: when the caller's own scope will cancel it, as far as is known. Work that
+            cannot be done by then is dropped; the scope does the rest.
         timeline: Where the stages note their times; the caller may hold it too.
         priority: How it stands to other requests that want the device.
         tenant: Whose it is: tenants share the device fairly. None is a tenant, too.
@@ -113,6 +124,7 @@ class Ticket:
         "load",
         "numbers",
         "priority",
+        "scope_ends_at",
         "settled",
         "stage",
         "tenant",
@@ -126,6 +138,7 @@ class Ticket:
         load: Load,
         *,
         deadline: float = math.inf,
+        scope_ends_at: float = math.inf,
         timeline: Timeline | None = None,
         priority: Priority = Priority.INTERACTIVE,
         tenant: Hashable = None,
@@ -133,6 +146,7 @@ class Ticket:
     ) -> None:
         self.load = load
         self.deadline = deadline
+        self.scope_ends_at = scope_ends_at
         self.timeline = timeline if timeline is not None else Timeline()
         self.priority = priority
         self.tenant = tenant
@@ -260,6 +274,19 @@ class Ticket:
         self._error = error.with_traceback(None)
         self._settle()
         return True
+
+    @property
+    def latest(self) -> float:
+        """The time after which nobody waits for the answer, on the clock of the stages."""
+        return min(self.deadline, self.scope_ends_at)
+
+    def expire(self, stage: str) -> None:
+        """Settle a request that cannot be done by `latest`, with the error of whichever limit is the earlier."""
+        if self.scope_ends_at < self.deadline:
+            self.fail(ScopeEnds(f"the caller's scope ends before the {stage} stage could be done", stage=stage))
+        else:
+            message = f"the deadline passed before the {stage} stage could work on this request"
+            self.fail(DeadlineExceeded(message, stage=stage))
 
     def fail_input(self, index: int, error: StagedPoolError) -> bool:
         """As `fail`, with an error that one of its inputs has caused, and that says so: in the words of the request."""
