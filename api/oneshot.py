@@ -209,7 +209,7 @@ def classify(
         for first, some in _portions(_given(texts, image), config):
             with _errors_by_name(some, first):
                 result = await engine.classify(await _read(some), activate=activate)
-            best = result.scores.argmax(axis=1).tolist()
+            best = result.best.tolist()
             rows = zip(some, best, result.scores.tolist(), strict=True)
             for index, (each, place, probs) in enumerate(rows, start=first):
                 _print(index=index, **_named(each), label=result.labels[place] if result.labels else None, probs=probs)

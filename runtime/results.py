@@ -52,6 +52,21 @@ class ClassifyResult:
     labels: tuple[str, ...]
     usage: Usage
     model: str
+    logits: NDArray[np.float32] | None = None
+    """[inputs, labels]: what an activation made `scores` of. None: `scores` are logits, or these are not known."""
+
+    @property
+    def sort_keys(self) -> NDArray[np.float32]:
+        """[inputs, labels]: values that order labels as `scores` do, and tell equal scores apart.
+
+        In float32 a sigmoid is 1 from a logit of 17 on, and a softmax 0 where a logit is 104 below the highest.
+        """
+        return self.scores if self.logits is None else self.logits
+
+    @property
+    def best(self) -> NDArray[np.intp]:
+        """[inputs]: the place of the label that fits best, the first of equal ones."""
+        return self.sort_keys.argmax(axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,14 @@ class ScoreResult:
     """[documents]; higher is better."""
     usage: Usage
     model: str
+    logits: NDArray[np.float32] | None = None
+    """[documents]: what an activation made `scores` of. None: there was no activation, or these are not known."""
+
+    @property
+    def sort_keys(self) -> NDArray[np.float32]:
+        """[documents]: values that order documents as `scores` do, and tell equal scores apart: see
+        `ClassifyResult.sort_keys`."""
+        return self.scores if self.logits is None else self.logits
 
 
 @dataclass(frozen=True, slots=True)

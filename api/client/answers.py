@@ -60,6 +60,7 @@ class PooledBody(msgspec.Struct):
 class ScoreObject(msgspec.Struct):
     score: float
     index: int
+    logit: float | None = None
 
 
 class ScoresBody(msgspec.Struct):

@@ -176,10 +176,12 @@ def score(
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
+    logits: bool = False,
 ) -> Call[ScoreResult, ScoreResult]:
     """How well each document answers its query; see `Engine.score`.
 
-    Without `max_tokens` long documents are cut to what the model takes, as the server does it for scores.
+    Without `max_tokens` long documents are cut to what the model takes, as the server does it for scores. `logits` asks
+    for those too; a server that does not know them leaves them out.
     """
     arguments.whole_number("max_tokens", max_tokens)
     arguments.text("instruction", instruction)
@@ -190,6 +192,7 @@ def score(
     common = {
         **own.fields(model, use_activation=activate, instruction=instruction, truncate_prompt_tokens=max_tokens),
         **options((*asked, *given)),
+        **({"return_logits": True} if logits else {}),
     }
     pairs: list[Given] = list(zip(asked, given, strict=True)) if len(asked) > 1 else list(given)
 
@@ -237,6 +240,7 @@ def rerank(
         model=model,
         timeout_s=timeout_s,
         progress=progress,
+        logits=activate,  # or else all that are sure would be equal
     )
     return Call(
         total=scored.total,

@@ -91,12 +91,24 @@ def read_scores(answer: Answer, count: int) -> ScoreResult:
     body = decode(answers.SCORES, answer.body)
     rows = in_order(body.data, [one.index for one in body.data], count)
     scores = np.array([one.score for one in rows], np.float32)
-    return ScoreResult(scores=scores, usage=Usage(body.usage.prompt_tokens), model=body.model)
+    logits = [one.logit for one in rows if one.logit is not None]
+    return ScoreResult(
+        scores=scores,
+        usage=Usage(body.usage.prompt_tokens),
+        model=body.model,
+        logits=np.array(logits, np.float32) if len(logits) == count else None,
+    )
 
 
 def join_scores(parts: Sequence[ScoreResult]) -> ScoreResult:
     scores = np.concatenate([part.scores for part in parts])
-    return ScoreResult(scores=scores, usage=_usage(parts), model=parts[0].model)
+    logits = [part.logits for part in parts if part.logits is not None]
+    return ScoreResult(
+        scores=scores,
+        usage=_usage(parts),
+        model=parts[0].model,
+        logits=np.concatenate(logits) if len(logits) == len(parts) else None,
+    )
 
 
 def _usage(parts: Iterable[EmbedResult | ClassifyResult | EntitiesResult | ScoreResult]) -> Usage:

@@ -115,6 +115,8 @@ class Score(Answer):
     index: int
     object: Literal["score"]
     score: float
+    logit: float | msgspec.UnsetType = msgspec.UNSET
+    """What the score was made of, where `return_logits` asks for it."""
 
 
 class Scores(_Listing):

@@ -58,7 +58,7 @@ def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequ
 def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Pieces:
     """Write the answer; see `Write`. `label` is null where the model's labels have no names; `labels` says what each of
     the `probs` is of."""
-    best = result.scores.argmax(axis=1).tolist()
+    best = result.best.tolist()
     data = [
         {
             "index": index,

@@ -65,6 +65,8 @@ class ScoreBody(CommonFields, kw_only=True):
     data_2: Texts | None = None
     text_1: Texts | None = None
     text_2: Texts | None = None
+    return_logits: bool | None = None
+    """Beside each score, the logit that it was made of: what ranks documents whose scores are all 1."""
 
 
 class RerankBody(CommonFields, kw_only=True):
@@ -91,7 +93,7 @@ _RERANK: Final = msgspec.json.Decoder(RerankBody)
 def read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
     request, fields = _read_score(body, card)
-    return request, named(encode_score, fields.request_id)
+    return request, named(partial(encode_score, logits=fields.return_logits is True), fields.request_id)
 
 
 def _read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, ScoreBody]:
@@ -110,8 +112,7 @@ def read_score_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWri
     request, fields = _read_score(body, card)
 
     def write(places: Sequence[int], result: ScoreResult) -> Iterator[Mapping[str, object]]:
-        for place, score in zip(places, result.scores, strict=True):
-            yield {"index": place, "object": "score", "score": score}
+        return _scored(places, result, logits=fields.return_logits is True)
 
     return request, LineWriter("score", fields.request_id, write)
 
@@ -252,10 +253,16 @@ def _limit(field: str, value: int | None, card: ModelCard) -> int | None:
     return value or None
 
 
-def encode_score(result: ScoreResult, /, *, request_id: str, created: int) -> Pieces:
-    """Write the scores, in the order of the documents; see `Write`."""
-    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(result.scores)]
+def encode_score(result: ScoreResult, /, *, request_id: str, created: int, logits: bool = False) -> Pieces:
+    """Write the scores, in the order of the documents; see `Write`. `logits`: with the logit of each."""
+    data = [*_scored(range(len(result.scores)), result, logits=logits)]
     return listing("score", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
+
+
+def _scored(places: Sequence[int], result: ScoreResult, *, logits: bool) -> Iterator[dict[str, object]]:
+    """The scores of documents at these places of the request."""
+    for place, score, logit in zip(places, result.scores, result.sort_keys, strict=True):
+        yield {"index": place, "object": "score", "score": score, **({"logit": logit} if logits else {})}
 
 
 def encode_rerank(

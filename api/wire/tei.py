@@ -179,8 +179,8 @@ def labels_by_score(result: ClassifyResult) -> Iterator[list[dict[str, object]]]
     """Of each input, the labels and their scores, the highest first."""
     count = result.scores.shape[1]
     names = result.labels if len(result.labels) == count else [f"LABEL_{place}" for place in range(count)]
-    for row in result.scores:
-        order = np.argsort(-row, kind="stable").tolist()
+    for row, keys in zip(result.scores, result.sort_keys, strict=True):
+        order = np.argsort(-keys, kind="stable").tolist()
         yield [{"label": names[place] or f"LABEL_{place}", "score": row[place]} for place in order]
 
 

@@ -35,14 +35,19 @@ def plan(request: ClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
 
 
 def _finish(request: ClassifyRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ClassifyResult:
-    scores = label_scores(rows, card, activate=request.activate)
-    return ClassifyResult(scores=scores, labels=card.labels, usage=Usage(tokens), model=card.name)
+    logits = label_logits(rows)
+    return ClassifyResult(
+        scores=activated(logits, card.activation) if request.activate else logits,
+        labels=card.labels,
+        usage=Usage(tokens),
+        model=card.name,
+        logits=logits if request.activate else None,
+    )
 
 
-def label_scores(rows: Sequence[object], card: ModelCard, *, activate: bool) -> NDArray[np.float32]:
-    """[rows, labels]: the logits, or what the model's activation makes of them."""
-    logits = np.stack([array(row, Output.LABELS) for row in rows])
-    return activated(logits, card.activation) if activate else logits
+def label_logits(rows: Sequence[object]) -> NDArray[np.float32]:
+    """[rows, labels]: the logits that the device made."""
+    return np.stack([array(row, Output.LABELS) for row in rows])
 
 
 def activated(logits: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:

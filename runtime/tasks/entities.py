@@ -108,7 +108,9 @@ def _group_label(group: Sequence[_Piece]) -> str:
 
 
 def _surest(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    surest: NDArray[np.float32] = rows[int(rows.max(axis=1).argmax())]
+    # Not by the highest probability, which is 1 in float32 for all that are sure: by how little the others have.
+    doubts = [float(np.delete(row, row.argmax()).sum(dtype=np.float64)) for row in rows]
+    surest: NDArray[np.float32] = rows[int(np.argmin(doubts))]
     return surest
 
 

@@ -22,7 +22,7 @@ from staged_pool.runtime.requests import (
     TextInput,
 )
 from staged_pool.runtime.results import Ranked, RerankResult, ScoreResult, Usage
-from staged_pool.runtime.tasks.classify import LABELS_ONLY, label_scores
+from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated, label_logits
 from staged_pool.runtime.tasks.embed import PROMPTS_OF, array, normalized
 from staged_pool.stages.errors import InvalidInput, Unsupported
 from staged_pool.stages.work import Plan
@@ -60,7 +60,9 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
 
 
 def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
-    """Order documents by their scores, the best first.
+    """Order documents by their scores, the best first: by the logits where equal scores were made of different ones.
+
+    Equal documents keep the order of the request, and NaN comes last.
 
     Args:
         result: Scores of documents.
@@ -70,7 +72,7 @@ def rank(result: ScoreResult, top_n: int | None) -> RerankResult:
         InvalidInput: See `check_top_n`.
     """
     check_top_n(top_n)
-    order = np.argsort(-result.scores, kind="stable")[: top_n or None]
+    order = np.argsort(-result.sort_keys, kind="stable")[: top_n or None]
     ranking = tuple(Ranked(int(index), float(result.scores[index])) for index in order)
     return RerankResult(ranking=ranking, usage=result.usage, model=result.model)
 
@@ -151,8 +153,11 @@ def _locate(request: ScoreRequest, index: int) -> tuple[str, int]:
 
 
 def _finish_pairs(request: ScoreRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> ScoreResult:
-    scores = label_scores(rows, card, activate=request.activate)
-    return ScoreResult(scores=scores[:, 0], usage=Usage(tokens), model=card.name)
+    logits = label_logits(rows)
+    if not request.activate:
+        return ScoreResult(scores=logits[:, 0], usage=Usage(tokens), model=card.name)
+    scores = activated(logits, card.activation)
+    return ScoreResult(scores=scores[:, 0], usage=Usage(tokens), model=card.name, logits=logits[:, 0])
 
 
 def _some_pairs(

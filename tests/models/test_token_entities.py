@@ -12,6 +12,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Span
 from staged_pool.runtime.opening import open_engine
 from staged_pool.runtime.requests import MODEL_MAX, Aggregation
+from staged_pool.runtime.tasks.classify import activated
 from staged_pool.runtime.tasks.entities import entities
 from tests.models import oracle, tiny
 from tests.models.conftest import TinyFolder
@@ -78,6 +79,15 @@ def test_first_has_a_word_agree_on_its_first_token() -> None:
 
 def test_max_has_a_word_agree_on_its_surest_token() -> None:
     assert found("max") == [("PER", 0.7, "Lee"), ("LOC", 0.5, "Oslo")]
+
+
+def test_max_tells_apart_tokens_that_are_all_sure() -> None:
+    """The probability of both is 1 in float32, and what it leaves to the other labels is far less for the second."""
+    sure = activated(np.array([[0, 20, 0, 0], [0, 0, 0, 40]], np.float32), "softmax")
+    assert sure.max(axis=1).tolist() == [1, 1]
+    for of_word in (sure, sure[::-1]):
+        rows = np.array([ROWS[0], *of_word, *ROWS[3:]], np.float32)
+        assert found("max", rows=rows)[0][::2] == ("LOC", "Ann")
 
 
 def test_average_has_a_word_agree_on_the_average() -> None:

@@ -58,3 +58,10 @@ def test_the_best_come_first_and_equal_ones_in_their_order(top_n: int | None, or
     ranked = rank(scores, top_n)
     assert [document.index for document in ranked.ranking] == order
     assert ranked.ranking[0].score == pytest.approx(0.9)
+
+
+def test_logits_tell_apart_what_scores_do_not_and_nan_comes_last() -> None:
+    scores, logits = np.array([1, 1, 1, 1, np.nan], np.float32), np.array([20, 30, 25, 30, np.nan], np.float32)
+    ranked = rank(ScoreResult(scores=scores, usage=Usage(1), model="m", logits=logits), None)
+    assert [document.index for document in ranked.ranking] == [1, 3, 2, 0, 4]
+    assert ranked.ranking[0].score == 1

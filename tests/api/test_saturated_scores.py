@@ -1,0 +1,110 @@
+"""Scores that are all 1 (or 0) in float32 are ranked by the logits they were made of, in every dialect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+import numpy as np
+import pytest
+
+from staged_pool.client import AsyncClient, Client
+from staged_pool.runtime.model import ModelCard, TokenSequence, Values
+from staged_pool.runtime.requests import Output
+from tests.api.serving import engine_on, serving
+from tests.api.task_doubles import CLASSIFIER, CROSS_ENCODER, LABELS, TaskModel, pair_logit
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning"),  # the client's own, on trio
+]
+
+QUERY = "abcd"
+DOCUMENTS = ["a", "xyz", "abcd", "ab", "ba", "abc"]
+BEST_FIRST = [2, 5, 3, 4, 0, 1]
+"""By how many letters they share with the query; two are equal, and keep their order."""
+
+
+@dataclass
+class Sure(TaskModel):
+    """Every logit is so much higher that its sigmoid is 1."""
+
+    card: ModelCard = CROSS_ENCODER
+    shift: float = 40.0
+
+    def _values(self, output: Output, payload: TokenSequence) -> Values:
+        values = super()._values(output, payload)
+        assert isinstance(values, np.ndarray)
+        return values + np.float32(self.shift)
+
+
+RERANKS: list[tuple[str, dict[str, Any]]] = [
+    ("/rerank", {"query": QUERY, "documents": DOCUMENTS}),
+    ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 6}),
+    ("/v2/rerank", {"query": QUERY, "documents": DOCUMENTS, "return_documents": False}),
+    ("/rerank", {"query": QUERY, "texts": DOCUMENTS}),
+    ("/invocations", {"query": QUERY, "documents": DOCUMENTS}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), RERANKS)
+async def test_a_ranking_over_http_goes_by_logits(path: str, body: dict[str, Any]) -> None:
+    async with serving(engine_on(Sure())) as served, served.client() as client:
+        answer = (await client.post(path, json=body)).json()
+        rows = answer if isinstance(answer, list) else answer["results"]
+        assert {row.get("relevance_score", row.get("score")) for row in rows} == {1.0}
+        assert [row["index"] for row in rows] == BEST_FIRST
+
+
+@pytest.mark.parametrize("shift", [40.0, -150.0])
+async def test_what_top_n_leaves_is_the_best(shift: float) -> None:
+    async with serving(engine_on(Sure(shift=shift))) as served, served.client() as client:
+        body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}
+        answer = (await client.post("/rerank", json=body)).json()
+        assert [row["index"] for row in answer["results"]] == BEST_FIRST[:2]
+        ranked = await served.engine.rerank(QUERY, DOCUMENTS, top_n=2)
+        assert [one.index for one in ranked.ranking] == BEST_FIRST[:2]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 64])
+async def test_both_clients_rank_by_logits_also_across_batches(batch: int) -> None:
+    async with serving(engine_on(Sure())) as served:
+        url = f"http://127.0.0.1:{served.port}"
+        async with AsyncClient(url, batch_items=batch) as client:
+            found = await client.rerank(QUERY, DOCUMENTS)
+        assert [one.index for one in found.ranking] == BEST_FIRST
+        assert {one.score for one in found.ranking} == {1.0}
+
+        def in_thread() -> list[int]:
+            with Client(url, batch_items=batch) as blocking:
+                return [one.index for one in blocking.rerank(QUERY, DOCUMENTS, top_n=3).ranking]
+
+        assert await anyio.to_thread.run_sync(in_thread) == BEST_FIRST[:3]
+
+
+async def test_scores_show_their_logits_only_where_they_are_asked_for() -> None:
+    async with serving(engine_on(Sure())) as served, served.client() as client:
+        ask = partial(client.post, "/score")
+        body: dict[str, Any] = {"queries": QUERY, "documents": DOCUMENTS}
+        plain = (await ask(json=body)).json()["data"]
+        assert all(set(row) == {"index", "object", "score"} for row in plain)
+        told = (await ask(json=body | {"return_logits": True})).json()["data"]
+        assert [row["logit"] for row in told] == [pair_logit(QUERY, text) + 40 for text in DOCUMENTS]
+        lines = await ask(json=body | {"return_logits": True}, headers={"accept": "application/x-ndjson"})
+        assert lines.text.count('"logit":') == len(DOCUMENTS)
+
+
+async def test_labels_are_ordered_by_logits() -> None:
+    """Sigmoids of all three are 1, and the order of the labels is not that of their logits."""
+    model = Sure(card=replace(CLASSIFIER, activation="sigmoid"))
+    async with serving(engine_on(model)) as served, served.client() as client:
+        text = "abbccc"  # logits 41, 42, 43
+        answer = (await client.post("/classify", json={"input": text})).json()["data"][0]
+        assert answer["probs"] == [1.0, 1.0, 1.0]
+        assert answer["label"] == "c"
+        theirs = (await client.post("/predict", json={"inputs": text})).json()
+        assert [row["label"] for row in theirs] == [*reversed(LABELS)]
+        infinitys = (await client.post("/classify", json={"input": text, "raw_scores": False})).json()["data"][0]
+        assert [row["label"] for row in infinitys] == [*reversed(LABELS)]
