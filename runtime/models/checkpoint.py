@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -17,7 +16,6 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import (
-    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -39,6 +37,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from staged_pool.runtime.models.folders.files import check_json
+from staged_pool.runtime.models.leftovers import check_leftovers
 from staged_pool.runtime.models.specs import Architecture, ModelFolder
 from staged_pool.runtime.models.tokenizing.siglip import is_siglip_tokenizer, load_siglip_tokenizer
 from staged_pool.stages.errors import ConfigError
@@ -65,9 +64,6 @@ _AUTO: Final[Mapping[Architecture, Any]] = {
 """What finds a class in the folder's own code."""
 
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-
-_DIGITS: Final = re.compile(r"(?<=\.)\d+(?=\.)")
-"""The numbers of layers in the name of a weight."""
 
 _SANE_TOKENS = 10**9
 """Tokenizers that know no longest input say a number beyond this."""
@@ -110,11 +106,6 @@ def load_transformer(
     sees = folder.architecture == "vision-language model"
     bare = not sees and folder.architecture not in _WITH_HEAD
     code = _own_code(folder)
-    if code and not own_code and folder.config.get("model_type") not in CONFIG_MAPPING:
-        raise ConfigError(
-            f"config.json: auto_map={folder.config['auto_map']!r} asks for code of its own, which is not run unless "
-            "trust_remote_code (--trust-remote-code) is set"
-        )
     with _quiet(), _unusable(folder, "the transformer"):
         config = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
         text_config = config.get_text_config()
@@ -148,10 +139,7 @@ def load_transformer(
             f"{folder.body}: the weights are not those of a {type(model).__name__}{hint}: "
             f"{unfit[0]} is missing or of another shape ({len(unfit)} such in all)"
         )
-    if left := _left_layers(model, report["unexpected_keys"]):
-        raise ConfigError(
-            f"{folder.body}: the weights have layers that config.json does not speak of, such as {left[0]}"
-        )
+    check_leftovers(folder, model, _base(folder, model), report["unexpected_keys"])
     if code and not own_code and _may_read_both_ways(folder, model):
         raise ConfigError(
             f"config.json: auto_map={folder.config['auto_map']!r} asks for code of its own, which may let texts be "
@@ -161,7 +149,7 @@ def load_transformer(
     whole: PreTrainedModel = model.eval().to(device)
     if folder.architecture == "two towers":
         return Loaded(whole, whole.text_model, whole.vision_model)
-    base = whole if bare else whole.base_model
+    base = _base(folder, whole)
     return Loaded(whole, base, base if folder.image_heads else None)
 
 
@@ -213,10 +201,11 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     )
 
 
-def _left_layers(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
-    """Weights that the model has no place for although it has one for their like: those of another layer."""
-    layers = {_DIGITS.sub("#", name) for name in model.state_dict() if _DIGITS.search(name)}
-    return sorted(name for name in unexpected if _DIGITS.sub("#", name) in layers)
+def _base(folder: ModelFolder, whole: PreTrainedModel) -> PreTrainedModel:
+    """The transformer of a model with a head; an encoder is its own."""
+    headed = folder.architecture in _WITH_HEAD or folder.architecture == "vision-language model"
+    base: PreTrainedModel = whole.base_model if headed else whole
+    return base
 
 
 def _may_read_both_ways(folder: ModelFolder, model: PreTrainedModel) -> bool:
@@ -242,6 +231,10 @@ def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[P
     if architecture in _WITH_HEAD:
         found = _WITH_HEAD[architecture].get(type(config), None)
         fitting = [choice for choice in _choices(found) if choice.__name__ in named]
+        if config.is_encoder_decoder and fitting:
+            raise ConfigError(
+                f"config.json: {fitting[0].__name__} reads its labels off a decoder, which is not supported"
+            )
         if config.is_encoder_decoder or not fitting:
             raise ConfigError(
                 f"config.json: architectures={named!r} is not a {architecture} that transformers has for "

@@ -78,7 +78,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     folder = read_folder(
         resolved.folder, task=config.task, score_template=config.score_template, allow_pickle=config.allow_pickle
     )
-    check_files(folder)
+    check_files(folder, own_code=config.trust_remote_code)
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
 

@@ -223,6 +223,11 @@ class PictureSpec:
     """Whether pictures and texts may stand together, as a conversation."""
 
 
+Reading: TypeAlias = Literal["folder", "assumed", "user"]
+"""Who says that the transformer's own vectors are what is wanted: the folder's files (such as `modules.json`), nobody,
+or the user (`task="embed"`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
     """What a model folder says about itself."""
@@ -236,6 +241,9 @@ class ModelFolder:
     """The transformer's own `config.json`."""
 
     architecture: Architecture = "encoder"
+
+    reading: Reading = "folder"
+    """Who says what is read of the checkpoint. A head that is left out is only harmless where somebody does."""
 
     heads: tuple[HeadSpec, ...]
     """What is made of the token vectors of a text; empty where none is read."""

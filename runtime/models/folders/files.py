@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import CONFIG_MAPPING
 from transformers import __version__ as transformers_version
 
+from staged_pool.runtime.models.folders.classes import check_class
 from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.stages.errors import ConfigError
@@ -29,13 +30,18 @@ _VOCABULARIES: Final = (
 _POINTER: Final = b"version https://git-lfs"
 
 
-def check_files(folder: ModelFolder) -> None:
-    """Refuse a folder whose files cannot be those of a model.
+def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
+    """Reject a folder whose files cannot be those of a model that is read here.
+
+    Args:
+        folder: What was read of it.
+        own_code: Whether code of the folder's own may run.
 
     Raises:
         ConfigError: Names the file and what is wrong with it.
     """
-    _check_architecture(folder)
+    _check_architecture(folder, own_code=own_code)
+    check_class(folder, own_code=own_code)
     _check_weights(folder.body)
     if folder.heads and not any((folder.body / name).is_file() for name in _VOCABULARIES):
         raise ConfigError(f"{folder.body}: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt")
@@ -69,13 +75,18 @@ def check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
         raise ConfigError(f"the tokenizer knows {words} tokens, but the weights only {rows}: they are of two models")
 
 
-def _check_architecture(folder: ModelFolder) -> None:
+def _check_architecture(folder: ModelFolder, *, own_code: bool) -> None:
     file = JsonFile("config.json", folder.config)
     kind = file.get("model_type", str, None)
     if kind is None:
         raise ConfigError("config.json: model_type is missing, so the architecture is not known")
     if kind not in CONFIG_MAPPING and not folder.config.get("auto_map"):
         raise ConfigError(f"config.json: model_type={kind!r} is not known to transformers {transformers_version}")
+    if kind not in CONFIG_MAPPING and not own_code:
+        raise ConfigError(
+            f"config.json: auto_map={folder.config['auto_map']!r} asks for code of its own, which is not run unless "
+            "trust_remote_code (--trust-remote-code) is set"
+        )
 
 
 def _check_weights(body: Path) -> None:

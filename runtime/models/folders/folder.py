@@ -6,6 +6,7 @@ not understood is refused by name, because a module that is left out gives vecto
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from staged_pool.runtime.config import Task
@@ -61,6 +62,8 @@ def read_folder(
             folder is a model of another kind.
     """
     folder = _read(path, task, score_template)
+    if task == "embed":
+        folder = replace(folder, reading="user")
     if task == "score" and folder.scoring is None:
         raise ConfigError(f"task='score': {path.name} has {len(folder.labels)} labels, and a score is one number")
     if task == "sparse" and not any(isinstance(spec, SpladeSpec | TokenWeightsSpec) for spec in folder.heads):
@@ -156,6 +159,7 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
         path=path,
         body=path,
         config=config,
+        reading="assumed",
         heads=(DenseSpec(pooling=(mode,), modules=(), normalize=sees, truncate_dim=settings.positive("truncate_dim")),),
         similarity=read_similarity(settings),
         **read_matryoshka(path, config, settings),

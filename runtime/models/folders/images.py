@@ -57,7 +57,7 @@ _TWO_TOWERS: Final[Mapping[str, _Texts]] = {
 """By `model_type`. SigLIP was trained on texts of 64 tokens, padding among them:
 https://huggingface.co/docs/transformers/model_doc/siglip."""
 
-_ENCODERS: Final = ("vit", "dinov2")
+_ENCODERS: Final = ("vit", "dinov2", "dinov2_with_registers")
 
 _CLASSIFIER: Final = "ForImageClassification"
 
@@ -199,6 +199,7 @@ def _encoder(chain: list[tuple[str, Path]] | None, common: Mapping[str, Any], tr
     return ModelFolder(
         **common,
         architecture="image encoder",
+        reading="assumed" if chain is None else "folder",
         heads=(),
         image_heads=(head,),
         prompts={},

@@ -1,0 +1,105 @@
+"""Refuse a checkpoint whose class has a head that would be left out.
+
+A folder without `modules.json` says only by the class in `architectures` what its weights are for. A class of
+transformers that is a bare transformer, or one that was trained to fill in or continue texts, may be read as an encoder
+of texts. Any other class has a head that makes the results its author wants: vectors without it look right and are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+from transformers import CONFIG_MAPPING, MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
+from transformers.models.auto import modeling_auto
+
+from staged_pool.runtime.models.folders.classifier import class_name
+from staged_pool.runtime.models.specs import ModelFolder
+from staged_pool.stages.errors import ConfigError
+
+_HEADLESS: Final = ("", "FOR_TEXT_ENCODING", "FOR_PRETRAINING", "FOR_MASKED_LM", "FOR_CAUSAL_LM")
+"""Tables of transformers whose classes are bare, or have the head of a pretraining task."""
+
+_WRITES: Final = "FOR_SEQ_TO_SEQ_CAUSAL_LM"
+"""The table of classes that write a text with a decoder beside the encoder."""
+
+_OWN_HEADLESS: Final = ("Model", "ForMaskedLM", "ForPreTraining", "ForCausalLM", "LMHeadModel")
+"""How classes of a folder's own code end that have no other head."""
+
+_OTHER_INPUTS: Final[Mapping[str, str]] = {
+    "pixel_values": "images",
+    "pixel_values_videos": "videos",
+    "input_values": "audio",
+    "input_features": "audio",
+}
+"""What a class of transformers reads, by its `main_input_name`."""
+
+
+def check_class(folder: ModelFolder, *, own_code: bool) -> None:
+    """Refuse a folder whose class is none that can be read without its head, or that reads no texts.
+
+    Args:
+        folder: What was read of it.
+        own_code: Whether code of the folder's own may run.
+
+    Raises:
+        ConfigError: Names the class, and what would be right.
+    """
+    if folder.architecture not in ("encoder", "image encoder"):
+        return
+    ran = own_code and bool(folder.config.get("auto_map"))
+    if folder.architecture == "encoder" and not ran:
+        _check_inputs(folder.config)
+    if folder.reading == "assumed":
+        _check_head(folder, ran=ran)
+
+
+def _check_head(folder: ModelFolder, *, ran: bool) -> None:
+    name = class_name(folder.config)
+    if not name or name in _headless() or (ran and name.endswith(_OWN_HEADLESS) and not _is_rewarding(name)):
+        return
+    alone = "--task embed (task='embed') reads its transformer alone, as an embedding model"
+    if name in _names(_WRITES):
+        raise ConfigError(
+            f"config.json: architectures names {name}, which writes texts with a decoder: it is no pooling model; "
+            f"{alone.replace('transformer', 'encoder')}"
+        )
+    raise ConfigError(
+        f"config.json: architectures names {name}, whose head is not supported: vectors without it would not be its "
+        f"results; {alone}"
+    )
+
+
+def _is_rewarding(name: str) -> bool:
+    return name.endswith(("RewardModel", "DoubleHeadsModel"))
+
+
+def _check_inputs(config: Mapping[str, Any]) -> None:
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        return
+    of = CONFIG_MAPPING[kind]
+    found = MODEL_FOR_TEXT_ENCODING_MAPPING.get(of, None) or MODEL_MAPPING.get(of, None)
+    first = found[0] if isinstance(found, tuple) else found
+    read = getattr(first, "main_input_name", "input_ids")
+    if read != "input_ids":
+        what = _OTHER_INPUTS.get(read, read)
+        raise ConfigError(f"config.json: model_type={kind!r} reads {what}, and not texts: it is not supported")
+
+
+@cache
+def _headless() -> frozenset[str]:
+    """Names of all classes of transformers that have no head, or that of a pretraining task of an encoder."""
+    bare = (name for table in _HEADLESS for name in _names(table) if "For" not in name or name.endswith(_OWN_HEADLESS))
+    return frozenset(bare) - _names(_WRITES) - {"T5Model", "MT5Model", "UMT5Model"}
+
+
+@cache
+def _names(table: str) -> frozenset[str]:
+    """Names of the classes in one of transformers' tables."""
+    content = getattr(modeling_auto, f"MODEL_{table}_MAPPING_NAMES".replace("__", "_"))
+    names: set[str] = set()
+    for value in content.values():
+        names.update([value] if isinstance(value, str) else value)
+    return frozenset(names)
