@@ -57,7 +57,7 @@ ScoreTemplate = Annotated[
     ),
 ]
 AllowPickle = Annotated[
-    bool, flag("--allow-pickle", "Model", "Load pickled weights (pytorch_model.bin). Only from those you trust.")
+    bool, flag("--allow-pickle", "Model", "Read pickled weights that hold more than tensors. Only if you trust them.")
 ]
 TrustRemoteCode = Annotated[
     bool,

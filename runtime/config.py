@@ -52,7 +52,8 @@ class EngineConfig:
     Qwen3-Reranker."""
 
     allow_pickle: bool = False
-    """Whether the weights of a transformer may be pickled (pytorch_model.bin). Only for a folder that is trusted."""
+    """Whether pickled weights (pytorch_model.bin) may hold more than tensors, which may run code that is in them. Only
+    for a folder that is trusted. Bare tensors are read without it, and run no code."""
 
     trust_remote_code: bool = False
     """Whether Python code of the model folder may run. Only for a folder that has been read and is trusted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,6 +64,9 @@ _AUTO: Final[Mapping[Architecture, Any]] = {
 }
 """What finds a class in the folder's own code."""
 
+_UNSAFE: Final = re.compile(r"Unsupported .*?(?:GLOBAL ([\w.]+)|operand|class|function)", re.DOTALL)
+"""How torch names an object in a pickle that is not a tensor."""
+
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 _SANE_TOKENS = 10**9
@@ -90,7 +94,12 @@ class Loaded(NamedTuple):
 
 
 def load_transformer(
-    folder: ModelFolder, *, dtype: torch.dtype, device: torch.device, own_code: bool = False
+    folder: ModelFolder,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    own_code: bool = False,
+    allow_pickle: bool = False,
 ) -> Loaded:
     """The folder's transformer, in eval mode, with the head that `ModelFolder.architecture` says.
 
@@ -99,9 +108,11 @@ def load_transformer(
         dtype: Of the weights.
         device: Where they go.
         own_code: Whether code of the folder's own may run.
+        allow_pickle: Whether pickled weights may run code that is in them. Bare tensors are read without.
 
     Raises:
-        ConfigError: The architecture is not one of transformers, or the weights are not all there or do not fit.
+        ConfigError: The architecture is not one of transformers; or the weights are not all there, do not fit, or
+            hold what nothing reads.
     """
     sees = folder.architecture == "vision-language model"
     bare = not sees and folder.architecture not in _WITH_HEAD
@@ -120,12 +131,13 @@ def load_transformer(
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights. A head does read it.
         takes_pooler = bare and "add_pooling_layer" in inspect.signature(model_class).parameters
-        model, report = model_class.from_pretrained(
-            folder.body,
+        model, report = _read_weights(
+            model_class,
+            folder,
+            allow_pickle=allow_pickle,
             config=config,
             dtype=dtype,
             local_files_only=True,
-            output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with its name; transformers only logs that
             **({"add_pooling_layer": False} if takes_pooler else {}),
             **({"trust_remote_code": True} if code and own_code else {}),
@@ -199,6 +211,32 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
         padding_side=tokenizer.padding_side,
         masks_padding="attention_mask" in tokenizer.model_input_names,
     )
+
+
+def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, **settings: Any) -> tuple[Any, Any]:
+    """The model, and what transformers reports of its weights. Pickles are read as bare tensors, which runs no code.
+
+    Raises:
+        ConfigError: They hold more than that, and `allow_pickle` is not set.
+    """
+    try:
+        model, report = model_class.from_pretrained(
+            folder.body, output_loading_info=True, weights_only=True, **settings
+        )
+    except pickle.UnpicklingError as error:
+        found = _UNSAFE.search(str(error))
+        if found is None:
+            raise
+        if not allow_pickle:
+            raise ConfigError(
+                f"{folder.body}: the weights are pickled (pytorch_model.bin) and hold more than tensors "
+                f"({found[1] or 'other objects'}): loading them may run code that is in them. Convert them to "
+                "model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
+            ) from error
+        model, report = model_class.from_pretrained(
+            folder.body, output_loading_info=True, weights_only=False, **settings
+        )
+    return model, report
 
 
 def _base(folder: ModelFolder, whole: PreTrainedModel) -> PreTrainedModel:

@@ -73,11 +73,8 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         offline=config.offline,
         served_name=config.served_name,
         own_code=config.trust_remote_code,
-        allow_pickle=config.allow_pickle,
     )
-    folder = read_folder(
-        resolved.folder, task=config.task, score_template=config.score_template, allow_pickle=config.allow_pickle
-    )
+    folder = read_folder(resolved.folder, task=config.task, score_template=config.score_template)
     check_files(folder, own_code=config.trust_remote_code)
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
@@ -174,7 +171,7 @@ def _load_towers(
     reader = None if settings is None else ImageReader(settings, config)
     if reader is not None:
         undo.callback(reader.close)
-    loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code)
+    loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code, allow_pickle=config.allow_pickle)
     if folder.pictures is not None and source is not None and reader is not None:
         sight = open_eyes(loaded, reader)
         text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)

@@ -352,16 +352,35 @@ def test_a_class_that_transformers_does_not_have_is_refused(folder: Path) -> Non
 
 def test_an_encoder_with_a_decoder_is_refused(folder: Path) -> None:
     change(folder, model_type="bart", architectures=["BartForSequenceClassification"])
-    assert "is not a sequence classifier that transformers has" in refusal(folder)
+    assert "BartForSequenceClassification reads its labels off a decoder, which is not supported" in refusal(folder)
 
 
-def test_pickled_weights_need_the_users_word(folder: Path) -> None:
+def test_pickled_weights_that_hold_more_than_tensors_need_the_users_word(folder: Path) -> None:
     safe = load_model(EngineConfig(model=str(folder), dtype="float32"))
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    assert "--allow-pickle" in refusal(folder)
-    pickled = load_model(EngineConfig(model=str(folder), dtype="float32", allow_pickle=True))
+    torch.save(tensors, folder / "pytorch_model.bin")
+    pickled = load_model(EngineConfig(model=str(folder), dtype="float32"))
     assert np.array_equal(pair_logits(pickled, PAIRS), pair_logits(safe, PAIRS))
+    torch.save(tensors | {"extra": Remembers(folder / "ran")}, folder / "pytorch_model.bin")
+    assert refusal(folder).endswith(
+        "hold more than tensors (__builtin__.exec): loading them may run code that is in them. Convert them to "
+        "model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
+    )
+    assert not (folder / "ran").exists()
+    with pytest.raises(ConfigError):  # a weight that is none
+        load_model(EngineConfig(model=str(folder), dtype="float32", allow_pickle=True))
+    assert (folder / "ran").exists()
+
+
+class Remembers:
+    """An object that makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (f"import pathlib; pathlib.Path({str(self._path)!r}).touch()",)
 
 
 def test_a_score_of_several_labels_is_refused(tiny_folder: TinyFolder) -> None:

@@ -121,15 +121,19 @@ def test_a_cached_model_with_pickled_weights_is_found_offline(cache: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("settings", "wanted"),
+    ("settings", "safe", "wanted"),
     [
-        ({}, (False, False)),
-        ({"own_code": True}, (True, False)),
-        ({"allow_pickle": True}, (False, True)),
+        ({}, True, (False, False)),
+        ({}, False, (False, True)),
+        ({"own_code": True}, True, (True, False)),
     ],
 )
-def test_code_and_pickled_weights_are_downloaded_where_they_are_allowed(
-    settings: dict[str, Any], wanted: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_code_is_downloaded_where_it_is_allowed_and_pickled_weights_where_there_are_no_others(
+    settings: dict[str, Any],
+    safe: bool,
+    wanted: tuple[bool, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: set[str] = set()
 
@@ -137,9 +141,12 @@ def test_code_and_pickled_weights_are_downloaded_where_they_are_allowed(
         asked.update(allow_patterns)
         return str(tmp_path)
 
+    if safe:
+        (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr("staged_pool.runtime.models.folders.resolver.snapshot_download", download)
     resolve("org/tiny", **settings)
     assert ("*.py" in asked, "pytorch_model*.bin" in asked) == wanted
+    assert "README.md" in asked
 
 
 @pytest.mark.usefixtures("cache")

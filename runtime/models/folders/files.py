@@ -6,6 +6,7 @@ so without the name of the file.
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,8 @@ _VOCABULARIES: Final = (
 """What a tokenizer can be made of, under the names that the classes of transformers know."""
 
 _POINTER: Final = b"version https://git-lfs"
+_ZIP: Final = b"PK\x03\x04"
+_PICKLE: Final = b"\x80"
 
 
 def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
@@ -127,9 +130,19 @@ def _check_shard(path: Path, name: str) -> None:
     if beginning == _POINTER:
         raise ConfigError(f"{name}: is a pointer of Git LFS, not the weights: fetch them with `git lfs pull`")
     if path.suffix != ".safetensors":
+        _check_pickle(path, name, beginning)
         return
     try:
         with safe_open(path, "numpy"):  # reads the header, and compares it with the size of the file
             pass
     except SafetensorError as error:
         raise ConfigError(f"{name}: the weights are damaged: {error}") from error
+
+
+def _check_pickle(path: Path, name: str, beginning: bytes) -> None:
+    """Tell a file of torch, which is a ZIP archive or a bare pickle, from anything else."""
+    if beginning.startswith(_ZIP):
+        if not zipfile.is_zipfile(path):
+            raise ConfigError(f"{name}: the weights are damaged: the file ends too early")
+    elif not beginning.startswith(_PICKLE):
+        raise ConfigError(f"{name}: is not a file of weights that torch has written")

@@ -18,7 +18,6 @@ from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
 from staged_pool.runtime.models.folders.pair import chat_template, pair_template
 from staged_pool.runtime.models.folders.parts import (
-    SAFE_WEIGHT_FILES,
     read_body_config,
     read_chain,
     read_matryoshka,
@@ -46,16 +45,13 @@ from staged_pool.runtime.models.specs import (
 from staged_pool.stages.errors import ConfigError
 
 
-def read_folder(
-    path: Path, *, task: Task = "auto", score_template: str | None = None, allow_pickle: bool = False
-) -> ModelFolder:
+def read_folder(path: Path, *, task: Task = "auto", score_template: str | None = None) -> ModelFolder:
     """Read the folder of a model.
 
     Args:
         path: The folder.
         task: See `EngineConfig`.
         score_template: See `EngineConfig`.
-        allow_pickle: See `EngineConfig`.
 
     Raises:
         ConfigError: A file is missing or malformed (named with its field), a module is not known, or the
@@ -70,11 +66,6 @@ def read_folder(
         raise ConfigError(f"task='sparse': {path.name} is not a model that gives sparse vectors")
     if score_template is not None and folder.pair_template is None:
         raise ConfigError("score_template='...': this model does not read a query and a document together")
-    if not (allow_pickle or any((folder.body / name).is_file() for name in SAFE_WEIGHT_FILES)):
-        raise ConfigError(
-            f"{folder.body}: the weights are pickled (pytorch_model.bin), and loading those may run code that is in "
-            "them: convert them to model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
-        )
     return folder
 
 

@@ -20,9 +20,9 @@ _TRANSFORMER_FILES: Final = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
-SAFE_WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
-
-_WEIGHT_FILES: Final = (*SAFE_WEIGHT_FILES, "pytorch_model.bin", "pytorch_model.bin.index.json")
+_WEIGHT_FILES: Final = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
 
 
 def read_similarity(settings: JsonFile) -> Similarity | None:
@@ -88,10 +88,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
     """The transformer's config. That its weights are there is checked here too, before anything is built."""
     config = required(body / "config.json", root=root)
     if not any((body / name).is_file() for name in _WEIGHT_FILES):
-        raise ConfigError(
-            f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index); pickled ones are "
-            "downloaded only with allow_pickle (--allow-pickle)"
-        )
+        raise ConfigError(f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index)")
     content: Mapping[str, Any] = config.content
     return content
 

@@ -37,11 +37,14 @@ _FILES: Final = (
     "*.model",
     "model*.safetensors",
     "*/model.safetensors",
+    "*/model-*.safetensors",
     "*/pytorch_model.bin",
     "artifact.metadata",
+    "README.md",
     *(f"{head}_linear.{suffix}" for head in ("colbert", "sparse") for suffix in ("safetensors", "pt")),
 )
 _PICKLED_FILES: Final = ("pytorch_model*.bin",)
+"""Asked for where there are no safe ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,6 @@ def resolve(
     offline: bool = False,
     served_name: str | None = None,
     own_code: bool = False,
-    allow_pickle: bool = False,
 ) -> ResolvedModel:
     """Find a model's folder. May download, with the hub's own progress bars.
 
@@ -70,7 +72,6 @@ def resolve(
         offline: Take a hub id from the local cache only.
         served_name: None: the folder's last part, or the hub id.
         own_code: Whether Python files are downloaded too.
-        allow_pickle: Whether pickled weights are downloaded where there are no others.
 
     Raises:
         ConfigError: There is no such folder or hub id, or it cannot be had here; says what to do.
@@ -82,10 +83,7 @@ def resolve(
     folder = Path(model).expanduser()
     if not folder.exists() and _HUB_ID.fullmatch(model):
         files = (*_FILES, "*.py") if own_code else _FILES
-        pickled = _PICKLED_FILES if allow_pickle else ()
-        return ResolvedModel(
-            folder=_from_hub(model, revision, files, pickled, offline=offline), name=served_name or model
-        )
+        return ResolvedModel(folder=_from_hub(model, revision, files, offline=offline), name=served_name or model)
     if revision is not None:
         raise ConfigError(f"revision={revision!r}: only a hub id has revisions, and {model} is a folder")
     if not folder.exists():
@@ -121,14 +119,12 @@ def _installed_folder() -> Path | None:
     return folder
 
 
-def _from_hub(
-    model: str, revision: str | None, files: tuple[str, ...], pickled: tuple[str, ...], *, offline: bool
-) -> Path:
+def _from_hub(model: str, revision: str | None, files: tuple[str, ...], *, offline: bool) -> Path:
     at = f" at revision {revision!r}" if revision else ""
     try:
         folder = _download(model, revision, files, offline=offline)
-        if pickled and not any(folder.glob("model*.safetensors")):
-            folder = _download(model, revision, (*files, *pickled), offline=offline)
+        if not any(folder.glob("model*.safetensors")):
+            folder = _download(model, revision, (*files, *_PICKLED_FILES), offline=offline)
     except HFValidationError as error:
         raise ConfigError(f"model={model!r}: is neither a folder nor a hub id (organisation/name)") from error
     except GatedRepoError as error:
