@@ -27,7 +27,7 @@ SLICE: Final = 2**18
 Held: TypeAlias = memoryview | bytes
 """What a mark stands for: the characters of a text, or the bytes of a picture that came as such."""
 
-_FIRST: Final = re.compile(rb"[A-Za-z0-9+/]")
+_FIRST: Final = re.compile(rb"[A-Za-z0-9+/_-]")
 """What base64 and data URLs begin with. No JSON has it after the end of a text, so a text begins before it."""
 _ESCAPES: Final = ((b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""))
 """As some writers escape base64, and break its lines."""

@@ -129,8 +129,8 @@ def _as_json(parts: list[_Part]) -> Aside:
         elif is_file:
             known = ", ".join(sorted(_INPUTS))
             raise InvalidInput(f"{shortened(name)}: files are read in the fields {known}", param=shortened(name))
-        elif name in _PICTURES:
-            inputs.append({"image": _text(data, name)})
+        elif name in _PICTURES:  # a URL or base64; or, of clients that name no file, the image itself
+            inputs.append({"image": data.decode() if _is_text(data) else aside.put(data)})
         elif name == "input":
             value = _input(_text(data, name))
             inputs += value if isinstance(value, list) else [value]
@@ -142,6 +142,17 @@ def _as_json(parts: list[_Part]) -> Aside:
         fields["input"] = inputs
     aside.json = msgspec.json.encode(fields)
     return aside
+
+
+def _is_text(data: bytes) -> bool:
+    """UTF-8 without what images hold in their first bytes: each format has a byte that no URL or base64 has."""
+    if any(byte < 0x20 and byte not in b"\t\r\n" for byte in data[:64]):
+        return False
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _text(data: bytes, where: str) -> str:

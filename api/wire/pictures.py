@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import msgspec
-import pybase64
 
 from staged_pool.api.wire import aside
+from staged_pool.api.wire.data_urls import decode_base64, decode_data_url
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.runtime.media.urls import MAX_CHARACTERS
 from staged_pool.runtime.requests import Chat, Content, Image, TextInput
@@ -19,12 +18,7 @@ from staged_pool.stages.errors import InvalidInput, UrlNotAllowed, shortened
 
 T = TypeVar("T")
 
-SLICE: Final = 2**18
 _SCHEME: Final = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*):")
-_DATA: Final = re.compile(rb"data:(?P<type>[^;,]{0,127})(?P<parameters>(?:;[^;,]{0,127}){0,8}),", re.IGNORECASE)
-"""The head of a data URL (RFC 2397)."""
-_HEAD_BYTES: Final = 2048
-_SPACES: Final = b" \t\r\n\f\v"
 _BACKGROUND: Final = "rgba_background_color"
 _URLS: Final = frozenset({b"http", b"https", b"file"})
 
@@ -117,18 +111,20 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
     """A picture that is named by a URL, or sent in a text.
 
     Args:
-        given: A URL (http, https, file), which is fetched later, or a data URL in base64.
+        given: A URL (http, https, file), which is fetched later, or a data URL. No type that it says is believed.
         where: The path to it, from the field on.
         index: Which input of the request it is.
         bare: Base64 without the head of a data URL is a picture, too.
 
     Raises:
-        InvalidInput: It is none of them, or is no right base64.
+        InvalidInput: It is none of them, is no right base64, or is empty.
         UrlNotAllowed: It is a URL of another kind.
     """
     held = aside.take(given)
     if isinstance(held, bytes):
         return Image(_not_empty(held, where, index))
+    if held is None:
+        given = given.strip()
     characters = memoryview(given.encode(errors="replace")) if held is None else held
     scheme = _SCHEME.match(characters)
     name = scheme[1].lower() if scheme else b""
@@ -140,50 +136,19 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
         kinds = "a URL (http, https, file or data)"
         what = f"expected {kinds}, or base64" if bare else f"expected {kinds}"
         raise _bad(where, what, index, error=UrlNotAllowed if scheme else InvalidInput)
-    if scheme:
-        characters = _content_of_data_url(characters, where, index)
     # What stands aside has no escapes any more: an end of a line in it is one that JSON does not allow.
-    return Image(_decoded(characters, where, index, spaces=_SPACES if held is None else b" "))
-
-
-def _content_of_data_url(characters: memoryview, where: str, index: int | None) -> memoryview:
-    head = _DATA.match(characters[:_HEAD_BYTES])
-    if head is None or head["parameters"].rpartition(b";")[2].lower() != b"base64":
-        raise _bad(where, "expected a data URL in base64, as in data:image/png;base64,...", index)
-    if not head["type"].lower().startswith(b"image/"):
-        raise _bad(where, "expected a data URL of a type such as image/png", index)
-    return characters[head.end() :]
-
-
-def _decoded(characters: memoryview, where: str, index: int | None, *, spaces: bytes) -> bytes:
-    decoded = _base64(characters)
+    decode = decode_data_url if scheme else decode_base64
+    decoded = decode(characters, in_lines=held is None)
     if decoded is None:
-        decoded = _base64_in_lines(characters, spaces)
-    if decoded is None:
-        what = "expected base64 in its standard alphabet, with its padding (RFC 4648, section 4)"
-        raise _bad(where, what, index)
-    return _not_empty(decoded, where, index)
+        like = " behind the comma of a data URL, as in data:image/png;base64,..." if scheme else ""
+        raise _bad(where, f"expected base64 (RFC 4648, section 4 or 5){like}", index)
+    return Image(_not_empty(decoded, where, index))
 
 
 def _not_empty(data: bytes, where: str, index: int | None) -> bytes:
     if not data:
         raise _bad(where, "the image is empty", index)
     return data
-
-
-def _base64(characters: memoryview | bytes) -> bytes | None:
-    """Decode without the interpreter's lock; None where it is no right base64."""
-    try:
-        return pybase64.b64decode(characters, validate=True)
-    except binascii.Error:
-        return None
-
-
-def _base64_in_lines(characters: memoryview, spaces: bytes) -> bytes | None:
-    """As `_base64`, of what has spaces or ends of lines in it; None where it has none."""
-    slices = (bytes(characters[first : first + SLICE]) for first in range(0, len(characters), SLICE))
-    pieces = [piece.translate(None, spaces) for piece in slices]
-    return None if sum(map(len, pieces)) == len(characters) else _base64(b"".join(pieces))
 
 
 def _bad(where: str, what: str, index: int | None, *, error: type[InvalidInput] = InvalidInput) -> InvalidInput:

@@ -21,6 +21,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.media import unpacking
 from staged_pool.runtime.media.addresses import literal
 from staged_pool.runtime.media.asking import asked, whole
 from staged_pool.runtime.media.dialing import Resolve, resolve
@@ -29,7 +30,7 @@ from staged_pool.runtime.media.hosts import AllowedHosts
 from staged_pool.runtime.media.patience import Reads
 from staged_pool.runtime.media.urls import PARAM, FileUrl, Scheme, WebUrl, read_url, refused
 from staged_pool.runtime.requests import Image
-from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, UnsupportedMedia, UnusableMedia
+from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, UnusableMedia
 
 if TYPE_CHECKING:
     import httpx
@@ -44,8 +45,6 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 _WANTS_CREDENTIALS: Final = frozenset({401, 403, 407})
 """Of these nobody but the host knows whether there is such a picture, and who else would be given it."""
-_BINARY: Final = frozenset({"", "application/octet-stream", "binary/octet-stream"})
-"""What hosts say of files that they know nothing of."""
 
 
 class MediaFetcher:
@@ -75,6 +74,7 @@ class MediaFetcher:
         self._limiter = anyio.CapacityLimiter(config.media_limit)
         self._reads = Reads(config.media_limit, config.media_timeout_s)
         self._read_file = read
+        self._unpackers = anyio.CapacityLimiter(1)
         self._find = find
         self._trust = trust
         self._tls: ssl.SSLContext | None = None
@@ -90,7 +90,6 @@ class MediaFetcher:
             UrlNotAllowed: It leads where the settings do not allow it.
             TooLarge: It has more than `config.max_image_bytes`.
             UnusableMedia: The host says that there is no such picture, or sends the way round in circles.
-            UnsupportedMedia: The host says that it is something else than a picture.
             MediaUnavailable: The host cannot be found or reached, fails, or wants to know who asks; or the disk of a
                 file does not answer.
             MediaTimedOut: It is not here after `config.media_timeout_s`.
@@ -160,7 +159,15 @@ class MediaFetcher:
                 if response.status_code in _REDIRECTS and (location := _first(response, "location")):
                     return location
                 self._check(response)
-                return await self._body(response)
+                codings = unpacking.codings(response.headers.get_list("content-encoding"))
+                body = await self._body(response)
+            if not codings:
+                return body
+            return await anyio.to_thread.run_sync(
+                partial(unpacking.unpack, body, codings, self._max_bytes),
+                abandon_on_cancel=True,
+                limiter=self._unpackers,
+            )
         except (httpx.TransportError, OSError):
             raise MediaUnavailable("The host of the image could not be reached, or broke off.") from None
 
@@ -171,11 +178,6 @@ class MediaFetcher:
             raise MediaUnavailable(f"The host of the image answered with status {status}.")
         if status != 200:
             raise UnusableMedia(f"The host of the image answered with status {status}.", param=PARAM)
-        kind = _first(response, "content-type").split(";", 1)[0].strip().lower()
-        if kind not in _BINARY and not kind.startswith("image/"):
-            raise UnsupportedMedia("What the URL of the image leads to is said to be no image.", param=PARAM)
-        if _first(response, "content-encoding").strip().lower() not in ("", "identity"):
-            raise MediaUnavailable("The host of the image sent it compressed, which was not asked for.")
         length = _first(response, "content-length")
         if length.isdigit() and int(length) > self._max_bytes:
             raise too_large(self._max_bytes)

@@ -106,22 +106,16 @@ async def test_row_35_what_is_no_right_base64_of_a_picture_is_refused_by_its_pla
     padded = base64.b64encode(SOLE + bytes(-len(SOLE) % 3 + 1)).decode()
     assert padded.endswith("==")
     wrong = {
-        "no padding": padded.rstrip("="),
-        "half of the padding": padded[:-1],
+        "a character too few": whole.rstrip("=")[: len(whole) // 4 * 4 - 3],
         "too much padding": padded + "=",
         "padding inside": whole[:40] + "==" + whole[40:],
-        "another alphabet": whole.replace("/", "_").replace("+", "-"),
         "a character of none": whole[:50] + "*" + whole[51:],
         "not ASCII": whole[:50] + "é" + whole[51:],
         "NUL": whole[:50] + "\0" + whole[51:],
         "empty": "",
-        "another type": f"data:text/html;base64,{whole}",
-        "no type": f"data:;base64,{whole}",
-        "not base64": f"data:image/png,{whole}",
         "no comma": "data:image/png;base64",
         "nothing": "data:image/png;base64,",
     }
-    assert wrong["another alphabet"] != whole
     async with seeing.served.client() as client:
         for name, given in wrong.items():
             response = await client.post("/v1/embeddings", json=body(SOLE, given))
@@ -132,11 +126,18 @@ async def test_row_35_what_is_no_right_base64_of_a_picture_is_refused_by_its_pla
 async def test_row_35_base64_in_lines_and_a_wrong_type_of_picture_are_read(
     seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
-    in_lines = base64.encodebytes(SOLE).decode()
-    jpeg = f"data:image/jpeg;base64,{base64.b64encode(SOLE).decode()}"  # which is a PNG
+    whole = base64.b64encode(SOLE).decode()
+    written = [
+        base64.encodebytes(SOLE).decode(),
+        f"data:image/jpeg;base64,{whole}",  # which is a PNG
+        f"data:text/html;base64,{whole}",
+        f"data:;base64,{whole}",
+        "data:," + "".join(f"%{byte:02X}" for byte in SOLE),
+        base64.urlsafe_b64encode(SOLE).decode().rstrip("="),
+    ]
     async with seeing.served.client() as client:
-        found = vectors(await client.post("/v1/embeddings", json=body(in_lines, jpeg)))
-    assert np.abs(found - right([SOLE, SOLE])).max() < CLOSE
+        found = vectors(await client.post("/v1/embeddings", json=body(*written)))
+    assert np.abs(found - right([SOLE] * len(written))).max() < CLOSE
 
 
 # Rows 36 to 38

@@ -42,6 +42,8 @@ def as_json(value: object, **settings: Any) -> bytes:
     return json.dumps(value, **settings).encode()
 
 
+URLSAFE = base64.urlsafe_b64encode(b"\xff" + DATA).decode().rstrip("=")
+
 PICTURES = {
     "data url": as_json({"messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}, {"type": "text", "text": "hi"},
@@ -51,6 +53,9 @@ PICTURES = {
     "indented": as_json({"input": [{"image": LONG}]}, indent=8),
     "slashes": as_json({"input": [{"image": LONG}]}).replace(b"/", b"\\/"),
     "lines": as_json({"input": [{"image": base64.encodebytes(DATA).decode()}]}),
+    "no padding": as_json({"input": [{"image": LONG.rstrip("=")}]}),
+    "percent": as_json({"input": [{"image": "data:," + "".join(f"%{byte:02X}" for byte in DATA)}]}),
+    "no type": as_json({"input": [{"image": f"data:;base64,{LONG}"}]}),
 }  # fmt: skip
 
 
@@ -63,6 +68,13 @@ def test_a_parser_sees_no_picture(name: str) -> None:
     assert request == openai.read_embeddings(body, CARD)[0]
     assert isinstance(request, EmbedRequest)
     assert DATA in [image.source for given_ in request.inputs for image in images_of(given_)]
+
+
+def test_a_parser_sees_no_picture_in_the_alphabet_of_urls_either() -> None:
+    assert URLSAFE.startswith("_")
+    body = as_json({"input": [{"image": URLSAFE}]})
+    assert max(decoded(body)) < 400
+    assert read(body) == openai.read_embeddings(body, CARD)[0]
 
 
 def images_of(given_: object) -> tuple[Image, ...]:
@@ -123,7 +135,7 @@ def test_what_is_wrong_is_told_as_if_nothing_had_been_set_aside(body: bytes) -> 
 @pytest.mark.parametrize(
     "long",
     [LONG + "é", LONG + "\x7f", f"https://pictures.example/{LONG}", f"https://pictures.example/{LONG}é",
-     f"data:text/html;base64,{LONG}", f"data:image/png;base64,{LONG}A", LONG + "===="],
+     f"data:text/html;base64{LONG}", f"data:image/png;base64,{LONG}A", LONG + "===="],
 )  # fmt: skip
 @pytest.mark.parametrize("escaped", [True, False])
 def test_a_long_text_where_a_picture_is_wanted_is_refused(long: str, escaped: bool) -> None:

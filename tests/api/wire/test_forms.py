@@ -62,6 +62,20 @@ def test_a_file_is_a_picture(name: str) -> None:
     assert request.model == "m"
 
 
+@pytest.mark.parametrize("headers", [(), ("Content-Type: image/png",), ("Content-Type: text/plain; charset=utf-8",)])
+def test_a_part_that_names_no_file_may_be_an_image_all_the_same(headers: tuple[str, ...]) -> None:
+    for data in (
+        b"\x89PNG\r\n\x1a\n",
+        b"\xff\xd8\xff\xe0",
+        b"GIF89a\x01\x00",
+        b"RIFF\x04\x00\x00\x00WEBP",
+        b"BM\x3a\x00",
+    ):
+        body = form(part('form-data; name="image"', data, *headers))
+        assert read(body).inputs == (Image(data),)
+    assert read(form(part('form-data; name="image"', b"YWI\n", *headers))).inputs == (Image(b"ab"),)
+
+
 def test_files_and_texts_are_inputs_in_the_order_in_which_they_come() -> None:
     body = form(
         part(FILE, b"one"),
@@ -154,7 +168,7 @@ NOT_A_FORM = "The body is not valid multipart/form-data: "
         (form(part('form-data; name="model"', b"secret\xff")), "model: expected UTF-8"),
         (form(part(b"form-data; name=\xff".decode("latin-1"), b"")), "input: this field is required"),
         (form(part(FILE, b"")), "input[0].image: the image is empty"),
-        (form(field("image", "secret")), "input[0].image: expected base64"),
+        (form(field("image", "a secret.")), "input[0].image: expected base64"),
         (form(), "input: this field is required"),
         (form(field("input", "[" * 100_000)), ""),
         (form(field("messages", "[" * 100_000), field("input", "a")), "messages: give either `input` or `messages`"),
