@@ -364,7 +364,7 @@ def test_pickled_weights_that_hold_more_than_tensors_need_the_users_word(folder:
     assert np.array_equal(pair_logits(pickled, PAIRS), pair_logits(safe, PAIRS))
     torch.save(tensors | {"extra": Remembers(folder / "ran")}, folder / "pytorch_model.bin")
     assert refusal(folder).endswith(
-        "hold more than tensors (__builtin__.exec): loading them may run code that is in them. Convert them to "
+        "hold more than tensors (exec): loading them may run code that is in them. Convert them to "
         "model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
     )
     assert not (folder / "ran").exists()
