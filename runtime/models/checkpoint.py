@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -37,7 +39,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from staged_pool.runtime.models.folders.files import check_json
+from staged_pool.runtime.models.folders.files import check_json, weight_files
 from staged_pool.runtime.models.leftovers import check_leftovers
 from staged_pool.runtime.models.specs import Architecture, ModelFolder
 from staged_pool.runtime.models.tokenizing.siglip import is_siglip_tokenizer, load_siglip_tokenizer
@@ -219,10 +221,9 @@ def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, 
     Raises:
         ConfigError: They hold more than that, and `allow_pickle` is not set.
     """
+    read = partial(model_class.from_pretrained, folder.body, output_loading_info=True, **settings)
     try:
-        model, report = model_class.from_pretrained(
-            folder.body, output_loading_info=True, weights_only=True, **settings
-        )
+        model, report = read()
     except pickle.UnpicklingError as error:
         found = _UNSAFE.search(str(error))
         if found is None:
@@ -233,10 +234,17 @@ def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, 
                 f"({found[1] or 'other objects'}): loading them may run code that is in them. Convert them to "
                 "model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
             ) from error
-        model, report = model_class.from_pretrained(
-            folder.body, output_loading_info=True, weights_only=False, **settings
-        )
+        model, report = read(state_dict=_unpickled(folder.body))
     return model, report
+
+
+def _unpickled(body: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a pickled checkpoint; whatever else is in it is made, too, and may run code."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name in weight_files(body):
+        content = torch.load(body / name, map_location="cpu", weights_only=False)
+        tensors.update({key: value for key, value in content.items() if isinstance(value, torch.Tensor)})
+    return tensors
 
 
 def _base(folder: ModelFolder, whole: PreTrainedModel) -> PreTrainedModel:

@@ -50,6 +50,16 @@ def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
         raise ConfigError(f"{folder.body}: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt")
 
 
+def weight_files(body: Path) -> list[str]:
+    """The files that transformers takes the weights from: the first in its order."""
+    for whole in _WEIGHTS:
+        if (body / whole).is_file():
+            return [whole]
+        if (index := JsonFile.read(body / f"{whole}.index.json", root=body)) is not None:
+            return _shards_of(body, index)
+    return []
+
+
 def check_json(body: Path, *names: str) -> None:
     """Say which of these files is not JSON, where one of them is not.
 
@@ -95,18 +105,8 @@ def _check_architecture(folder: ModelFolder, *, own_code: bool) -> None:
 def _check_weights(body: Path) -> None:
     if (body / "adapter_config.json").is_file():
         raise ConfigError("adapter_config.json: the folder holds an adapter; merge it into the weights of its model")
-    for name in _shards(body):
+    for name in weight_files(body):
         _check_shard(body / name, name)
-
-
-def _shards(body: Path) -> list[str]:
-    """The files that transformers takes the weights from: the first in its order."""
-    for whole in _WEIGHTS:
-        if (body / whole).is_file():
-            return [whole]
-        if (index := JsonFile.read(body / f"{whole}.index.json", root=body)) is not None:
-            return _shards_of(body, index)
-    return []
 
 
 def _shards_of(body: Path, index: JsonFile) -> list[str]:
