@@ -330,7 +330,7 @@ async def _answer(handler: Handler, call: Call) -> Answer:
     try:
         return await handler(call)
     except Exception as error:
-        problem = status.problem(error)
+        problem = status.problem(error, call.words)
         if problem.row is status.UNEXPECTED:
             log.exception("request.crashed", path=call.scope["path"], request_id=call.request_id)
         return Answer.of(problem, call.describe)

@@ -16,7 +16,7 @@ from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
 from staged_pool.api.wire.pieces import Pieces
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import ENGINE_WORDS, InvalidInput, Words
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Priority
 
@@ -101,6 +101,7 @@ class Call:
         "scope",
         "timeline",
         "times_ms",
+        "words",
     )
 
     def __init__(self, scope: Scope, receive: Receive, describe: Describe) -> None:
@@ -108,6 +109,8 @@ class Call:
         self.lines: Lines | None = None
         """For an answer that does not wait for its end; None where nothing can be sent yet."""
         self.describe = describe
+        self.words: Words = ENGINE_WORDS
+        """The client's names for the fields of its request, as far as it is read."""
         """How its client is told of a problem."""
         self._receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])

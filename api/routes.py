@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -22,12 +23,12 @@ from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.pages import HTML, PAGES
 from staged_pool.api.tasks import Task, tasks
 from staged_pool.api.wire import aside, infinity, inputs, invocations, openai, tei_tokens, tokens
-from staged_pool.api.wire.exchange import Body, Exchange
+from staged_pool.api.wire.exchange import Body, Exchange, Received
 from staged_pool.api.wire.forms import read_form
 from staged_pool.api.wire.lines import LineExchange, ReadLines
 from staged_pool.api.wire.pieces import dump
 from staged_pool.runtime.engine import Engine
-from staged_pool.stages.errors import TooLarge, Unsupported
+from staged_pool.stages.errors import InvalidInput, TooLarge, Unsupported, Words
 from staged_pool.stages.ticket import Timeline
 
 R = TypeVar("R")
@@ -109,15 +110,16 @@ class Routes:
         if task.read_lines is not None and call.wants_lines and not theirs:
             return await self._stream(task.read_lines, engine, call, body, boundary)
         exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary)
-        written = await engine.submit(
-            exchange.decode,
-            exchange.encode,
-            body_bytes=len(body),
-            timeout_s=call.timeout_s(),
-            priority=call.priority(),
-            tenant=call.tenant,
-            timeline=call.timeline,
-        )
+        with _in_words_of(exchange, call):
+            written = await engine.submit(
+                exchange.decode,
+                exchange.encode,
+                body_bytes=len(body),
+                timeout_s=call.timeout_s(),
+                priority=call.priority(),
+                tenant=call.tenant,
+                timeline=call.timeline,
+            )
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
 
     async def _stream(self, read: ReadLines, engine: Engine, call: Call, body: Body, boundary: bytes | None) -> Answer:
@@ -125,16 +127,17 @@ class Routes:
         if call.lines is None:
             raise RuntimeError("lines are for requests that are answered by their handler")
         exchange = LineExchange(read, body, engine.card, call.request_id, boundary=boundary)
-        tokens = await engine.stream(
-            exchange.decode,
-            exchange.encode,
-            call.lines.give,
-            body_bytes=len(body),
-            timeout_s=call.timeout_s(),
-            priority=call.priority(),
-            tenant=call.tenant,
-            timeline=call.timeline,
-        )
+        with _in_words_of(exchange, call):
+            tokens = await engine.stream(
+                exchange.decode,
+                exchange.encode,
+                call.lines.give,
+                body_bytes=len(body),
+                timeout_s=call.timeout_s(),
+                priority=call.priority(),
+                tenant=call.tenant,
+                timeline=call.timeline,
+            )
         return Answer(exchange.last(tokens))
 
     async def _engine_for(self, task: Task, body: Body, boundary: bytes | None) -> Engine:
@@ -163,22 +166,27 @@ class Routes:
         body = await call.json_body()
         if await self._peek(tei_tokens.is_tokenize, body):
             call.describe = tei_tokens.tei_error
-            return await self._tokenize_texts(body)
+            return await self._tokenize_texts(body, call)
         source, wanted = await self._read(partial(aside.read, tokens.decode_tokenize), body)
         engine = self._lobby.enter(wanted.model)
+        call.words = Words({"input": "prompt" if isinstance(source, str) else "messages"})
         found = await engine.tokenize(source, add_special_tokens=bool(wanted.add_special_tokens))
         return Answer(
             tokens.encode_tokens(found, max_tokens=engine.card.max_tokens, with_strings=bool(wanted.return_token_strs))
         )
 
-    async def _tokenize_texts(self, body: Body) -> Answer:
+    async def _tokenize_texts(self, body: Body, call: Call) -> Answer:
         engine = self._lobby.enter()
         texts, wanted = await self._read(tei_tokens.decode_tokenize, body)
         _check_count(len(texts), engine, "inputs")
         prompt = tei_tokens.prompt_of(wanted.prompt_name, engine.card)
         texts = [prompt + text for text in texts]
         special = wanted.add_special_tokens is not False
-        found = [await engine.tokenize(text, add_special_tokens=special) for text in texts]
+        call.words = tei_tokens.words_of(wanted)
+        found = []
+        for index, text in enumerate(texts):
+            with _of_input(index):
+                found.append(await engine.tokenize(text, add_special_tokens=special))
         return Answer(tei_tokens.encode_tokens(texts, found))
 
     async def _detokenize(self, call: Call) -> Answer:
@@ -189,9 +197,13 @@ class Routes:
 
     async def _decode(self, call: Call) -> Answer:
         engine = self._lobby.enter()
-        lists, skips = await self._read(tei_tokens.decode_ids, await call.json_body())
+        lists, skips, call.words = await self._read(tei_tokens.decode_ids, await call.json_body())
         _check_count(len(lists), engine, "ids")
-        return Answer(dump([await engine.detokenize(ids, skip_special_tokens=skips) for ids in lists]))
+        found = []
+        for index, ids in enumerate(lists):
+            with _of_input(index):
+                found.append(await engine.detokenize(ids, skip_special_tokens=skips))
+        return Answer(dump(found))
 
     async def _info(self, call: Call) -> Answer:
         engine = self._lobby.enter()
@@ -268,6 +280,25 @@ class Routes:
             made = await anyio.to_thread.run_sync(document, paths, self._config, limiter=self._readers)
             self._description = paths, made
         return Answer(self._description[1])
+
+
+@contextmanager
+def _in_words_of(exchange: Received[Any], call: Call) -> Iterator[None]:
+    """Have errors of the block told in the words of the request."""
+    try:
+        yield
+    finally:
+        call.words = exchange.words
+
+
+@contextmanager
+def _of_input(index: int) -> Iterator[None]:
+    """Have an error of the block name the input that it is about."""
+    try:
+        yield
+    except InvalidInput as error:
+        error.index = index
+        raise
 
 
 async def _page(path: str, call: Call) -> Answer:

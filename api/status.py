@@ -100,8 +100,8 @@ class Problem:
         return [(b"retry-after", str(seconds).encode())]
 
 
-def problem(error: BaseException) -> Problem:
-    """What to answer when `error` ended a request.
+def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> Problem:
+    """What to answer when `error` ended a request whose caller calls its fields so.
 
     The message of an error of ours is written for the caller. Anything else is a bug, whose text may hold paths or
     input; the caller learns only that it happened.
@@ -114,10 +114,11 @@ def problem(error: BaseException) -> Problem:
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is None:
         retry_after_s = RETRY_S.get(type(error))
+    message, param = error.said_in(words) if isinstance(error, errors.InvalidInput) else (str(error), None)
     return Problem(
         row=row,
-        message=str(error),
-        param=getattr(error, "param", None),
+        message=message,
+        param=param,
         index=getattr(error, "index", None),
         retry_after_s=retry_after_s,
     )

@@ -1,7 +1,36 @@
 """What can go wrong with a request, in words of the engine; `api/status.py` maps each class to an HTTP status."""
 
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
 ECHO_LIMIT = 40
 """Characters of a value of the caller's that a message may repeat."""
+
+SETTINGS: Final = frozenset({
+    "aggregation", "dimensions", "instruction", "max_document_tokens", "max_query_tokens", "max_tokens", "outputs",
+    "prompt", "prompt_name", "top_n",
+})  # fmt: skip
+"""Fields of a request that say how it is done, as the engine calls them. A message names one of them as `$field`."""
+
+_FIELD: Final = re.compile(rf"\$({'|'.join(sorted(SETTINGS, key=len, reverse=True))})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The caller's own names for the fields of one request, for errors."""
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """By the engine's names; a field that is not named here is called as the engine calls it."""
+    place: Callable[[str, int], str] | None = None
+    """Path of one input, such as `documents[2].text`, from the field that holds it and its place there. None: errors
+    name the field alone."""
+
+
+ENGINE_WORDS: Final = Words()
 
 
 def shortened(value: str) -> str:
@@ -22,15 +51,36 @@ class InvalidInput(StagedPoolError):
     """The caller's request is wrong; sending it again unchanged fails again.
 
     Args:
-        message: What is wrong and what would be right; never the input itself.
-        param: The field of the request that is at fault, in the caller's own naming.
+        message: What is wrong and what would be right; never the input itself. `$field` stands for one of `SETTINGS`.
+        param: The field of the request that is at fault, as the engine or else the caller calls it.
         index: Which of the request's inputs is at fault, where it is one of them.
     """
 
     def __init__(self, message: str, *, param: str | None = None, index: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(_FIELD.sub(r"\1", message))
+        self._template = message
         self.param = param
         self.index = index
+
+    def said_in(self, words: Words) -> tuple[str, str | None]:
+        """The message and the field at fault in the words of the caller."""
+        message = _FIELD.sub(lambda named: words.fields.get(named[1], named[1]), self._template)
+        if self.param is None:
+            return message, None
+        param = words.fields.get(self.param, self.param)
+        if self.index is None or self.param in SETTINGS or words.place is None:
+            return message, param
+        place = words.place(param, self.index)
+        return (message if message.startswith(place) else f"{place}: {message}"), param
+
+    def after(self, beginning: str, *, param: str | None = None) -> InvalidInput:
+        """The same error with a message that begins with more.
+
+        Args:
+            beginning: Goes before the message.
+            param: The field at fault, where the error names none.
+        """
+        return type(self)(f"{beginning}{self._template}", param=self.param or param, index=self.index)
 
 
 class NoInputs(InvalidInput):

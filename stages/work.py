@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from staged_pool.stages.errors import ENGINE_WORDS, Words
 
 if TYPE_CHECKING:
     from staged_pool.stages.ticket import Ticket
@@ -21,6 +23,9 @@ class Request:
 
     model: str | None = None
     """The served name that the caller asked for; None and "" mean whichever is served."""
+
+    words: Words = field(default=ENGINE_WORDS, compare=False, repr=False)
+    """The caller's names for the fields of the request; whoever made it tells its errors in them."""
 
 
 @dataclass(frozen=True, slots=True)

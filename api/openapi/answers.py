@@ -290,4 +290,4 @@ class TeiError(Answer):
     """The answer to a request that failed, as clients of text-embeddings-inference know it."""
 
     error: str
-    error_type: Literal["unhealthy", "backend", "overloaded", "validation", "tokenizer", "empty"]
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]

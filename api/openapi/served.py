@@ -37,6 +37,7 @@ class TeiInfo(Answer):
     model_id: str
     model_sha: str | None
     model_dtype: str
+    served_model_name: str
     model_type: dict[str, Any]
     max_concurrent_requests: int
     max_input_length: int

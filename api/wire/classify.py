@@ -12,6 +12,7 @@ from staged_pool.api.wire.exchange import Body, Write, listing, named
 from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
 from staged_pool.api.wire.pieces import Pieces
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Aggregation, ClassifyRequest, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, TokenClassifyResult
@@ -39,7 +40,8 @@ def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
     """See `Read`."""
     fields = jsons.decode(_CLASSIFY, body)
     activate = fields.use_activation is not False and not fields.raw_scores
-    request = ClassifyRequest(inputs=text_or_pair_inputs(fields), model=fields.model, activate=activate)
+    inputs, places = text_or_pair_inputs(fields)
+    request = ClassifyRequest(inputs=inputs, words=vllm_words(places), model=fields.model, activate=activate)
     write = encode_classify if fields.raw_scores is None else infinity.encode_classify
     return request, named(write, fields.request_id)
 
@@ -47,11 +49,14 @@ def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
 def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequest, Write]:
     """See `Read`."""
     fields = jsons.decode(_CLASSIFY_TOKENS, body)
-    inputs = text_inputs(fields)
+    inputs, places = text_inputs(fields)
     for index, given in enumerate(inputs):
         if not isinstance(given.source, str):
-            raise wrong("input", "expected a text or a list of texts, which is what entities are found in", index)
-    request = TokenClassifyRequest(inputs=inputs, model=fields.model, aggregation=fields.aggregation_strategy)
+            what = "expected a text or a list of texts, which is what entities are found in"
+            raise wrong(places("input", index), what, index)
+    request = TokenClassifyRequest(
+        inputs=inputs, words=vllm_words(places), model=fields.model, aggregation=fields.aggregation_strategy
+    )
     return request, named(encode_classify_tokens, fields.request_id)
 
 

@@ -16,10 +16,11 @@ from staged_pool.api.wire.jina import EmbeddingType, encoding_of
 from staged_pool.api.wire.pictures import Part, document, read_image, with_options
 from staged_pool.api.wire.pieces import Pieces, dump, dump_list, joined
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
-from staged_pool.stages.errors import InvalidInput, NoInputs, shortened
+from staged_pool.stages.errors import InvalidInput, NoInputs, Words, shortened
 
 Version: TypeAlias = Literal["1", "2"]
 
@@ -69,6 +70,7 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
     request = EmbedRequest(
         inputs=inputs,
         name=field,
+        words=_words(fields, field),
         model=fields.model,
         dimensions=fields.output_dimension,
         prompt_name=_prompt_name(fields.input_type, card),
@@ -81,6 +83,16 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
         version=version,
     )
     return request, named(write, fields.request_id)
+
+
+def _words(fields: EmbedBody, field: str) -> Words:
+    endings = [".content"] * len(fields.inputs or ()) if field == "inputs" else []
+    names = {
+        "dimensions": "output_dimension",
+        "max_tokens": "truncate" if fields.max_tokens is None else "max_tokens",
+        "prompt_name": "input_type",
+    }
+    return Words({**names, "input": field}, Places(field, endings=endings))
 
 
 def _inputs(fields: EmbedBody) -> tuple[str, tuple[TextInput | Image, ...]]:

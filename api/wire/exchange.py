@@ -11,6 +11,7 @@ from staged_pool.api.wire import aside, forms
 from staged_pool.api.wire.pieces import Pieces, dump_around
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
+from staged_pool.stages.errors import ENGINE_WORDS, Words
 from staged_pool.stages.work import Request
 
 Body: TypeAlias = bytes | bytearray
@@ -58,7 +59,7 @@ class Received(Generic[W]):
         boundary: Of a form. None: the body is JSON.
     """
 
-    __slots__ = ("_body", "_boundary", "_card", "_read", "_request_id", "_writer")
+    __slots__ = ("_body", "_boundary", "_card", "_read", "_request_id", "_writer", "words")
 
     def __init__(
         self,
@@ -75,6 +76,8 @@ class Received(Generic[W]):
         self._card = card
         self._request_id = request_id
         self._writer: W | None = None
+        self.words: Words = ENGINE_WORDS
+        """The caller's names for the fields of the request, once it is decoded."""
 
     def decode(self) -> Request:
         """The request, once. Runs in the parse stage."""
@@ -83,6 +86,7 @@ class Received(Generic[W]):
             request, self._writer = aside.read(self._read_json, body)
         else:
             request, self._writer = aside.read_marked(self._read_json, forms.read_form(body, self._boundary))
+        self.words = request.words
         return request
 
     def _read_json(self, body: Body) -> tuple[Request, W]:

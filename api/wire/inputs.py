@@ -14,7 +14,8 @@ from staged_pool.api.wire.fields import MaxTokens, ModelName
 from staged_pool.api.wire.jina import object_inputs
 from staged_pool.api.wire.pictures import read_image, with_options
 from staged_pool.api.wire.refusals import wrong
-from staged_pool.api.wire.sources import texts_or_ids
+from staged_pool.api.wire.sources import places_of_texts, texts_or_ids
+from staged_pool.api.wire.words import Places
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput
 
@@ -54,8 +55,8 @@ class InputFields(ChatFields, kw_only=True):
     """None: to texts; not to conversations, whose template writes all that the model is to see."""
 
 
-def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[TextInput | Image, ...]:
-    """The inputs one by one.
+def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[tuple[TextInput | Image, ...], Places]:
+    """The inputs one by one, and their paths.
 
     Args:
         fields: Of the request.
@@ -65,30 +66,32 @@ def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[TextInp
         InvalidInput: Says which field is wrong and what would be right.
     """
     field, raw = _given(fields)
-    sources = conversations(raw, fields, field) if field == "messages" else _sources(raw, fields)
+    sources, places = _conversations(raw, fields, field) if field == "messages" else _sources(raw, fields)
     if modality == "image":
         sources = [_named_image(source, index) for index, source in enumerate(sources)]
     options = fields.image_options()
-    return tuple(
+    inputs = tuple(
         with_options(source, options) if isinstance(source, Image) else _text_input(source, fields)
         for source in sources
     )
+    return inputs, places
 
 
-def text_inputs(fields: InputFields) -> tuple[TextInput, ...]:
+def text_inputs(fields: InputFields) -> tuple[tuple[TextInput, ...], Places]:
     """As `inputs_of`, for tasks of which pictures have none.
 
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
     """
-    inputs = inputs_of(fields)
+    inputs, places = inputs_of(fields)
     for index, given in enumerate(inputs):
         if isinstance(given, Image):
-            raise wrong("input", "expected a text, token ids or a conversation, which is what has tokens", index)
-    return tuple(given for given in inputs if isinstance(given, TextInput))
+            what = "expected a text, token ids or a conversation, which is what has tokens"
+            raise wrong(places("input", index), what, index)
+    return tuple(given for given in inputs if isinstance(given, TextInput)), places
 
 
-def text_or_pair_inputs(fields: InputFields) -> tuple[TextInput | PairInput | Image, ...]:
+def text_or_pair_inputs(fields: InputFields) -> tuple[tuple[TextInput | PairInput | Image, ...], Places]:
     """As `inputs_of`; a list of lists of two texts is a list of pairs.
 
     Raises:
@@ -97,7 +100,7 @@ def text_or_pair_inputs(fields: InputFields) -> tuple[TextInput | PairInput | Im
     field, raw = _given(fields)
     if field == "input" and jsons.shape(raw) == (2, b'"'):
         lists = jsons.decode(_TEXT_LISTS, raw, root="input")
-        return tuple(_pair_input(texts, index, fields) for index, texts in enumerate(lists))
+        return tuple(_pair_input(texts, index, fields) for index, texts in enumerate(lists)), Places("input")
     return inputs_of(fields)
 
 
@@ -125,17 +128,22 @@ def _given(fields: InputFields) -> tuple[str, msgspec.Raw]:
     return "input", given
 
 
-def _sources(raw: msgspec.Raw, fields: InputFields) -> Sequence[Source]:
+def _conversations(raw: msgspec.Raw, fields: InputFields, root: str) -> tuple[Sequence[Source], Places]:
+    return conversations(raw, fields, root), Places(root, several=jsons.shape(raw)[0] == 2)
+
+
+def _sources(raw: msgspec.Raw, fields: InputFields) -> tuple[Sequence[Source], Places]:
     depth, first = jsons.shape(raw)
     if first == b"{":
         objects = object_inputs(raw, "input") if depth < 2 else None
-        return conversations(raw, fields, "input") if objects is None else objects
+        return _conversations(raw, fields, "input") if objects is None else objects
     try:
-        return texts_or_ids(raw, "input", none="You must pass at least one prompt")
+        sources = texts_or_ids(raw, "input", none="You must pass at least one prompt")
     except InvalidInput:
         if (depth, first) != (1, b'"') or not _OBJECT.search(memoryview(raw)):
             raise
-        return object_inputs(raw, "input") or ()  # texts and objects
+        return object_inputs(raw, "input") or ((), Places("input"))  # texts and objects
+    return sources, places_of_texts(raw, "input")
 
 
 def _named_image(source: Source, index: int) -> Image:

@@ -10,6 +10,7 @@ from staged_pool.api.wire import jsons
 from staged_pool.api.wire.encodings import DType, Encoding
 from staged_pool.api.wire.pictures import read_image
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Image
 
@@ -39,19 +40,26 @@ _OBJECT: Final = msgspec.json.Decoder(ObjectInput)
 _OBJECTS: Final = msgspec.json.Decoder(list[str | ObjectInput])
 
 
-def object_inputs(raw: msgspec.Raw, root: str) -> list[str | Image] | None:
-    """The inputs of a list in which objects stand, or of one object; None where they are messages.
+def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], Places] | None:
+    """The inputs of a list in which objects stand, or of one object, and their paths; None for messages.
 
     Raises:
         InvalidInput: Says which part is wrong and what would be right.
     """
     depth, _ = jsons.shape(raw)
     if depth == 0:
-        return [_source(jsons.decode(_OBJECT, raw, root=root), root, None)]
+        alone = jsons.decode(_OBJECT, raw, root=root)
+        return [_source(alone, root, None)], Places(root, several=False, endings=[_ending(alone)])
     given = jsons.decode(_OBJECTS, raw, root=root)
     if isinstance(given[0], ObjectInput) and given[0].role is not None:
         return None
-    return [_source(each, f"{root}[{index}]", index) for index, each in enumerate(given)]
+    sources = [_source(each, f"{root}[{index}]", index) for index, each in enumerate(given)]
+    return sources, Places(root, endings=[_ending(each) for each in given])
+
+
+def _ending(given: str | ObjectInput) -> str:
+    """Path from an input to its text or picture."""
+    return "" if isinstance(given, str) else ".text" if given.image is None else ".image"
 
 
 def _source(given: str | ObjectInput, where: str, index: int | None) -> str | Image:

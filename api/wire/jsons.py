@@ -12,7 +12,7 @@ from staged_pool.stages.errors import InvalidInput, shortened
 T = TypeVar("T")
 
 _LOCATED = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 _FIRST_INDEX = re.compile(r"[^\[]*\[(?P<index>\d+)\]")
 _HALF = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]")
 """The first half of a surrogate pair without the second one."""
@@ -61,11 +61,13 @@ def shape(raw: msgspec.Raw) -> tuple[int, bytes]:
 
 def _explain(text: str, root: str, expected: Any) -> InvalidInput:
     """Turn msgspec's message, such as ``Expected `str`, got `int` - at `$[2]` ``, into ours."""
-    if missing := _MISSING.fullmatch(text):
-        return InvalidInput(f"{missing['field']}: this field is required", param=missing["field"])
     located = _LOCATED.fullmatch(text)
     path = (root + located["path"]).removeprefix(".") if located else root
-    what = _ECHOED.sub(_shortened, located["what"] if located else text)
+    what = located["what"] if located else text
+    if missing := _MISSING.fullmatch(what):
+        path = f"{path}.{missing['field']}" if path else missing["field"]
+        what = "this field is required"
+    what = _ECHOED.sub(_shortened, what)
     if not path:
         return InvalidInput(f"The body is wrong: {what}")
     param = re.split(r"[.\[]", path, maxsplit=1)[0]

@@ -18,6 +18,7 @@ from staged_pool.api.wire.lines import LineWriter
 from staged_pool.api.wire.pieces import Pieces, dump
 from staged_pool.api.wire.raw import write_raw
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import EmbedRequest
 from staged_pool.runtime.results import EmbedResult
@@ -94,8 +95,10 @@ def _read(body: Body, card: ModelCard) -> tuple[EmbedRequest, Mapping[str, Encod
     for field, encoding in encodings.items():
         width = card.width if fields.dimensions is None else fields.dimensions
         check_bits(encoding.dtype, width, "embedding_type" if field else "embed_dtype")
+    inputs, places = inputs_of(fields, fields.modality or "text")
     request = EmbedRequest(
-        inputs=inputs_of(fields, fields.modality or "text"),
+        inputs=inputs,
+        words=vllm_words(places, {"prompt_name": _prompt_field(fields)}),
         model=fields.model,
         dimensions=fields.dimensions,
         normalize=fields.use_activation is not False and fields.normalized is not False,
@@ -103,6 +106,12 @@ def _read(body: Body, card: ModelCard) -> tuple[EmbedRequest, Mapping[str, Encod
         prompt=fields.prompt,
     )
     return request, encodings, fields
+
+
+def _prompt_field(fields: EmbeddingsBody) -> str:
+    """The field that names a prompt in this request."""
+    given = [name for name in ("prompt_name", "input_type", "task") if getattr(fields, name) is not None]
+    return given[0] if given else "prompt_name"
 
 
 def _prompt_name(fields: EmbeddingsBody, card: ModelCard) -> str | None:

@@ -17,6 +17,7 @@ from staged_pool.api.wire.openai import EncodingFields
 from staged_pool.api.wire.pieces import Pieces, average
 from staged_pool.api.wire.raw import write_raw
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
@@ -81,12 +82,18 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
 def _request(fields: PoolingBody, tasks: tuple[Task, ...]) -> EmbedRequest | ClassifyRequest | TokenClassifyRequest:
     activate = fields.use_activation is not False
     if tasks == ("token_classify",):
-        inputs = text_inputs(fields)
-        return TokenClassifyRequest(inputs=inputs, model=fields.model, aggregation="none", activate=activate)
+        texts, places = text_inputs(fields)
+        words = vllm_words(places)
+        return TokenClassifyRequest(
+            inputs=texts, words=words, model=fields.model, aggregation="none", activate=activate
+        )
+    inputs, places = inputs_of(fields)
+    words = vllm_words(places)
     if tasks == ("classify",):
-        return ClassifyRequest(inputs=inputs_of(fields), model=fields.model, activate=activate)
+        return ClassifyRequest(inputs=inputs, words=words, model=fields.model, activate=activate)
     return EmbedRequest(
-        inputs=inputs_of(fields),
+        inputs=inputs,
+        words=words,
         model=fields.model,
         outputs=frozenset(OUTPUTS[task] for task in tasks),
         dimensions=fields.dimensions,

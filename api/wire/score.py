@@ -18,11 +18,12 @@ from staged_pool.api.wire.lines import LineWriter
 from staged_pool.api.wire.pictures import Part, document, echo, with_options
 from staged_pool.api.wire.pieces import Pieces, dump_around, entry_values
 from staged_pool.api.wire.refusals import wrong
+from staged_pool.api.wire.words import VLLM, Places, Sides
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import rank
-from staged_pool.stages.errors import InvalidInput, NoInputs
+from staged_pool.stages.errors import InvalidInput, NoInputs, Words
 
 PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """What the two sides are called; each pair means the same."""
@@ -104,7 +105,8 @@ def _read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, ScoreBody]:
         found = f"`{names[0]}` has {len(queries)}, `{names[1]}` has {len(documents)}"
         raise InvalidInput(f"Input lengths must be either 1:1, 1:N or N:N; {found}", param=names[0])
     activate = fields.use_activation is not False
-    return _request(fields, queries, documents, card, names=names, activate=activate), fields
+    words = _words(names, *(getattr(fields, name) for name in names))
+    return _request(fields, queries, documents, card, names=names, activate=activate, words=words), fields
 
 
 def read_score_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWriter]:
@@ -158,7 +160,9 @@ def _read_ranking(fields: RerankBody, card: ModelCard) -> tuple[ScoreRequest, tu
         raise wrong("documents", "this field is required")
     documents = _contents(fields.documents, "documents", fields)
     activate = fields.use_activation is not False and not fields.raw_scores
-    request = _request(fields, query, documents, card, names=("query", "documents"), activate=activate)
+    names = "query", "documents"
+    words = _words(names, fields.query, fields.documents)
+    request = _request(fields, query, documents, card, names=names, activate=activate, words=words)
     return request, None if fields.return_documents is False else documents
 
 
@@ -167,10 +171,12 @@ def _read_tei_ranking(
 ) -> tuple[ScoreRequest, Write]:
     query, documents = _contents(fields.query, "query", fields), _contents(texts, "texts", fields)
     cut = auto_truncate if fields.truncate is None else fields.truncate
-    if fields.truncation_direction == "Left":
+    if fields.truncation_direction in ("Left", "left"):
         raise wrong("truncation_direction", "of a query and a text, the longer one is cut on the right")
     names = "query", "texts"
-    request = _request(fields, query, documents, card, names=names, activate=not fields.raw_scores, cut=cut)
+    words = _words(names, fields.query, texts, {"max_tokens": "truncate"})
+    activate = not fields.raw_scores
+    request = _request(fields, query, documents, card, names=names, activate=activate, words=words, cut=cut)
     return request, partial(tei.encode_rerank, texts=texts if fields.return_text else None)
 
 
@@ -185,6 +191,30 @@ def _names(fields: ScoreBody) -> tuple[str, str]:
             [missing] = set(pair) - given
             raise wrong(missing, "this field is required")
     raise wrong("queries", f"give one of the pairs {', '.join(f'{first} and {second}' for first, second in PAIRS)}")
+
+
+def _words(
+    names: tuple[str, str], queries: Texts | None, documents: Texts | None, fields: Mapping[str, str] | None = None
+) -> Words:
+    """Words of a request that calls its two sides so, and further fields as `fields` has it by the engine's names."""
+    sides = Sides(_places(names[0], queries), _places(names[1], documents))
+    return Words({**VLLM, "input": names[1], **(fields or {})}, sides)
+
+
+def _places(field: str, given: Texts | Sequence[str] | None) -> Places:
+    several = isinstance(given, list)
+    each = given if isinstance(given, list) else [given]
+    if not any(isinstance(one, Document) for one in each):
+        return Places(field, several=several)
+    return Places(field, several=several, endings=[_ending(one) for one in each])
+
+
+def _ending(given: object) -> str:
+    """Path from a query or document to what it says or shows."""
+    if not isinstance(given, Document):
+        return ""
+    names = ("content", "text", "image_url", "image")
+    return next((f".{name}" for name in names if getattr(given, name) is not None), "")
 
 
 def _contents(given: Texts | Sequence[Text], field: str, fields: CommonFields) -> tuple[Content, ...]:
@@ -226,6 +256,7 @@ def _request(
     *,
     names: tuple[str, str],
     activate: bool,
+    words: Words,
     cut: bool = True,
 ) -> ScoreRequest:
     check_max_tokens(fields.truncate_prompt_tokens)
@@ -237,20 +268,19 @@ def _request(
         queries=queries,
         documents=documents,
         names=names,
+        words=words,
         model=fields.model,
         activate=activate,
         max_tokens=longest if fields.truncate_prompt_tokens is None else fields.truncate_prompt_tokens,
-        max_query_tokens=_limit("max_tokens_per_query", fields.max_tokens_per_query, card),
-        max_document_tokens=_limit("max_tokens_per_doc", fields.max_tokens_per_doc, card),
+        max_query_tokens=_limit(fields.max_tokens_per_query, card),
+        max_document_tokens=_limit(fields.max_tokens_per_doc, card),
         instruction=given,
     )
 
 
-def _limit(field: str, value: int | None, card: ModelCard) -> int | None:
-    """0 stands for no limit."""
-    if value and value >= card.max_tokens:
-        raise wrong(field, f"expected less than the {card.max_tokens} tokens that the model takes")
-    return value or None
+def _limit(value: int | None, card: ModelCard) -> int | None:
+    """A limit on the tokens of one text. 0, and more than the model takes, stand for no limit."""
+    return value if value and value < card.max_tokens else None
 
 
 def encode_score(result: ScoreResult, /, *, request_id: str, created: int, logits: bool = False) -> Pieces:

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from staged_pool.api.wire import jsons
+from staged_pool.api.wire.words import Places
 from staged_pool.stages.errors import InvalidInput, NoInputs
 
 _TEXT: Final = msgspec.json.Decoder(str)
@@ -43,6 +44,12 @@ def texts_or_ids(raw: msgspec.Raw, root: str, *, none: str) -> Sequence[str | tu
     return lists
 
 
+def places_of_texts(raw: msgspec.Raw, root: str) -> Places:
+    """Paths of what `texts_or_ids` reads."""
+    depth, first = jsons.shape(raw)
+    return Places(root, several=depth == 2 or (depth == 1 and first == b'"'))
+
+
 def id_lists(raw: msgspec.Raw, root: str) -> list[tuple[int, ...]]:
     """`list[int] | list[list[int]]`, as lists of token ids; see `texts_or_ids`.
 
@@ -53,5 +60,6 @@ def id_lists(raw: msgspec.Raw, root: str) -> list[tuple[int, ...]]:
     lists = jsons.decode(_ID_LISTS, raw, root=root) if nested else [jsons.decode(_IDS, raw, root=root)]
     for index, ids in enumerate(lists):
         if ids and (lowest := min(ids)) < 0:
-            raise InvalidInput(f"Token id {lowest} is out of vocabulary", param=root, index=index)
+            place = f"{root}[{index}]: " if nested else ""
+            raise InvalidInput(f"{place}Token id {lowest} is out of vocabulary", param=root, index=index)
     return [tuple(ids) for ids in lists]

@@ -18,15 +18,16 @@ from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.pieces import Pieces, average, dump, dump_list, entry_values
 from staged_pool.api.wire.refusals import wrong
-from staged_pool.api.wire.sources import texts_or_ids
+from staged_pool.api.wire.sources import places_of_texts, texts_or_ids
+from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.embed import normalized
 from staged_pool.runtime.tasks.score import rank
-from staged_pool.stages.errors import NoInputs
+from staged_pool.stages.errors import NoInputs, Words
 
-Direction: TypeAlias = Literal["Left", "Right"]
+Direction: TypeAlias = Literal["Left", "Right", "left", "right"]
 Pairs: TypeAlias = str | list[str | list[str]]
 
 
@@ -39,7 +40,7 @@ class Cutting(msgspec.Struct, kw_only=True):
 
     def text(self, source: str | tuple[int, ...], auto_truncate: bool) -> TextInput:
         cut = auto_truncate if self.truncate is None else self.truncate
-        side: Final = "left" if self.truncation_direction == "Left" else "right"
+        side: Final = "left" if self.truncation_direction in ("Left", "left") else "right"
         return TextInput(source, max_tokens=MODEL_MAX if cut else None, truncate_side=side)
 
 
@@ -92,12 +93,17 @@ def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bo
     sources = texts_or_ids(fields.inputs, "inputs", none=_NONE.format("inputs"))
     request = EmbedRequest(
         inputs=tuple(fields.text(source, auto_truncate) for source in sources),
+        words=_words(places_of_texts(fields.inputs, "inputs")),
         outputs=frozenset({output}),
         dimensions=fields.dimensions,
         normalize=fields.normalize is not False,
         prompt_name=fields.prompt_name,
     )
     return request, _ENCODERS[output]
+
+
+def _words(places: Places) -> Words:
+    return Words({"input": places.field, "max_tokens": "truncate"}, places)
 
 
 def _empty(field: str) -> NoInputs:
@@ -142,18 +148,20 @@ def read_predict(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[C
     if not given:
         raise _empty("inputs")
     lists = [[given]] if isinstance(given, str) else [given] if isinstance(given[0], str) else given
-    inputs = tuple(_predicted(texts, index, fields, auto_truncate) for index, texts in enumerate(lists))
     single = isinstance(given, str) or isinstance(given[0], str)
-    request = ClassifyRequest(inputs=inputs, activate=not fields.raw_scores)
+    places = Places("inputs", several=not single)
+    inputs = tuple(_predicted(texts, places, index, fields, auto_truncate) for index, texts in enumerate(lists))
+    request = ClassifyRequest(inputs=inputs, words=_words(places), activate=not fields.raw_scores)
     return request, partial(encode_predict, single=single)
 
 
 def _predicted(
-    given: str | Sequence[str | list[str]], index: int, fields: PredictBody, auto_truncate: bool
+    given: str | Sequence[str | list[str]], places: Places, index: int, fields: PredictBody, auto_truncate: bool
 ) -> TextInput | PairInput:
     texts = [text for text in given if isinstance(text, str)] if not isinstance(given, str) else []
     if len(texts) != len(given) or len(texts) not in (1, 2):
-        raise wrong(f"inputs[{index}]", "expected a list of one text, or of the two of a pair", index)
+        what = "expected a list of one text, or of the two of a pair"
+        raise wrong(places("inputs", index), what, index)
     text = fields.text(texts[0], auto_truncate)
     if len(texts) == 1:
         return text
@@ -211,11 +219,17 @@ def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tupl
         raise _empty("sentences")
     parameters = fields.parameters or Cutting()
     sentences = (fields.inputs.source_sentence, *fields.inputs.sentences)
+    names = {"input": "inputs", "max_tokens": "parameters.truncate", "prompt_name": "parameters.prompt_name"}
     request = EmbedRequest(
         inputs=tuple(parameters.text(sentence, auto_truncate) for sentence in sentences),
+        words=Words(names, _sentence_place),
         prompt_name=parameters.prompt_name,
     )
     return request, encode_similarity
+
+
+def _sentence_place(field: str, index: int) -> str:
+    return f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence"
 
 
 def encode_similarity(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:

@@ -16,27 +16,31 @@ from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.pieces import Pieces, average, dump, dump_list
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.sources import id_lists
+from staged_pool.api.wire.words import Places
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, Tokens
 from staged_pool.runtime.requests import Output
-from staged_pool.stages.errors import NoInputs
+from staged_pool.stages.errors import NoInputs, Words
 from staged_pool.stages.ticket import Timeline
 
 _TYPES: Final = {
-    "no_inputs": "empty",
-    "overloaded": "overloaded",
-    "bodies_too_large": "overloaded",
-    "too_many_requests": "overloaded",
-    "invalid_input": "validation",
-    "url_not_allowed": "validation",
+    "no_inputs": "Empty",
+    "overloaded": "Overloaded",
+    "bodies_too_large": "Overloaded",
+    "too_many_requests": "Overloaded",
+    "invalid_input": "Validation",
+    "url_not_allowed": "Validation",
 }
-_TYPES_BY_STATUS: Final = {401: "validation", 404: "validation", 408: "validation", 503: "unhealthy"}
+_TYPES_BY_STATUS: Final = {401: "Validation", 404: "Validation", 405: "Validation", 408: "Validation", 503: "Unhealthy"}
 
 
 def tei_error(problem: Problem) -> tuple[int, bytes]:
-    """The status and the body of an answer to a request that failed. What is wrong with an input is 422 here."""
+    """The status and the body of an answer to a request that failed. What is wrong with an input is 422 here.
+
+    Types are spelled as in text-embeddings-inference's `ErrorType` (router/src/http/types.rs).
+    """
     status = 422 if problem.row.word in ("invalid_input", "url_not_allowed") else problem.status
-    by_status = "validation" if 411 <= status <= 415 or status in (400, 422, 431) else "backend"
+    by_status = "Validation" if 411 <= status <= 415 or status in (400, 422, 431) else "Backend"
     kind = _TYPES.get(problem.row.word) or _TYPES_BY_STATUS.get(status, by_status)
     return status, orjson.dumps({"error": problem.message, "error_type": kind})
 
@@ -104,6 +108,11 @@ def decode_tokenize(body: Body) -> tuple[list[str], TokenizeBody]:
     return texts, fields
 
 
+def words_of(fields: TokenizeBody) -> Words:
+    """What errors call the texts of a request."""
+    return Words({"input": "inputs"}, Places("inputs", several=not isinstance(fields.inputs, str)))
+
+
 def prompt_of(name: str | None, card: ModelCard) -> str:
     """The text of one of a model's prompts; None: of no prompt.
 
@@ -132,14 +141,15 @@ def _tokens(text: str, tokens: Tokens) -> list[dict[str, object]]:
     ]
 
 
-def decode_ids(body: Body) -> tuple[list[tuple[int, ...]], bool]:
-    """Read a request for the texts of tokens: their ids, and whether to leave special tokens out.
+def decode_ids(body: Body) -> tuple[list[tuple[int, ...]], bool, Words]:
+    """Read a request for the texts of tokens: their ids, if special tokens are left out, and what errors call them.
 
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
     """
     fields = jsons.decode(_DECODE, body)
-    return id_lists(fields.ids, "ids"), fields.skip_special_tokens is not False
+    places = Places("ids", several=jsons.shape(fields.ids)[0] == 2)
+    return id_lists(fields.ids, "ids"), fields.skip_special_tokens is not False, Words({"tokens": "ids"}, places)
 
 
 def encode_info(card: ModelCard, config: EngineConfig, *, auto_truncate: bool) -> bytes:
@@ -149,6 +159,7 @@ def encode_info(card: ModelCard, config: EngineConfig, *, auto_truncate: bool) -
             "model_id": card.name,
             "model_sha": config.revision,
             "model_dtype": card.dtype,
+            "served_model_name": card.name,
             "model_type": _model_type(card),
             "max_concurrent_requests": config.max_requests,
             "max_input_length": card.max_tokens,

@@ -32,7 +32,7 @@ def plan(request: TokenClassifyRequest, card: ModelCard) -> Plan[ModelInput]:
     if Output.TOKEN_LABELS not in card.outputs:
         raise Unsupported(f"The model `{card.name}` has no labels to classify tokens by.")
     if request.aggregation not in _AGGREGATIONS:
-        raise InvalidInput(f"aggregation must be one of {', '.join(_AGGREGATIONS)}.", param="aggregation")
+        raise InvalidInput(f"$aggregation must be one of {', '.join(_AGGREGATIONS)}.", param="aggregation")
     inputs = [ModelInput(source, _TOKEN_LABELS_ONLY, card.default_prompt) for source in request.inputs]
     return Plan(inputs, partial(_finish, request, card))
 

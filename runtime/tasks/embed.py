@@ -51,7 +51,7 @@ def _locate(name: str, index: int) -> tuple[str, int]:
 
 def _check_outputs(outputs: Outputs, card: ModelCard) -> None:
     if not outputs or not outputs <= _VECTORS:
-        raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(_VECTORS))}.", param="outputs")
+        raise InvalidInput(f"$outputs must be one or several of {', '.join(sorted(_VECTORS))}.", param="outputs")
     if missing := outputs.difference(card.outputs):
         has = ", ".join(card.outputs)
         raise Unsupported(f"The model `{card.name}` gives no {', '.join(sorted(missing))} output, only: {has}.")
@@ -60,21 +60,21 @@ def _check_outputs(outputs: Outputs, card: ModelCard) -> None:
 def _check_dimensions(request: EmbedRequest, card: ModelCard) -> None:
     dimensions = request.dimensions
     if dimensions is not None and Output.DENSE not in request.outputs:
-        raise InvalidInput("dimensions are of dense vectors, and dense is not among the outputs.", param="dimensions")
+        raise InvalidInput("$dimensions is for dense vectors, and dense is not among the outputs.", param="dimensions")
     if dimensions is None or dimensions == card.width:
         return
     if not card.matryoshka:
         raise InvalidInput(
-            f"Model '{card.name}' does not support Matryoshka embeddings; dimensions must be unset or {card.width} "
-            f"(received dimensions={dimensions}).",
+            f"Model '{card.name}' does not support Matryoshka embeddings; $dimensions must be unset or {card.width} "
+            f"(received $dimensions={dimensions}). To cut its vectors all the same, serve it with --matryoshka.",
             param="dimensions",
         )
     if card.dimensions and dimensions not in card.dimensions:
         allowed = ", ".join(map(str, card.dimensions))
-        message = f"Model '{card.name}' only supports Matryoshka dimensions [{allowed}], got {dimensions}."
+        message = f"Model '{card.name}' only supports Matryoshka $dimensions [{allowed}], got {dimensions}."
         raise InvalidInput(message, param="dimensions")
     if not 1 <= dimensions <= card.width:
-        message = f"Model '{card.name}' only supports dimensions in range [1, {card.width}], got {dimensions}."
+        message = f"Model '{card.name}' only supports $dimensions in range [1, {card.width}], got {dimensions}."
         raise InvalidInput(message, param="dimensions")
 
 
@@ -96,7 +96,7 @@ def _prompt(request: EmbedRequest, card: ModelCard) -> str:
     if role and (card.prompts or Output.MULTI_VECTOR in request.outputs):
         return ""  # the other side has a prompt, or the model marks queries and documents in a way of its own
     known = ", ".join(map(repr, card.prompts)) or "none"
-    raise InvalidInput(f"prompt_name is not one of the model's prompts: {known}.", param="prompt_name")
+    raise InvalidInput(f"$prompt_name is not one of the model's prompts: {known}.", param="prompt_name")
 
 
 def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], tokens: int) -> EmbedResult:

@@ -48,7 +48,7 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
     if card.scoring == "cross-encoder":
         return Plan(_pairs(request, card), partial(_finish_pairs, request, card), partial(_some_pairs, request, card))
     if request.instruction is not None:
-        raise InvalidInput(f"The model `{card.name}` takes no instruction.", param="instruction")
+        raise InvalidInput(f"The model `{card.name}` takes no $instruction.", param="instruction")
     queries = [_alone(content, "query", request, card) for content in request.queries]
     documents = [_alone(content, "document", request, card) for content in request.documents]
     return Plan(
@@ -84,7 +84,7 @@ def check_top_n(top_n: int | None) -> None:
         InvalidInput: It is negative.
     """
     if top_n is not None and top_n < 0:
-        raise InvalidInput("top_n must be at least 0.", param="top_n")
+        raise InvalidInput("$top_n must be at least 0.", param="top_n")
 
 
 def _check(request: ScoreRequest, card: ModelCard) -> None:
@@ -105,7 +105,7 @@ def _check(request: ScoreRequest, card: ModelCard) -> None:
     for name in ("max_query_tokens", "max_document_tokens"):
         value: int | None = getattr(request, name)
         if value is not None and not 1 <= value < card.max_tokens:
-            message = f"{name}={value} is out of range: `{card.name}` allows 1 to {card.max_tokens - 1}."
+            message = f"${name}={value} is out of range: `{card.name}` allows 1 to {card.max_tokens - 1}."
             raise InvalidInput(message, param=name)
 
 

@@ -79,7 +79,7 @@ async def test_every_route_but_those_of_probes_needs_a_key() -> None:
             if path in PAGES:
                 assert response.content == PAGES[path].body
             elif path in TEI_PATHS:
-                assert response.json()["error_type"] == "validation"
+                assert response.json()["error_type"] == "Validation"
             else:
                 assert response.json()["error"]["type"] == "AuthenticationError"
                 assert response.json()["error"]["code"] == 401

@@ -360,7 +360,7 @@ async def test_every_task_takes_the_served_name_or_none_and_ignores_what_it_does
 async def test_every_task_names_a_missing_field(route: str) -> None:
     response = await ask(BODIES[route][0], route)
     if route in TEI_PATHS:
-        wanted = {"error": "inputs: this field is required", "error_type": "validation"}
+        wanted = {"error": "inputs: this field is required", "error_type": "Validation"}
         assert (response.status_code, response.json()) == (422, wanted)
     elif route.endswith("/embed"):
         message = "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
@@ -449,7 +449,7 @@ async def test_lines_are_not_given_to_those_who_ask_in_the_words_of_text_embeddi
         wrong = await client.post("/rerank", json={"query": "a", "texts": []}, headers=wants_lines)
     assert (theirs.status_code, theirs.headers["content-type"]) == (200, "application/json")
     assert sorted(row["index"] for row in theirs.json()) == [0, 1]
-    assert (wrong.status_code, wrong.json()["error_type"]) == (400, "empty")
+    assert (wrong.status_code, wrong.json()["error_type"]) == (400, "Empty")
 
 
 async def test_the_list_of_models_says_what_the_model_gives() -> None:

@@ -23,22 +23,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning"),  # the client's own, on trio
 ]
 
-TYPES = {"unhealthy", "backend", "overloaded", "validation", "tokenizer", "empty"}
+TYPES = {"Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"}
 
 CASES: list[tuple[type[BaseException], int, str]] = [
-    (errors.InvalidInput, 422, "validation"),
-    (errors.UrlNotAllowed, 422, "validation"),
-    (errors.NoInputs, 400, "empty"),
-    (errors.TooLarge, 413, "validation"),
-    (errors.UnusableMedia, 422, "validation"),
-    (errors.UnsupportedMedia, 415, "validation"),
-    (errors.ModelFailed, 424, "backend"),
-    (errors.Overloaded, 429, "overloaded"),
-    (errors.StageFailed, 500, "backend"),
-    (errors.Unsupported, 501, "backend"),
-    (errors.EngineStopped, 503, "unhealthy"),
-    (errors.DeviceLost, 503, "unhealthy"),
-    (errors.DeadlineExceeded, 504, "backend"),
+    (errors.InvalidInput, 422, "Validation"),
+    (errors.UrlNotAllowed, 422, "Validation"),
+    (errors.NoInputs, 400, "Empty"),
+    (errors.TooLarge, 413, "Validation"),
+    (errors.UnusableMedia, 422, "Validation"),
+    (errors.UnsupportedMedia, 415, "Validation"),
+    (errors.ModelFailed, 424, "Backend"),
+    (errors.Overloaded, 429, "Overloaded"),
+    (errors.StageFailed, 500, "Backend"),
+    (errors.Unsupported, 501, "Backend"),
+    (errors.EngineStopped, 503, "Unhealthy"),
+    (errors.DeviceLost, 503, "Unhealthy"),
+    (errors.DeadlineExceeded, 504, "Backend"),
 ]
 
 
@@ -66,7 +66,7 @@ async def test_a_model_that_fails_on_an_input_is_a_backend_error() -> None:
     async with engine_on(LetterModel())(EngineConfig()) as engine:
         lobby.open(engine)
         response = await ask(lobby, "/embed", {"inputs": ["a", "NaN"]})
-    assert (response.status_code, response.json()["error_type"]) == (424, "backend")
+    assert (response.status_code, response.json()["error_type"]) == (424, "Backend")
 
 
 async def test_a_server_that_loads_is_unhealthy_and_one_that_is_full_overloaded() -> None:
@@ -80,8 +80,8 @@ async def test_a_server_that_loads_is_unhealthy_and_one_that_is_full_overloaded(
             full = await ask(lobby, "/embed", {"inputs": "a"})
             other = await ask(lobby, "/v1/embeddings", {"input": "a"})
             gate.open()
-    assert (loading.status_code, loading.json()["error_type"]) == (503, "unhealthy")
-    assert (full.status_code, full.json()["error_type"]) == (429, "overloaded")
+    assert (loading.status_code, loading.json()["error_type"]) == (503, "Unhealthy")
+    assert (full.status_code, full.json()["error_type"]) == (429, "Overloaded")
     assert "retry-after" in full.headers
     assert "retry-after" in loading.headers
     assert other.json()["error"]["type"] == "RateLimitError"

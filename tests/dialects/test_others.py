@@ -187,7 +187,7 @@ def test_teis_predictions(serve: Serve, tiny_folder: TinyFolder) -> None:
     assert len(pairs) == 2
     wrongs: list[Any] = [[["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]]
     for wrong in wrongs:
-        assert refusal(client, "/predict", 422, inputs=wrong)["error_type"] == "validation"
+        assert refusal(client, "/predict", 422, inputs=wrong)["error_type"] == "Validation"
 
 
 def test_teis_ranking_shares_the_path(serve: Serve) -> None:
@@ -201,8 +201,8 @@ def test_teis_ranking_shares_the_path(serve: Serve) -> None:
     assert "server-timing" in got.headers
     bare = answer(client, "/rerank", query=TEXTS[0], texts=TEXTS, raw_scores=True)
     assert [set(entry) for entry in bare] == [{"index", "score"}] * 3
-    assert refusal(client, "/rerank", 422, query=1, texts=TEXTS)["error_type"] == "validation"
-    assert refusal(client, "/rerank", 400, query="a", texts=[])["error_type"] == "empty"
+    assert refusal(client, "/rerank", 422, query=1, texts=TEXTS)["error_type"] == "Validation"
+    assert refusal(client, "/rerank", 400, query="a", texts=[])["error_type"] == "Empty"
     assert refusal(client, "/rerank", 400, query=1, documents=TEXTS)["error"]["param"] == "query"
 
 
@@ -211,10 +211,11 @@ def test_tei_cuts_what_is_too_long_unless_told_not_to(serve: Serve) -> None:
     limit = answer(cutting, "/tokenize", prompt="a")["max_model_len"]
     usual = cutting.post("/embed", json={"inputs": LONG})
     assert usual.headers["x-compute-tokens"] == str(limit)
-    assert refusal(cutting, "/embed", 422, inputs=LONG, truncate=False)["error_type"] == "validation"
-    assert refusal(keeping, "/embed", 422, inputs=LONG)["error_type"] == "validation"
+    assert refusal(cutting, "/embed", 422, inputs=LONG, truncate=False)["error_type"] == "Validation"
+    assert refusal(keeping, "/embed", 422, inputs=LONG)["error_type"] == "Validation"
     assert_allclose(answer(keeping, "/embed", inputs=LONG, truncate=True), usual.json(), atol=1e-6)
     left = answer(cutting, "/embed", inputs=LONG + END, truncation_direction="Left")
+    assert answer(cutting, "/embed", inputs=LONG + END, truncation_direction="left") == left
     assert np.dot(left[0], usual.json()[0]) < 0.99
 
 
@@ -232,9 +233,9 @@ def test_teis_tokens(serve: Serve, tiny_folder: TinyFolder) -> None:
     ids = [token["id"] for token in first]
     assert answer(client, "/decode", ids=ids) == [tokenizer.decode(ids, skip_special_tokens=True)]
     assert answer(client, "/decode", ids=[ids, ids], skip_special_tokens=False) == [tokenizer.decode(ids)] * 2
-    assert refusal(client, "/tokenize", 400, inputs=[])["error_type"] == "empty"
-    assert refusal(client, "/tokenize", 422, inputs=[1])["error_type"] == "validation"
-    assert refusal(client, "/decode", 422, ids=[[10**6]])["error_type"] == "validation"
+    assert refusal(client, "/tokenize", 400, inputs=[])["error_type"] == "Empty"
+    assert refusal(client, "/tokenize", 422, inputs=[1])["error_type"] == "Validation"
+    assert refusal(client, "/decode", 422, ids=[[10**6]])["error_type"] == "Validation"
 
 
 @pytest.mark.parametrize(
@@ -242,6 +243,7 @@ def test_teis_tokens(serve: Serve, tiny_folder: TinyFolder) -> None:
 )
 def test_teis_info(kind: str, type_: str, serve: Serve) -> None:
     got = serve(kind).get("/info").json()
+    assert got["served_model_name"] == kind
     assert (got["model_id"], list(got["model_type"]), got["version"]) == (kind, [type_], staged_pool.__version__)
     assert got["auto_truncate"] is True
     assert got["max_input_length"] > 0
@@ -250,14 +252,14 @@ def test_teis_info(kind: str, type_: str, serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "kind", "body"),
     [
-        ("/embed", 400, "empty", {"inputs": []}),
-        ("/embed", 422, "validation", {}),
-        ("/embed", 422, "validation", {"inputs": 1}),
-        ("/embed", 422, "validation", {"inputs": "a", "truncation_direction": "right"}),
-        ("/embed", 422, "validation", {"inputs": "a", "prompt_name": "x"}),
-        ("/embed", 422, "validation", {"inputs": [[1], [10**6]]}),
-        ("/embed", 413, "validation", {"inputs": ["a"] * 3000}),
-        ("/similarity", 400, "empty", {"inputs": {"source_sentence": "a", "sentences": []}}),
+        ("/embed", 400, "Empty", {"inputs": []}),
+        ("/embed", 422, "Validation", {}),
+        ("/embed", 422, "Validation", {"inputs": 1}),
+        ("/embed", 422, "Validation", {"inputs": "a", "truncation_direction": "up"}),
+        ("/embed", 422, "Validation", {"inputs": "a", "prompt_name": "x"}),
+        ("/embed", 422, "Validation", {"inputs": [[1], [10**6]]}),
+        ("/embed", 413, "Validation", {"inputs": ["a"] * 3000}),
+        ("/similarity", 400, "Empty", {"inputs": {"source_sentence": "a", "sentences": []}}),
     ],
 )
 def test_teis_errors(path: str, status: int, kind: str, body: dict[str, Any], serve: Serve) -> None:

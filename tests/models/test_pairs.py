@@ -146,7 +146,7 @@ def test_texts_and_pairs_of_one_call_keep_their_order(tiny_folder: TinyFolder) -
             "input",
             "maximum context length is 12 tokens.*contains 21 tokens",
         ),
-        (PairInput(first="a", second="b", max_tokens=13), "truncate_prompt_tokens", "greater than max_model_len"),
+        (PairInput(first="a", second="b", max_tokens=13), "max_tokens", "greater than max_model_len"),
         (PairInput(first="a", second="\ud800"), "input", "half of a surrogate pair"),
         (PairInput(first="\ud800", second="b"), "input", "half of a surrogate pair"),
         (PairInput(first="a", second="b", max_tokens=0), "input", "no tokens"),

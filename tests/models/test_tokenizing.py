@@ -128,14 +128,14 @@ def test_no_inputs_give_no_outputs(small: TextTokenizer) -> None:
             TextInput((7,) * 13),
             "input",
             "This model's maximum context length is 12 tokens. However, your input contains 13 tokens. "
-            "Please reduce the length of the input prompt, or set truncate_prompt_tokens.",
+            "Please reduce the length of the input prompt, or set max_tokens.",
         ),
         (
             TextInput("food", max_tokens=13),
-            "truncate_prompt_tokens",
-            "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size.",
+            "max_tokens",
+            "max_tokens value is greater than max_model_len. Please request a smaller truncation size.",
         ),
-        (TextInput("food", max_tokens=-2), "truncate_prompt_tokens", "truncate_prompt_tokens must be at least -1."),
+        (TextInput("food", max_tokens=-2), "max_tokens", "max_tokens must be at least -1."),
         (TextInput((7, 1500)), "input", "Token id 1500 is out of vocabulary"),
         (TextInput((-1, 7)), "input", "Token id -1 is out of vocabulary"),
         (TextInput(()), "input", "The input has no tokens; it must have at least one."),

@@ -520,8 +520,8 @@ def test_words_are_cut_and_pictures_are_not(side: Any, tiny_folder: TinyFolder, 
     for room in (1, 45):
         error = refusal(model, said(wrong, max_tokens=room, truncate_side=side))
         assert "would cut an image" in str(error)
-        assert error.param == "truncate_prompt_tokens"
-    assert refusal(model, said([("user", [SQUARE] * 9)], max_tokens=MODEL_MAX)).param == "truncate_prompt_tokens"
+        assert error.param == "max_tokens"
+    assert refusal(model, said([("user", [SQUARE] * 9)], max_tokens=MODEL_MAX)).param == "max_tokens"
     assert "is not to be cut" in str(refusal(model, said(messages, max_tokens=45, must_fit=True)))
 
 

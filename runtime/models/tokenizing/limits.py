@@ -24,7 +24,7 @@ class InputLimits:
             raise InvalidInput(
                 f"This model's maximum context length is {self.max_tokens} tokens. However, your input "
                 f"contains {tokens} tokens. Please reduce the length of the input prompt, "
-                "or set truncate_prompt_tokens.",
+                "or set $max_tokens.",
                 param="input",
             )
 
@@ -52,11 +52,11 @@ def token_limit(max_tokens: int | None, model_max_tokens: int) -> int | None:
         return model_max_tokens
     if max_tokens > model_max_tokens:
         raise InvalidInput(
-            "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size.",
-            param="truncate_prompt_tokens",
+            "$max_tokens value is greater than max_model_len. Please request a smaller truncation size.",
+            param="max_tokens",
         )
     if max_tokens < 0:
-        raise InvalidInput(f"truncate_prompt_tokens must be at least {MODEL_MAX}.", param="truncate_prompt_tokens")
+        raise InvalidInput(f"$max_tokens must be at least {MODEL_MAX}.", param="max_tokens")
     return max_tokens
 
 

@@ -137,7 +137,7 @@ class TemplateReader:
     def _begin(self, given: ModelInput, pair: PairInput) -> _Reading | InvalidInput:
         try:
             if pair.instruction is not None and not self._writer.takes_instruction:
-                raise InvalidInput("The model takes no instruction.", param="instruction")
+                raise InvalidInput("The model takes no $instruction.", param="instruction")
             limit = token_limit(pair.max_tokens, self._limits.max_tokens)
             max_query_tokens = own_limit(pair.max_first_tokens)
             max_document_tokens = own_limit(pair.max_second_tokens)

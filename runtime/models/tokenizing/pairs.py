@@ -53,7 +53,7 @@ class PairReader:
     def _begin(self, given: ModelInput, pair: PairInput) -> _Reading | InvalidInput:
         try:
             if pair.instruction is not None:
-                raise InvalidInput("The model takes no instruction.", param="instruction")
+                raise InvalidInput("The model takes no $instruction.", param="instruction")
             limit = token_limit(pair.max_tokens, self._limits.max_tokens)
             own_limit(pair.max_first_tokens)
             own_limit(pair.max_second_tokens)

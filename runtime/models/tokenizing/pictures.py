@@ -163,7 +163,7 @@ class PictureReader:
                 found.append(look(image))
             except InvalidInput as error:
                 which = f"Image {number} of {len(images)}: " if len(images) > 1 else ""
-                raise type(error)(f"{which}{error}", param=error.param or param) from error
+                raise error.after(which, param=param) from error
             tokens += tokens_of(found[-1])
         return tuple(found)
 
@@ -189,7 +189,7 @@ class PictureReader:
                 f"The input contains {len(ids)} tokens, {ids.count(image)} of them for images, and cutting it to "
                 f"{room} would cut an image, which is never done. Please allow more tokens, or send fewer or smaller "
                 "images.",
-                param="truncate_prompt_tokens",
+                param="max_tokens",
             )
         return ids[start:end]
 

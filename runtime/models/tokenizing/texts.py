@@ -190,7 +190,7 @@ class TextReader:
         if len(bare) - before > room * _MOST_PARTS:
             raise InvalidInput(
                 f"The input has {len(bare)} tokens, and would have to be cut into more than {_MOST_PARTS} parts. "
-                "Please reduce its length, or set truncate_prompt_tokens.",
+                "Please reduce its length, or set $max_tokens.",
                 param="input",
             )
         for start in range(before, len(bare), room):

@@ -101,8 +101,8 @@ def test_the_strategy_reaches_the_request(strategy: Any) -> None:
         ),
         (
             b'{"messages":[{"role":"user","content":"a"}]}',
-            "input: expected a text or a list of texts, which is what entities are found in",
-            "input",
+            "messages: expected a text or a list of texts, which is what entities are found in",
+            "messages",
         ),
     ],
 )

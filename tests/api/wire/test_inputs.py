@@ -23,11 +23,11 @@ HELLO = {"role": "user", "content": "hello"}
 
 
 def texts(**fields: Any) -> tuple[TextInput, ...]:
-    return text_inputs(jsons.decode(FIELDS, json.dumps(fields).encode()))
+    return text_inputs(jsons.decode(FIELDS, json.dumps(fields).encode()))[0]
 
 
 def texts_or_pairs(**fields: Any) -> tuple[TextInput | PairInput | Image, ...]:
-    return text_or_pair_inputs(jsons.decode(FIELDS, json.dumps(fields).encode()))
+    return text_or_pair_inputs(jsons.decode(FIELDS, json.dumps(fields).encode()))[0]
 
 
 def chat(**fields: Any) -> Chat:

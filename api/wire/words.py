@@ -1,0 +1,55 @@
+"""Names that a dialect gives to the fields of the engine's requests, so that errors name what the caller sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from staged_pool.stages.errors import Words
+
+VLLM: Final[Mapping[str, str]] = {
+    "aggregation": "aggregation_strategy",
+    "max_document_tokens": "max_tokens_per_doc",
+    "max_query_tokens": "max_tokens_per_query",
+    "max_tokens": "truncate_prompt_tokens",
+    "outputs": "task",
+}
+"""Fields that OpenAI's and vLLM's routes call otherwise than the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Paths of the inputs that one field of a body holds."""
+
+    field: str
+    several: bool = True
+    """The field is a list with one entry for each input. False: it is the only input."""
+    endings: Sequence[str] = ()
+    """For each input the rest of its path, such as `.text`; empty: no input has one."""
+
+    def __call__(self, field: str, index: int) -> str:
+        path = f"{self.field}[{index}]" if self.several else self.field
+        return path + self.endings[index] if self.endings else path
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Paths of queries and documents."""
+
+    queries: Places
+    documents: Places
+
+    def __call__(self, field: str, index: int) -> str:
+        side = self.queries if field == self.queries.field else self.documents
+        return side(field, index)
+
+
+def vllm_words(places: Places, fields: Mapping[str, str] | None = None) -> Words:
+    """Words of a route of OpenAI or vLLM.
+
+    Args:
+        places: Paths of the inputs.
+        fields: Further names, by the engine's.
+    """
+    return Words({**VLLM, "input": places.field, **(fields or {})}, places)
