@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-import structlog
-
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.call import LINES, Answer, Call, Describe, Handler, Lines, priority_of
@@ -25,6 +23,7 @@ from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
 from staged_pool.runtime.refusals import MOST_STANDING, Standing
 from staged_pool.stages.errors import shortened
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Priority
 
@@ -32,7 +31,7 @@ REFUSALS_LOGGED_EVERY_S: Final = 1.0
 """A refusal for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
 which says how many had none."""
 
-log = structlog.get_logger("staged_pool.api")
+log = get_logger("staged_pool.api")
 
 
 class Asks(NamedTuple):

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.lowlevel
 import hypercorn.protocol
-import structlog
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.typing import ConnectionState
@@ -33,13 +32,14 @@ from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import Cancellable, Transport
 from staged_pool.api.trio_transport import TrioTransport
 from staged_pool.stages.groups import first_error
+from staged_pool.stages.log import get_logger
 
 if TYPE_CHECKING:
     import trio
 
     from staged_pool.api.trio_transport import TrioTls
 
-log = structlog.get_logger("staged_pool.api")
+log = get_logger("staged_pool.api")
 
 AT_ONCE_S: Final = 1.0
 """How long a body may take that goes the short way, which has no other limits for slow ones; and"""

@@ -17,13 +17,13 @@ from urllib.parse import unquote
 
 import anyio
 import anyio.abc
-import structlog
 
 from staged_pool.api.asgi import App, Message, Scope
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.protocols import PIECE_BYTES, RESETS
 from staged_pool.api.traffic import Traffic
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.log import get_logger
 
 if TYPE_CHECKING:
     from aioquic.h3.connection import H3Connection
@@ -43,7 +43,7 @@ REQUEST_REJECTED: Final = 0x10B
 REQUEST_CANCELLED: Final = 0x10C
 MESSAGE_ERROR: Final = 0x10E
 
-log = structlog.get_logger("staged_pool.api")
+log = get_logger("staged_pool.api")
 
 
 def check_installed() -> None:

@@ -6,15 +6,15 @@ import time
 from typing import Final
 
 import anyio
-import structlog
 
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import Histogram, HistogramSnapshot
 
 EVERY_S: Final = 0.1
 ALARM_S: Final = 1.0
 """A loop that is late by more than this has a line in the log: health checks time out soon after."""
 
-log = structlog.get_logger("staged_pool.server")
+log = get_logger("staged_pool.server")
 
 
 class LoopLag:

@@ -1,7 +1,7 @@
 """One renderer for every log line of the process, ours and the libraries': a person's on a terminal, else JSON lines.
 
 Lines go to the standard error stream, in a thread of their own. Only the command line calls `configure()`; a host that
-embeds the engine configures structlog as it likes.
+embeds the engine hears of it through the standard library's logging (`stages/log.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any, Final, Literal, TextIO, TypeAlias, cast
 import orjson
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from staged_pool.stages import log
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 Format: TypeAlias = Literal["auto", "text", "json"]
@@ -43,7 +45,7 @@ DRAIN_S: Final = 1.0
 
 
 def configure(level: Level = "info", format_: Format = "auto") -> None:
-    """Set up structlog and the standard library's logging. `auto` writes text where stderr is a terminal."""
+    """Set up our loggers and the standard library's logging. `auto` writes text where stderr is a terminal."""
     stream = cast(TextIO, _stream(sys.stderr))
     text = sys.stderr.isatty() if format_ == "auto" else format_ == "text"
     renderer: list[Processor] = (
@@ -57,12 +59,13 @@ def configure(level: Level = "info", format_: Format = "auto") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     filtering = structlog.make_filtering_bound_logger(_LEVELS[level])
-    structlog.configure(
+    bound: FilteringBoundLogger = structlog.wrap_logger(
+        structlog.WriteLogger(file=stream),
         processors=[*common, *renderer],
         wrapper_class=filtering if text or _LEVELS[level] > logging.INFO else _rendering_at_once(filtering),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
-        cache_logger_on_first_use=True,
-    )
+        context_class=dict,
+    ).bind()
+    log.use(lambda name: bound)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -130,7 +133,7 @@ class _Writer:
         written.wait(DRAIN_S)
 
     def _run(self) -> None:
-        log = structlog.get_logger("staged_pool.logs")
+        own = log.get_logger("staged_pool.logs")
         while True:
             first = self._waiting.get()
             self._hurry.wait(GATHER_S)
@@ -138,7 +141,7 @@ class _Writer:
             drains = self._write_waiting(first)
             while lost := self._take_lost():
                 drains += self._write_waiting()  # which makes room for
-                log.warning("log.lines_lost", lines=lost, reason="they were not read soon enough")
+                own.warning("log.lines_lost", lines=lost, reason="they were not read soon enough")
                 drains += self._write_waiting()
             for written in drains:
                 written.set()
@@ -185,9 +188,9 @@ def _rendering_at_once(filtering: type[FilteringBoundLogger]) -> type[FilteringB
     event loop does for a short text (cProfile), twice as much as on this."""
 
     class AtOnce(filtering):  # type: ignore[misc,valid-type]  # it is made for a level
-        def info(self, event: str, *args: object, **fields: object) -> Any:
-            if args or self._context or "exc_info" in fields:
-                return super().info(event, *args, **fields)
+        def info(self, event: str, **fields: object) -> Any:
+            if "exc_info" in fields:
+                return super().info(event, **fields)
             now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
             line = _render_json(self._logger, "info", {**fields, "event": event, "level": "info", "timestamp": now})
             return self._logger.info(line)

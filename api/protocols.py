@@ -13,7 +13,6 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import h11
-import structlog
 from h11._receivebuffer import ReceiveBuffer
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody
@@ -23,6 +22,7 @@ from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 
 from staged_pool.api.traffic import Traffic
+from staged_pool.stages.log import get_logger
 
 PIECE_BYTES: Final = 2**16
 """What a client must read of its answer within `write_timeout_s`, or else all of it."""
@@ -46,7 +46,7 @@ announcing a body."""
 
 _ZEROS: Final = memoryview(bytes(WHOLE_BYTES))
 
-log = structlog.get_logger("staged_pool.api")
+log = get_logger("staged_pool.api")
 
 
 class Buffer(ReceiveBuffer):

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeAlias
 import anyio
 import anyio.to_thread
 import sniffio
-import structlog
 from hypercorn.config import Config as HypercornConfig
 
 from staged_pool.api.accepting import ConnectionConfig
@@ -37,6 +36,7 @@ from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.opening import open_engines
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.groups import only_error
+from staged_pool.stages.log import get_logger
 
 OVERDUE_S: Final = 3.0
 """What is then left to end the process by itself, before it is ended."""
@@ -49,7 +49,7 @@ EXIT_OVERDUE: Final = 3
 
 OpenEngines: TypeAlias = Callable[[Sequence[EngineConfig]], AbstractAsyncContextManager[Mapping[str, Engine]]]
 
-log = structlog.get_logger("staged_pool.server")
+log = get_logger("staged_pool.server")
 
 
 async def serve(
@@ -270,7 +270,7 @@ class HypercornLog:
     """What Hypercorn says goes to our log. It keeps no access log: the application writes a better one."""
 
     def __init__(self, config: HypercornConfig) -> None:
-        self._log = structlog.get_logger("hypercorn")
+        self._log = get_logger("staged_pool.hypercorn")
 
     async def access(self, request: object, response: object, request_time: float) -> None:
         """Nothing: see `request.finished`."""

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
-import structlog
 
 from staged_pool.runtime.admission import Admission
 from staged_pool.runtime.config import EngineConfig
@@ -39,6 +38,7 @@ from staged_pool.stages.errors import (
     shortened,
 )
 from staged_pool.stages.groups import first_error, single_errors
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.rows import RowStream, give_rows
@@ -49,7 +49,7 @@ from staged_pool.stages.work import Item, Plan, Priority, Request
 A = TypeVar("A")
 R = TypeVar("R")
 
-log = structlog.get_logger("staged_pool.engine")
+log = get_logger("staged_pool.engine")
 
 
 class Engine(EngineTasks):

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import anyio
-import structlog
 
 from staged_pool.runtime.model import Lane, ModelInput
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.channel import ENDED, Outlet
 from staged_pool.stages.errors import EngineStopped, Overloaded, StagedPoolError, StageFailed, TooLarge, UrlNotAllowed
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item
 
 RETRY_AFTER_S: Final = 1.0
 """Said of a server that holds too much of what it has fetched: about what a fetch takes."""
 
-log = structlog.get_logger("staged_pool.engine")
+log = get_logger("staged_pool.engine")
 
 
 class Fetch(Protocol):

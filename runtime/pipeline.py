@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
-import structlog
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Errands, Fetch
@@ -21,6 +20,7 @@ from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import ENDED, Channel, Outlet
 from staged_pool.stages.errors import EngineStopped
 from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival, ParseStage
@@ -43,7 +43,7 @@ before one of them ends, some tens of milliseconds, and each turn of parse, prep
 however little it does. On two cores of a Xeon, in turns, 4, 16 and 64 clients of a short text had 11, 7 and 8 % more
 answers, and 4 clients of 8 texts 12 % (1 ms: 2, 6, 4 and 4; 4 ms: 1, 3, -4 and 11)."""
 
-log = structlog.get_logger("staged_pool.engine")
+log = get_logger("staged_pool.engine")
 
 
 class Pipeline:

@@ -11,7 +11,6 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 import anyio
-import structlog
 
 from staged_pool.stages.budget import Budget
 from staged_pool.stages.channel import Bell, Inlet, Outlet
@@ -20,6 +19,7 @@ from staged_pool.stages.door import cause, is_wanted
 from staged_pool.stages.errors import StagedPoolError, said_again
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.isolate import run_isolated
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import Histogram
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.pace import Overlap, Pace
@@ -35,7 +35,7 @@ R = TypeVar("R")
 P_contra = TypeVar("P_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
-log = structlog.get_logger("staged_pool.stages")
+log = get_logger("staged_pool.stages")
 
 
 class Forward(Protocol[P_contra, R_co]):

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import anyio.lowlevel
-import structlog
 
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, StagedPoolError
+from staged_pool.stages.log import get_logger
 
 P = TypeVar("P")
 R = TypeVar("R")
 
-log = structlog.get_logger("staged_pool.stages")
+log = get_logger("staged_pool.stages")
 
 
 async def run_isolated(

@@ -6,11 +6,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import structlog
-
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import is_wanted
 from staged_pool.stages.errors import StagedPoolError, StageFailed
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
@@ -19,7 +18,7 @@ from staged_pool.stages.work import Item, Plan, Request
 
 S = TypeVar("S")
 
-log = structlog.get_logger("staged_pool.stages")
+log = get_logger("staged_pool.stages")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import Final, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
-import structlog
 
 from staged_pool.stages.channel import Inlet
 from staged_pool.stages.door import cause, wanted
 from staged_pool.stages.errors import StagedPoolError, StageFailed
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
@@ -29,7 +29,7 @@ REFUSING_ANSWERING_S: Final = 0.0003
 """The same while requests are refused: as long a turn as each of the others has. A refusal waits for its turn, and the
 longer turns are, the more requests have come meanwhile, which make the next one longer still."""
 
-log = structlog.get_logger("staged_pool.stages")
+log = get_logger("staged_pool.stages")
 
 
 class PostprocessStage(Stage, Generic[R]):

@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Self
 
 import anyio
-import structlog
 
 from staged_pool.stages.errors import DeviceLost, EngineStopped, StagedPoolError, StageFailed
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.ticket import Ticket
 
-log = structlog.get_logger("staged_pool.stages")
+log = get_logger("staged_pool.stages")
 
 
 class Custody:

@@ -10,6 +10,8 @@ import structlog
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import settings
 
+from tests.doubles import captured_logs
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: two cores, and more threads than that
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -39,5 +41,5 @@ def nothing_blocks_the_event_loop() -> Iterator[BlockBuster]:
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[structlog.typing.EventDict]]:
     """What was logged, as data: rendering a traceback reads source files, which is for a terminal to wait for."""
-    with structlog.testing.capture_logs() as events:
+    with captured_logs() as events:
         yield events

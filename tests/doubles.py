@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import numpy as np
+import structlog
 from numpy.typing import NDArray
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
+from staged_pool.stages import log
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.forming import BatchBuilder
 from staged_pool.stages.work import Item, Plan, Prepared
@@ -36,6 +40,34 @@ CARD = ModelCard(
     forward_workers=1,
     load_s=0.0,
 )
+
+
+@contextmanager
+def logs_to(processor: Processor) -> Iterator[None]:
+    """Have all that this package logs end in `processor`, whatever its level."""
+
+    def make(name: str) -> FilteringBoundLogger:
+        made: FilteringBoundLogger = structlog.wrap_logger(
+            structlog.testing.ReturnLogger(),
+            processors=[processor],
+            wrapper_class=structlog.make_filtering_bound_logger(0),
+            context_class=dict,
+        ).bind()
+        return made
+
+    was = log.use(make)
+    try:
+        yield
+    finally:
+        log.use(was)
+
+
+@contextmanager
+def captured_logs() -> Iterator[list[EventDict]]:
+    """What this package logs, as data."""
+    capture = structlog.testing.LogCapture()
+    with logs_to(capture):
+        yield capture.entries
 
 
 def vector(ids: Sequence[int]) -> NDArray[np.float32]:

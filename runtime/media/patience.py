@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import anyio
-import structlog
 
 from staged_pool.runtime.threads import poster
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable
+from staged_pool.stages.log import get_logger
 
 T = TypeVar("T")
 
-log = structlog.get_logger("staged_pool.engine")
+log = get_logger("staged_pool.engine")
 
 
 class Reads:

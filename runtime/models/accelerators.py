@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-import structlog
 import torch
 
 from staged_pool.runtime.device_names import device_names
@@ -15,8 +14,9 @@ from staged_pool.runtime.models.launch import Replica
 from staged_pool.runtime.models.text_tower import TextTower
 from staged_pool.runtime.models.tower import Tower
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.log import get_logger
 
-log = structlog.get_logger("staged_pool.models")
+log = get_logger("staged_pool.models")
 
 _RECORDED_PARAMETERS: Final = 200_000_000
 """A larger model keeps the device busy for longer than the host takes to ask for its kernels."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 import numpy as np
-import structlog
 import torch
 from PIL import Image as Pillow
 
@@ -23,9 +22,10 @@ from staged_pool.runtime.models.tower import Outcome
 from staged_pool.runtime.models.transfer import Later
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.log import get_logger
 from staged_pool.stages.work import Prepared
 
-log = structlog.get_logger("staged_pool.models")
+log = get_logger("staged_pool.models")
 
 _SAMPLES: Final = ((224, 224), (96, 320), (400, 150))
 """Heights and widths of the pictures that a model is tried with; no two of them have the same shape."""

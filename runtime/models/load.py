@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import structlog
 import torch
 
 from staged_pool.runtime.config import DType as DTypeName
@@ -36,10 +35,11 @@ from staged_pool.runtime.models.tokenizing.roles import with_written_markers
 from staged_pool.runtime.models.tower import Tower
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
+from staged_pool.stages.log import get_logger
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-log = structlog.get_logger("staged_pool.models")
+log = get_logger("staged_pool.models")
 
 
 def load_model(config: EngineConfig) -> Encoder:

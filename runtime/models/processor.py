@@ -7,13 +7,13 @@ import time
 from functools import cache
 from typing import Final
 
-import structlog
 import torch
 
 from staged_pool.runtime.models.linear import PrepackedLinear
 from staged_pool.runtime.models.threads import threads_kept
+from staged_pool.stages.log import get_logger
 
-log = structlog.get_logger("staged_pool.models")
+log = get_logger("staged_pool.models")
 
 _TOKENS: Final = 256
 _WIDTH: Final = 768

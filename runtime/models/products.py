@@ -24,14 +24,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final, Literal, NamedTuple
 
-import structlog
 import torch
 
 from staged_pool.runtime.models.linear import prepacked
 from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, split_layer
 from staged_pool.runtime.models.threads import threads_kept
+from staged_pool.stages.log import get_logger
 
-log = structlog.get_logger("staged_pool.models")
+log = get_logger("staged_pool.models")
 
 Product = Literal["fused", "prepacked", "plain", "split"]
 """`fused`: oneDNN's, of weights in its own layout, with activations and sums in it. `prepacked`: the same without them.

@@ -13,14 +13,15 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
-import structlog
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.jit import is_scripting  # type: ignore[attr-defined]  # it is in no list of names
 from torch.jit._fuser import optimized_execution
 
-log = structlog.get_logger("staged_pool.models")
+from staged_pool.stages.log import get_logger
+
+log = get_logger("staged_pool.models")
 
 _LEAST_COLUMNS: Final = 64
 """Of a part of a matrix."""

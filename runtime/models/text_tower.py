@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-import structlog
-
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import ModelInput, Payload, TokenIds, TokenSequence, Values
 from staged_pool.runtime.models.agreement import MISFITS
@@ -26,8 +24,9 @@ from staged_pool.runtime.models.tower import Outcome
 from staged_pool.runtime.models.transfer import Later
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.log import get_logger
 
-log = structlog.get_logger("staged_pool.models")
+log = get_logger("staged_pool.models")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

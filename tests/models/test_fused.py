@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-import structlog
 import torch
 import transformers as hf
 from torch import Tensor, nn
@@ -31,6 +30,7 @@ from staged_pool.runtime.models.products import Product
 from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, run_layers, window_for
 from staged_pool.runtime.models.structures import take_apart
 from staged_pool.runtime.requests import DENSE_ONLY
+from tests.doubles import captured_logs
 from tests.models.asking import text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.dtypes import MULTIPLIED
@@ -506,7 +506,7 @@ def test_a_model_that_changes_when_it_is_fused_is_prepacked_only(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FusedLayers, "forward", lambda self, x, *others, **settings: torch.ones_like(x))
-    with structlog.testing.capture_logs() as logged:
+    with captured_logs() as logged:
         model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
     layers = [type(module) for module in text_tower(model).body.model.modules()]
     assert FusedLayers not in layers

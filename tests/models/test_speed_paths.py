@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import structlog
 import torch
 from torch import nn
 
@@ -36,6 +35,7 @@ from staged_pool.runtime.models.threads import (
 )
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads import OwnThreads, is_first
+from tests.doubles import captured_logs
 from tests.models.asking import embed, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.dtypes import PREPACKED
@@ -75,7 +75,7 @@ def test_a_model_that_changes_under_prepacking_keeps_its_layers(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PrepackedLinear, "forward", lambda self, x: x.new_ones((*x.shape[:-1], self.out_features)))
-    with structlog.testing.capture_logs() as logged:
+    with captured_logs() as logged:
         model = load_model(EngineConfig(model=str(tiny_folder("modernbert-cls")), dtype="float32"))
     assert not any(isinstance(layer, PrepackedLinear) for layer in text_tower(model).body.model.modules())
     (reason,) = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]
@@ -95,7 +95,7 @@ def test_a_processor_without_kernels_for_prepacked_weights_multiplies_without(
     monkeypatch.setattr(products, "prepacked", missing)
     monkeypatch.setattr(fused, "quickest_product", products.quickest_product.__wrapped__)
     monkeypatch.setattr(fused, "splits_pay", products.splits_pay.__wrapped__)
-    with structlog.testing.capture_logs() as logged:
+    with captured_logs() as logged:
         model = load_model(config)
     layers = [*text_tower(model).body.model.modules()]
     assert kept in {type(layer) for layer in layers}

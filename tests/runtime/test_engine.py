@@ -43,7 +43,7 @@ from staged_pool.stages.errors import (
 from staged_pool.stages.postprocess import ANSWERING_S, REFUSING_ANSWERING_S
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
-from tests.doubles import Gate, LetterModel, expected, until
+from tests.doubles import Gate, LetterModel, captured_logs, expected, until
 
 pytestmark = pytest.mark.anyio
 
@@ -605,7 +605,7 @@ async def test_what_a_request_was_made_of_is_gone_as_soon_as_its_error(
             return
         pytest.fail("it is no error")
 
-    with structlog.testing.capture_logs() as logged:
+    with captured_logs() as logged:
         async with engine_on(model) as engine:
             gc.disable()
             try:

@@ -17,6 +17,7 @@ from staged_pool.runtime import engine as engine_module
 from staged_pool.runtime import lanes
 from staged_pool.runtime import pipeline as pipeline_module
 from staged_pool.stages.ticket import Ticket
+from tests.doubles import logs_to
 from tests.sim.clock import Backend, Stuck, run
 from tests.sim.harness import Simulation
 from tests.sim.invariants import Watch, WatchedTicket
@@ -48,21 +49,19 @@ def prepared() -> Iterator[None]:
     It may be entered again inside itself. What was there before the outermost one is never looked through for garbage:
     with torch and transformers among it that takes longer than many seeds.
     """
-    structlog_was = structlog.get_config()
-    structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
     was_enabled, is_outermost = gc.isenabled(), not gc.get_freeze_count()
     gc.collect()
     if is_outermost:
         gc.freeze()
     gc.disable()
     try:
-        yield
+        with logs_to(_drop):
+            yield
     finally:
         if was_enabled:
             gc.enable()
         if is_outermost:
             gc.unfreeze()
-        structlog.configure(**structlog_was)
 
 
 LOGGED: Counter[str] = Counter()

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import structlog
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decode import Colour, Limits
@@ -30,8 +29,9 @@ from staged_pool.stages.errors import (
     UnsupportedMedia,
     UnusableMedia,
 )
+from staged_pool.stages.log import get_logger
 
-log = structlog.get_logger("staged_pool.models")
+log = get_logger("staged_pool.models")
 
 _PROGRAM: Final = "staged_pool.runtime.models.images.own_code_process"
 

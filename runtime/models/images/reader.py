@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import structlog
 import torch
 from PIL import Image as Pillow
 
@@ -24,8 +23,9 @@ from staged_pool.runtime.models.threads import threads_kept
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.stages.errors import ConfigError, UnusableMedia
+from staged_pool.stages.log import get_logger
 
-log = structlog.get_logger("staged_pool.models")
+log = get_logger("staged_pool.models")
 
 TOLERANCE: Final = 2.0
 """How far a value may be from that of transformers, in steps of one of 255. torch and Pillow round differently where
