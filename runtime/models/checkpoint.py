@@ -221,9 +221,9 @@ def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, 
     Raises:
         ConfigError: They hold more than that, and `allow_pickle` is not set.
     """
-    read = partial(model_class.from_pretrained, folder.body, output_loading_info=True, **settings)
+    read = partial(model_class.from_pretrained, output_loading_info=True, **settings)
     try:
-        model, report = read()
+        model, report = read(folder.body)
     except pickle.UnpicklingError as error:
         found = _UNSAFE.search(str(error))
         if found is None:
@@ -234,7 +234,7 @@ def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, 
                 f"({found[1] or 'other objects'}): loading them may run code that is in them. Convert them to "
                 "model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
             ) from error
-        model, report = read(state_dict=_unpickled(folder.body))
+        model, report = read(None, state_dict=_unpickled(folder.body))
     return model, report
 
 
