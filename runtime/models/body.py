@@ -7,7 +7,7 @@ claim so and do not. So before packed is used, both layouts run on a probe and m
 
 from __future__ import annotations
 
-import inspect
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -27,7 +27,10 @@ from staged_pool.runtime.models.fused import FusedLayers, fuse_layers, fusible_l
 from staged_pool.runtime.models.graphs import BUCKETS, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.long_rows import take_long_rows
+from staged_pool.runtime.models.module_state import ModuleState
 from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.probes import Probes
+from staged_pool.runtime.models.rows import Rows
 from staged_pool.runtime.models.shown import Shown
 from staged_pool.runtime.models.stack import Group
 from staged_pool.runtime.models.transfer import staging_for
@@ -36,11 +39,8 @@ from staged_pool.stages.errors import ConfigError
 
 Layout = Literal["packed", "padded"]
 
-_LONGEST_PROBE: Final = 1024
-"""Tokens. Where a window is longer, finding it out would take longer than loading the model."""
-
-_POSITION_TABLES: Final = ("position_embeddings", "position_embedding")
-"""How architectures name them; CLIP and SigLIP have the latter."""
+_LONGEST_TABLE: Final = 1024
+"""Rows of a table of positions. Finding out what becomes of rows beyond a longer one would take too long."""
 
 
 class Body:
@@ -55,15 +55,20 @@ class Body:
     layout: Layout
     """What the transformer sees; `padded` until `choose_layout` finds packed right."""
 
-    position_limit: int | None
-    """Tokens that the table of position vectors has rows for. None: there is no such table."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.layout = "padded"
         self._restores = ExitStack()
         """Of what is changed for `packed`."""
-        self._by_length = False
+        self._rows = Rows(model)
+        self._run_rows = self._rows.padded
+        """How batches run that are not packed."""
+        self._loaded: ModuleState | None = ModuleState(model)
+        """The state before any forward, until it has been compared."""
+        self._state: ModuleState | None = None
+        """The state that each forward begins in. None: forwards change nothing in it."""
+        self._running = threading.Lock()
+        """Held by a forward of a model that forwards change something in."""
         self._in_one_call = False
         self._graphs: Graphs | None = None
         self._run_packed: Callable[..., Any] = model
@@ -71,11 +76,11 @@ class Body:
         self._device = model.device  # which the model looks for among its parameters
         self._staging = staging_for(self._device)
         self._padded_attention: str = model.config._attn_implementation
-        self._first_position, self.position_limit = _position_table(model)
-        self._padding: int = getattr(model.config, "pad_token_id", None) or 0
-        arguments = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in arguments
-        self._takes_types = "token_type_ids" in arguments and getattr(model.config, "type_vocab_size", 0) > 1
+
+    @property
+    def position_limit(self) -> int | None:
+        """Tokens that the table of position vectors has rows for. None: there is no such table."""
+        return self._rows.position_limit
 
     @property
     def vocabulary(self) -> int:
@@ -107,7 +112,34 @@ class Body:
         """
         if self.layout == "packed":
             return self._packed(batch, shown)
-        return self._each_length(batch, shown) if self._by_length else self._padded(batch, shown)
+        return self._run_rows(batch, shown)
+
+    def check_state(self, max_tokens: int) -> str | None:
+        """Find out whether forwards change something in the model. What they change is then brought back before each.
+
+        Such a model runs one sequence a forward, and one forward at a time.
+
+        Args:
+            max_tokens: Longest input of the model.
+
+        Returns:
+            What they change; None where they change nothing.
+
+        Raises:
+            ConfigError: They change the weights.
+        """
+        state, self._loaded = self._loaded or ModuleState(self.model), None
+        changed = self._changed_by_forwards(state, max_tokens)
+        if state.weights_changed():  # some scale them at the first forward, once and for all
+            state = ModuleState(self.model)
+            changed = self._changed_by_forwards(state, max_tokens)
+            if state.weights_changed():
+                raise ConfigError(f"{type(self.model).__name__} changes its weights in every forward")
+        if not changed:
+            return None
+        state.restore()
+        self._state, self._run_rows = state, self._from_fresh
+        return f"forwards change {', '.join(changed[:4])}: each text has one to itself, from the state as loaded"
 
     def choose_layout(
         self, wanted: Attention, max_tokens: int, probe: tuple[PackedBatch, Shown] | None = None
@@ -141,41 +173,48 @@ class Body:
         Returns:
             Why that is so; None where they are, or where the model takes none.
         """
-        if not self._takes_positions:
+        if not self._rows.takes_positions:
             return None
-        ids = [token for token in range(2, 12) if token != self._padding]  # padding would not be counted
+        padding = getattr(self.model.config, "pad_token_id", None) or 0
+        ids = [token for token in range(2, 12) if token != padding]  # padding would not be counted
         batch = PackedBatch.of([TokenSequence(ids, DENSE_ONLY)], self._device)
         row = batch.ids[: batch.tokens].unsqueeze(0)
         with torch.inference_mode():
             counted: Tensor = self.model(input_ids=row, attention_mask=torch.ones_like(row))[0]
-            apart = difference(self._padded(batch).float(), counted[0].float())
+            apart = difference(self._run_rows(batch).float(), counted[0].float())
         if not apart > TOLERANCE[self.model.dtype]:  # NaN is for the warm-up to find
             return None
-        self._takes_positions = False
+        self._rows.takes_positions = False
         return f"{type(self.model).__name__} counts positions in a way of its own"
 
-    def check_padding(self, max_tokens: int) -> str | None:
-        """Find out whether padding can be seen in token vectors although the mask hides it: in those of convolutions it
-        can. Neighbours of equal length are then run by themselves.
+    def check_company(self, max_tokens: int) -> str | None:
+        """Find out whether token vectors depend on the other rows of a batch: on padding, which convolutions see
+        although the mask hides it, or on the neighbours themselves. Sequences then run with those of their length, or
+        by themselves.
 
         Returns:
-            Why that is so; None where padding does not matter.
+            Why that is so; None where the rest of a batch does not matter.
 
         Raises:
             ConfigError: The model does not give the same vectors twice.
         """
-        batch = self._probe(max_tokens)
+        if self._state is not None:
+            return None
+        name, batch, most = type(self.model).__name__, self._probe(max_tokens), TOLERANCE[self.model.dtype]
         with torch.inference_mode():
-            alone = self._each_length(batch).float()
-            apart = difference(self._padded(batch).float(), alone)
-            if not apart > TOLERANCE[self.model.dtype]:  # NaN is for the warm-up to find
+            alone = self._rows.one_by_one(batch).float()
+            apart = difference(self._rows.padded(batch).float(), alone)
+            if not apart > most:  # NaN is for the warm-up to find
                 return None
-            again = difference(self._each_length(batch).float(), alone)
-        name = type(self.model).__name__
-        if not again <= TOLERANCE[self.model.dtype]:
-            raise ConfigError(f"{name} gives other vectors each time (relative difference {again:.2g})")
-        self._by_length = True
-        return f"{name} gives other vectors beside padding (relative difference {apart:.2g})"
+            again = difference(self._rows.one_by_one(batch).float(), alone)
+            if not again <= most:
+                raise ConfigError(f"{name} gives other vectors each time (relative difference {again:.2g})")
+            by_length = difference(self._rows.each_length(batch).float(), alone)
+        if by_length <= most:
+            self._run_rows = self._rows.each_length
+            return f"{name} gives other vectors beside padding (relative difference {apart:.2g})"
+        self._run_rows = self._rows.one_by_one
+        return f"{name} gives other vectors beside other texts (relative difference {by_length:.2g})"
 
     def fuse(self, max_tokens: int) -> str | None:
         """Run layers of a known structure in few calls, where that is right.
@@ -183,7 +222,7 @@ class Body:
         Returns:
             Why it was not done; None where it was, or where there are no such layers.
         """
-        places = fusible_layers(self.model)
+        places = [] if self._state is not None else fusible_layers(self.model)
         return self._change(partial(fuse_layers, places, short=True), max_tokens) if places else None
 
     def prepack(self, max_tokens: int) -> str | None:
@@ -192,6 +231,8 @@ class Body:
         Returns:
             Why it was not done; None where it was.
         """
+        if self._state is not None:
+            return "forwards change the model"
         return self._change(partial(prepack_linears, self.model), max_tokens)
 
     def call_parts(self, max_tokens: int) -> str | None:
@@ -244,8 +285,10 @@ class Body:
         """
         if not self._in_one_call:
             return None
-        graphs = Graphs(self._run, self._device, max_tokens, recorder, types=self._takes_types)
-        random = np.random.default_rng(0)
+        if self._rows.positions_by_length:
+            return "positions depend on the lengths of the texts, which a recording does not see"
+        graphs = Graphs(self._run, self._device, max_tokens, recorder, types=self._rows.takes_types)
+        probes, random = self._probes(max_tokens), np.random.default_rng(0)
 
         def change(bucket: Bucket) -> Callable[[], None]:
             graphs.record(bucket)
@@ -255,7 +298,7 @@ class Body:
         for bucket in buckets:
             length = min(max_tokens, bucket.tokens // 4)
             lengths = [max(1, length - place % 3) for place in range(bucket.tokens * 3 // 4 // length)]
-            probe = PackedBatch.of(self._made_up(lengths, random), self._device)
+            probe = PackedBatch.of(probes.made_up(lengths, random), self._device)
             name = f"{type(self.model).__name__}, recorded for {bucket.tokens} tokens,"
             self._graphs = None
             if why := keep_if_right(
@@ -276,14 +319,16 @@ class Body:
         name = type(self.model).__name__
         if not self.model.is_backend_compatible():
             return f"{name} does not let its attention be replaced"
-        if not self._takes_positions:
+        if not self._rows.takes_positions:
             return f"{name} takes no positions"
+        if self._state is not None:
+            return f"{name} runs one text at a time"
         try:
             with torch.inference_mode():
-                padded = [self._padded(batch, shown).float() for batch, shown in probes]
+                alone = [self._rows.one_by_one(batch, shown).float() for batch, shown in probes]
                 self._use("packed")
                 packed = [self._packed(batch, shown).float() for batch, shown in probes]
-                if (limit := self.position_limit) is not None and limit <= _LONGEST_PROBE:
+                if (limit := self.position_limit) is not None and limit <= _LONGEST_TABLE:
                     # Some refuse a row that is longer than their table of positions, whatever its positions are.
                     half = TokenSequence([0] * (limit // 2 + 1), DENSE_ONLY)
                     self._packed(PackedBatch.of([half, half], self._device))
@@ -292,7 +337,7 @@ class Body:
         finally:
             self._use("padded")
         # Not max(), which may lose a NaN.
-        apart = next((d for d in map(difference, packed, padded) if not d <= TOLERANCE[self.model.dtype]), 0.0)
+        apart = next((d for d in map(difference, packed, alone) if not d <= TOLERANCE[self.model.dtype]), 0.0)
         if not apart <= TOLERANCE[self.model.dtype]:
             return f"{name} gives other vectors on a packed batch (relative difference {apart:.2g})"
         return None
@@ -313,108 +358,54 @@ class Body:
 
     def _run(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         rest = len(batch.ids) - batch.tokens  # sequences of one token each, whose vectors nobody looks at
+        groups = [*batch.groups, Group(rest, 1, 1)] if rest else batch.groups
         more: dict[str, Any] = {}
-        if batch.types is not None and self._takes_types:
+        if batch.types is not None and self._rows.takes_types:
             more["token_type_ids"] = batch.types.unsqueeze(0)
         if self._in_one_call and _sees_all(batch):
             more["packed_bounds"] = batch.bounds
         if shown is not None and shown.positions is not None:
             positions = F.pad(shown.positions, (0, rest)).unsqueeze(1)
         else:
-            positions = (batch.positions + self._first_position).unsqueeze(0)
+            positions = (batch.positions + self._rows.first_position).unsqueeze(0)
         run = self._run_packed if shown is None else self.model
-        hidden: Tensor = run(
-            **{name: row.unsqueeze(0) for name, row in self._tokens(batch.ids, shown).items()},
-            position_ids=positions,
-            packed_groups=[*batch.groups, Group(rest, 1, 1)] if rest else batch.groups,
-            **more,
-        )[0]
+        with self._rows.told(groups, packed=True):
+            hidden: Tensor = run(
+                **{name: row.unsqueeze(0) for name, row in self._rows.tokens(batch.ids, shown).items()},
+                position_ids=positions,
+                packed_groups=groups,
+                **more,
+            )[0]
         return hidden[0, : batch.tokens]
 
-    def _padded(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
-        longest = max(group.tokens for group in batch.groups)
-        places = torch.arange(longest, device=batch.ids.device)
-        real = places < batch.lengths.unsqueeze(1)
-        tokens = {
-            name: _spread(row[: batch.tokens], real, self._padding if name == "input_ids" else 0)
-            for name, row in self._tokens(batch.ids, shown).items()
-        }
-        more = {}
-        if self._takes_positions:
-            more["position_ids"] = (places + self._first_position).expand(real.shape)
-        if shown is not None and shown.positions is not None:
-            more["position_ids"] = torch.stack([_spread(row, real, 0) for row in shown.positions])
-        if batch.types is not None and self._takes_types:
-            more["token_type_ids"] = _spread(batch.types[: batch.tokens], real, 0)
-        seen = real
-        if any(group.seen < group.tokens for group in batch.groups):
-            unseen = torch.tensor([s.unseen_tokens for s in batch.sequences], device=real.device)
-            seen = places < (batch.lengths - unseen).unsqueeze(1)
-        hidden: Tensor = self.model(**tokens, attention_mask=seen.long(), **more)[0]
-        return hidden[real]
-
-    def _each_length(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
-        """As `_padded`, but without any padding."""
-        start = token = 0
-        vectors = []
-        for group in batch.groups:
-            end = token + group.sequences * group.tokens
-            same = batch.sequences[start : start + group.sequences]
-            part = shown.between(token, end) if shown is not None else None
-            vectors.append(self._padded(PackedBatch.of(same, batch.ids.device), part))
-            start += group.sequences
-            token = end
+    def _from_fresh(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+        """Each sequence in a forward of its own, from the state that the model was loaded in."""
+        assert self._state is not None
+        vectors, token = [], 0
+        for sequence in batch.sequences:
+            part = shown.between(token, token + len(sequence.ids)) if shown is not None else None
+            token += len(sequence.ids)
+            with self._running:
+                self._state.restore()
+                vectors.append(self._rows.padded(PackedBatch.of([sequence], self._device), part))
         return torch.cat(vectors)
 
-    def _tokens(self, ids: Tensor, shown: Shown | None) -> dict[str, Tensor]:
-        """Token ids by the name that the model has for them, or their vectors where pictures put some there."""
-        if shown is None:
-            return {"input_ids": ids}
-        known = ids.index_fill(0, shown.places, 0)  # an image token need not be in the vocabulary
-        embedded: Tensor = self.model.get_input_embeddings()(known)
-        return {"inputs_embeds": embedded.index_copy(0, shown.places, shown.vectors)}
+    def _changed_by_forwards(self, state: ModuleState, max_tokens: int) -> list[str]:
+        """What forwards of short and long sequences change in the model, one after the other."""
+        changed = dict[str, None]()
+        with torch.inference_mode():
+            for sequence in self._probes(max_tokens).sequences():
+                self._rows.padded(PackedBatch.of([sequence], self._device))
+                changed |= dict.fromkeys(state.changes())
+        return [*changed]
+
+    def _probes(self, max_tokens: int) -> Probes:
+        return Probes(self.model, pairs=self._rows.takes_types, max_tokens=max_tokens)
 
     def _probe(self, max_tokens: int, times: int = 1) -> PackedBatch:
-        """Random sequences: neighbours of equal and of different length, one longer than a sliding window."""
-        window = getattr(self.model.config, "sliding_window", None) or 0
-        longest = min(window + 16, _LONGEST_PROBE)
-        lengths = [min(length, max_tokens) for length in (5, 5, 1, longest, 9) * times]
-        return PackedBatch.of(self._made_up(lengths, np.random.default_rng(0)), self._device)
-
-    def _made_up(self, lengths: Sequence[int], random: np.random.Generator) -> Sequence[TokenSequence]:
-        """Random token ids; every other one is a pair where the model tells the two apart."""
-        return [
-            TokenSequence(
-                random.integers(self.vocabulary, size=length).tolist(),
-                DENSE_ONLY,
-                first_tokens=length // 2 if self._takes_types and place % 2 else None,
-            )
-            for place, length in enumerate(lengths)
-        ]
+        return PackedBatch.of(self._probes(max_tokens).sequences(times), self._device)
 
 
 def _sees_all(batch: PackedBatch) -> bool:
     """Whether every token sees all of its sequence, but for what layers themselves hide."""
     return all(group.seen == group.tokens for group in batch.groups)
-
-
-def _spread(row: Tensor, real: Tensor, padding: int) -> Tensor:
-    """What lies one behind the other, [tokens, ...], as rows that are filled up where `real` is False."""
-    padded = row.new_full((*real.shape, *row.shape[1:]), padding)
-    padded[real] = row
-    return padded
-
-
-def _position_table(model: PreTrainedModel) -> tuple[int, int | None]:
-    """Where positions begin in the model's table of position vectors, and how many there are.
-
-    RoBERTa and its relatives give the table the padding token's id as `padding_idx`, and count from the next row.
-
-    Returns:
-        The first row, and the rows from there on; (0, None) for a model without such a table.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
-            first = 0 if module.padding_idx is None else module.padding_idx + 1
-            return first, module.num_embeddings - first
-    return 0, None

@@ -94,6 +94,7 @@ def build_text_tower(
     body = Body(loaded.base if sight is None else sight.language)
     check_vocabulary(source.backend, body.vocabulary)
     max_tokens = _max_tokens(folder, source.max_tokens, body)
+    _check_body(name, partial(body.check_state, max_tokens))
     heads = build_heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
     roles = (
@@ -128,7 +129,7 @@ def build_text_tower(
     if why := body.choose_layout(attention, max_tokens, None if sight is None else sight.probe()):
         log.info("model.padded", model=name, reason=why)
     if body.layout == "padded":
-        _check_body(name, partial(body.check_padding, max_tokens))
+        _check_body(name, partial(body.check_company, max_tokens))
     if why := body.attend_in_one_call(max_tokens):
         log.info("model.attends_in_groups", model=name, reason=why)
     if loaded.image is None:
