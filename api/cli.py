@@ -232,6 +232,16 @@ def serve(
             "Send inputs that are the same, and inside at the same time, through the device once, for all who asked.",
         ),
     ] = _DEFAULT.coalesce,
+    share_between_tenants: Annotated[
+        bool,
+        flag(
+            "--share-between-tenants",
+            "Results",
+            "Let tenants share results and prepared images, kept or under way: the same inputs of several are computed "
+            "once, and by the time of an answer a tenant can find out what others have asked. A request's cache_salt "
+            "keeps it apart either way.",
+        ),
+    ] = _DEFAULT.share_between_tenants,
     result_cache_mb: Annotated[
         int,
         flag(
@@ -382,6 +392,7 @@ def serve(
             target_batch_s=target_batch,
             max_batch_items=max_batch_items,
             coalesce=coalesce,
+            share_between_tenants=share_between_tenants,
             result_cache_mb=result_cache_mb,
             max_requests=max_requests,
             max_items=max_items,

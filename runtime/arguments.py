@@ -7,6 +7,7 @@ from typing import TypeAlias, TypeGuard
 
 from staged_pool.runtime.requests import (
     DENSE_ONLY,
+    MAX_SALT_CHARACTERS,
     Chat,
     Content,
     Image,
@@ -41,6 +42,17 @@ def priority(given: object) -> Priority:
         if given == known:
             return known
     raise InvalidInput(f"priority: expected {' or '.join(Priority)}", param="priority")
+
+
+def cache_salt(given: object) -> str | None:
+    """Check the salt of a request.
+
+    Raises:
+        InvalidInput: It is neither None nor a text of 1 to `MAX_SALT_CHARACTERS` characters.
+    """
+    if given is None or (isinstance(given, str) and 1 <= len(given) <= MAX_SALT_CHARACTERS):
+        return given
+    raise InvalidInput(f"cache_salt must be a text of 1 to {MAX_SALT_CHARACTERS} characters.", param="cache_salt")
 
 
 def text_inputs(inputs: object, max_tokens: int | None) -> tuple[TextInput, ...]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -17,6 +18,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.gate import Gate
+from staged_pool.runtime.identity import SharingScopes
 from staged_pool.runtime.inside import ANYBODY, Asker, Room
 from staged_pool.runtime.lanes import LaneParts, lane_pace
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
@@ -79,6 +81,7 @@ class Engine(EngineTasks):
         self._offload = offload
         self._clock = options.clock
         self._admission = Admission(config, {lane: parts.pace for lane, parts in lanes.items()}, options.clock)
+        self._scopes_of_sharing = SharingScopes(between_tenants=config.share_between_tenants)
         self._cancelled: Counter[str] = Counter()
         self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Room] = {}
@@ -383,7 +386,10 @@ class Engine(EngineTasks):
             _check_pictures(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
         if (room := self._tickets.get(ticket)) is not None:
             self._admission.count_items(room, lanes)
-        return plan
+        ticket.sharing_scope = scope = self._scopes_of_sharing.scope(ticket.tenant, request.cache_salt)
+        if scope is None or "image" not in lanes or not self._config.image_cache_mb:
+            return plan
+        return replace(plan, inputs=[replace(given, sharing_scope=scope) for given in plan.inputs])
 
     async def drain(self, timeout_s: float) -> None:
         """Close the door at once, and wait until everything inside has its outcome.

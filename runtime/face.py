@@ -38,7 +38,9 @@ class EngineTasks(ABC):
     everywhere, and raises nothing of the engine's. `max_tokens` cuts longer inputs to so many tokens,
     `MODEL_MAX` to what the model takes; None refuses an input that is too long. `priority` is `interactive` or `bulk`:
     bulk work gets what interactive work leaves of the device, and an eighth of it at least. `tenant` says for whom a
-    host asks, by any hashable value: tenants share the device fairly, however many requests each has.
+    host asks, by any hashable value: tenants share the device fairly, however many requests each has. Results and
+    prepared images, kept or under way, are shared only among requests of one tenant (of all, with
+    `share_between_tenants`) and of one `cache_salt`, a text of 1 to 1024 characters; None is shared with None.
     """
 
     @abstractmethod
@@ -69,6 +71,7 @@ class EngineTasks(ABC):
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
+        cache_salt: str | None = None,
     ) -> EmbedResult:
         """Vectors of each input.
 
@@ -84,6 +87,7 @@ class EngineTasks(ABC):
             timeout_s: See the class.
             priority: See the class.
             tenant: See the class.
+            cache_salt: See the class.
 
         Returns:
             `embeddings`: float32 [inputs, width]; `sparse`, `multi_vector`; `usage.prompt_tokens`.
@@ -93,6 +97,7 @@ class EngineTasks(ABC):
         arguments.text("prompt", prompt)
         given = arguments.inputs(inputs, max_tokens)
         request = EmbedRequest(
+            cache_salt=arguments.cache_salt(cache_salt),
             inputs=given,
             outputs=arguments.outputs(outputs),
             dimensions=dimensions,
@@ -112,6 +117,7 @@ class EngineTasks(ABC):
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
+        cache_salt: str | None = None,
     ) -> ClassifyResult:
         """How well each of the model's labels fits each input.
 
@@ -122,12 +128,13 @@ class EngineTasks(ABC):
             timeout_s: See the class.
             priority: See the class.
             tenant: See the class.
+            cache_salt: See the class.
 
         Returns:
             `scores`: float32 [inputs, labels]; `labels`.
         """
         given = arguments.inputs_or_pairs(inputs, max_tokens)
-        request = ClassifyRequest(inputs=given, activate=activate)
+        request = ClassifyRequest(inputs=given, activate=activate, cache_salt=arguments.cache_salt(cache_salt))
         result: ClassifyResult = await self._ask(request, arguments.size(given), timeout_s, priority, tenant)
         return result
 
@@ -141,6 +148,7 @@ class EngineTasks(ABC):
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
+        cache_salt: str | None = None,
     ) -> TokenClassifyResult:
         """The label of each token, and the entities that tokens spell.
 
@@ -152,9 +160,12 @@ class EngineTasks(ABC):
             timeout_s: See the class.
             priority: See the class.
             tenant: See the class.
+            cache_salt: See the class.
         """
         texts = arguments.text_inputs(inputs, max_tokens)
-        request = TokenClassifyRequest(inputs=texts, aggregation=aggregation, activate=activate)
+        request = TokenClassifyRequest(
+            inputs=texts, aggregation=aggregation, activate=activate, cache_salt=arguments.cache_salt(cache_salt)
+        )
         result: TokenClassifyResult = await self._ask(request, arguments.size(texts), timeout_s, priority, tenant)
         return result
 
@@ -169,6 +180,7 @@ class EngineTasks(ABC):
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
+        cache_salt: str | None = None,
     ) -> ScoreResult:
         """How well each document answers its query.
 
@@ -181,6 +193,7 @@ class EngineTasks(ABC):
             timeout_s: See the class.
             priority: See the class.
             tenant: See the class.
+            cache_salt: See the class.
 
         Returns:
             `scores`: float32 [documents], higher is better: of a cross-encoder, the cosine of two embeddings, or the
@@ -189,6 +202,7 @@ class EngineTasks(ABC):
         arguments.whole_number("max_tokens", max_tokens)
         arguments.text("instruction", instruction)
         request = ScoreRequest(
+            cache_salt=arguments.cache_salt(cache_salt),
             queries=arguments.contents("queries", queries),
             documents=arguments.contents("documents", documents),
             activate=activate,
@@ -211,6 +225,7 @@ class EngineTasks(ABC):
         timeout_s: float = math.inf,
         priority: Priority | str = Priority.INTERACTIVE,
         tenant: Hashable = None,
+        cache_salt: str | None = None,
     ) -> RerankResult:
         """Documents in the order of how well they answer a query, the best first.
 
@@ -224,6 +239,7 @@ class EngineTasks(ABC):
             timeout_s: See the class.
             priority: See the class.
             tenant: See the class.
+            cache_salt: See the class.
         """
         arguments.whole_number("top_n", top_n)
         check_top_n(top_n)
@@ -236,6 +252,7 @@ class EngineTasks(ABC):
             timeout_s=timeout_s,
             priority=priority,
             tenant=tenant,
+            cache_salt=cache_salt,
         )
         return rank(result, top_n)
 

@@ -1,14 +1,17 @@
-"""Which inputs are the same work for the device: a strong hash of all that it reads of one.
+"""Identities of inputs that are the same work for the device: a strong hash of all that it reads of one.
 
 It is taken behind preprocess, where nothing is left that could make a difference without being seen: prompts, roles,
 truncation and special tokens have become token ids, and the settings of a picture its pixels.
+
+Equal inputs share a row only within a scope: a tenant and a salt. A caller who measures how quickly an answer comes
+would learn otherwise what other tenants have asked.
 """
 
 from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from hashlib import blake2b
 from typing import Final, TypeAlias
@@ -30,6 +33,32 @@ _NUMBERS: Final = struct.Struct("9q")
 _SEQUENCE: Final = 0
 _PICTURE: Final = 1
 _NONE: Final = -1
+
+
+class SharingScopes:
+    """Scopes within which rows and prepared images are shared.
+
+    Args:
+        between_tenants: Tenants share them, too.
+    """
+
+    def __init__(self, *, between_tenants: bool) -> None:
+        self._between_tenants = between_tenants
+        self._hash = blake2b(digest_size=IDENTITY_BYTES, key=secrets.token_bytes(32))
+
+    def scope(self, tenant: Hashable, salt: str | None) -> Hashable:
+        """The scope of a request; None for requests of no tenant and no salt.
+
+        Args:
+            tenant: Whose it is. None is a tenant of its own.
+            salt: Of the request. It is kept as a hash.
+        """
+        owner = None if self._between_tenants else tenant
+        if salt is None:
+            return None if owner is None else (owner, None)
+        made = self._hash.copy()
+        made.update(salt.encode(errors="surrogatepass"))
+        return owner, made.digest()
 
 
 class Identities:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
@@ -130,6 +130,8 @@ class ModelInput:
     """For models that read queries and documents differently."""
     may_split: bool = False
     """An input that is too long is cut into several instead of being refused."""
+    sharing_scope: Hashable = None
+    """Its prepared images are shared with inputs of an equal scope only."""
 
     @property
     def images(self) -> tuple[Image, ...]:

@@ -12,6 +12,9 @@ from staged_pool.stages.work import Request
 MODEL_MAX: Final = -1
 """For `max_tokens`: cut at the longest input that the model takes."""
 
+MAX_SALT_CHARACTERS: Final = 1024
+"""Characters of a `Request.cache_salt`."""
+
 Side: TypeAlias = Literal["left", "right"]
 Aggregation: TypeAlias = Literal["none", "simple", "first", "average", "max"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Final
 
 import numpy as np
@@ -13,8 +13,11 @@ from staged_pool.runtime.requests import Output
 from staged_pool.runtime.statistics import ResultCacheStatistics
 
 _ENTRY_BYTES: Final = 640
-"""What an entry takes beside its numbers: its key, its place, and the objects around its arrays. Measured: 516 for one
+"""Bytes of an entry beside its numbers: its key, its place, and the objects around its arrays. Measured: 516 for one
 vector; 120 or so for each further array."""
+
+_SCOPE_BYTES: Final = 192
+"""Bytes of the key of a row that is shared within a tenant or a salt only, beside those: two tuples and a digest."""
 
 
 class ResultCache:
@@ -29,7 +32,7 @@ class ResultCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[bytes, Mapping[Output, Values]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Mapping[Output, Values]] = OrderedDict()
         self._bytes = 0
         self._hits = 0
         self._misses = 0
@@ -44,7 +47,7 @@ class ResultCache:
             max_bytes=self._max_bytes,
         )
 
-    def get(self, identity: bytes, payload: Payload, /) -> Row | None:
+    def get(self, identity: Hashable, payload: Payload, /) -> Row | None:
         """The row of an input of this identity; None if none is kept.
 
         Its values are shared by all who get them: nobody may write to them, and numpy sees to it.
@@ -61,17 +64,17 @@ class ResultCache:
         self._hits += 1
         return Row(values, payload)
 
-    def keep(self, identity: bytes, row: Row, /) -> None:
+    def keep(self, identity: Hashable, row: Row, /) -> None:
         """Keep a row, unless one of the same identity is kept already: whoever asks again gets the very same."""
-        size = _size(row.values)
+        size = _size(identity, row.values)
         if identity in self._kept or size > self._max_bytes:
             return
         # Copies: the rows of a batch are views of one array, all of which each of them would hold.
         self._kept[identity] = {output: _frozen(_copied(values)) for output, values in row.values.items()}
         self._bytes += size
         while self._bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= _size(oldest)
+            key, oldest = self._kept.popitem(last=False)
+            self._bytes -= _size(key, oldest)
 
     def clear(self) -> None:
         """Forget every row. Those that are still to come from the device are kept again."""
@@ -97,8 +100,9 @@ def _copied(values: Values) -> Values:
     return np.array(values)
 
 
-def _size(values: Mapping[Output, Values]) -> int:
-    return _ENTRY_BYTES + sum(_number_bytes(each) for each in values.values())
+def _size(identity: Hashable, values: Mapping[Output, Values]) -> int:
+    key = 0 if isinstance(identity, bytes) else _SCOPE_BYTES
+    return _ENTRY_BYTES + key + sum(_number_bytes(each) for each in values.values())
 
 
 def _number_bytes(values: Values) -> int:

@@ -118,8 +118,18 @@ class PreprocessStage(Stage, Generic[S, P]):
                 if len(parts) > 1:
                     ticket.split(item.index, len(parts))
                 ticket.load.prepared(self._lane, sum(part.cost for part in parts))
+                scope = ticket.sharing_scope
                 ready += [
-                    Item(ticket, item.index, part.payload, ended, part.cost, part.batch_key, place, part.identity)
+                    Item(
+                        ticket,
+                        item.index,
+                        part.payload,
+                        ended,
+                        part.cost,
+                        part.batch_key,
+                        place,
+                        part.identity_in(scope),
+                    )
                     for place, part in enumerate(parts)
                 ]
         self.meter.done += len(ready)

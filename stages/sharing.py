@@ -38,11 +38,11 @@ _Asker: TypeAlias = tuple[Priority, Hashable]
 class KeptRows(Protocol[P_contra, R]):
     """Rows of before. Its methods are called on the event loop, and return at once."""
 
-    def get(self, identity: bytes, payload: P_contra, /) -> R | None:
+    def get(self, identity: Hashable, payload: P_contra, /) -> R | None:
         """The row of an input of this identity, for an item that carries this payload; None if none is kept."""
         ...
 
-    def keep(self, identity: bytes, row: R, /) -> None:
+    def keep(self, identity: Hashable, row: R, /) -> None:
         """Keep a row that the device has made, unless one of the same identity is kept already."""
         ...
 

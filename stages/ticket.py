@@ -126,6 +126,7 @@ class Ticket:
         "priority",
         "scope_ends_at",
         "settled",
+        "sharing_scope",
         "stage",
         "tenant",
         "timeline",
@@ -152,6 +153,8 @@ class Ticket:
         self.tenant = tenant
         self.stage = "door"
         """Where the request was last seen: names the stage in a deadline's message and in metrics."""
+        self.sharing_scope: Hashable = None
+        """Its items share rows only with those of an equal scope. Set in parse."""
         self.settled = False
         self.numbers = 0
         """That its rows hold."""

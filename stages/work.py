@@ -24,6 +24,9 @@ class Request:
     model: str | None = None
     """The served name that the caller asked for; None and "" mean whichever is served."""
 
+    cache_salt: str | None = None
+    """Rows and prepared images are shared with requests of the same salt only. None: with those of none."""
+
     words: Words = field(default=ENGINE_WORDS, compare=False, repr=False)
     """The caller's names for the fields of the request; whoever made it tells its errors in them."""
 
@@ -62,6 +65,10 @@ class Prepared(Generic[P_co]):
     identity: bytes | None = None
     """Those of equal identity are the same work, and get equal rows. None: it is not known of this one."""
 
+    def identity_in(self, scope: Hashable) -> Hashable:
+        """The identity among items of one `Ticket.sharing_scope`; None where it is not known."""
+        return self.identity if scope is None or self.identity is None else (self.identity, scope)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item(Generic[P_co]):
@@ -77,8 +84,8 @@ class Item(Generic[P_co]):
     batch_key: Hashable = None
     part: int = 0
     """Which of the pieces that preprocess cut its input into."""
-    identity: bytes | None = None
-    """See `Prepared`."""
+    identity: Hashable = None
+    """Items of equal identity share a row: see `Prepared.identity_in`. None: this one shares none."""
 
     def carrying(self, payload: Q, *, sent_at: float) -> Item[Q]:
         """The same unit of work with what the next stage is to work on."""

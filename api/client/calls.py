@@ -46,6 +46,7 @@ def embed(
     prompt_name: str | None = None,
     prompt: str | None = None,
     max_tokens: int | None = None,
+    cache_salt: str | None = None,
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
@@ -60,6 +61,7 @@ def embed(
         prompt_name: Put this one of the model's prompts before each text.
         prompt: Put this before each text.
         max_tokens: Cut longer inputs to so many tokens, `MODEL_MAX` to what the model takes; None refuses them.
+        cache_salt: The server shares results with calls of the same salt only.
         model: Ask this one rather than the client's own.
         timeout_s: For the whole call; None is the client's own.
         progress: See `Progress`.
@@ -67,7 +69,7 @@ def embed(
     wanted = arguments.outputs(outputs)
     if not wanted or not wanted <= TASKS.keys():
         raise InvalidInput(f"outputs must be one or several of {', '.join(sorted(TASKS))}.", param="outputs")
-    sources, common = _vectors(own, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, model)
+    sources, common = _vectors(own, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, cache_salt, model)
     if wanted == DENSE_ONLY:
         path, read = "/v1/embeddings", reading.read_vectors
         common |= _BASE64
@@ -89,6 +91,7 @@ def embed_stream(
     prompt_name: str | None = None,
     prompt: str | None = None,
     max_tokens: int | None = None,
+    cache_salt: str | None = None,
     model: str | None = None,
     timeout_s: float | None = None,
 ) -> Streamed:
@@ -97,7 +100,7 @@ def embed_stream(
     The batches go out one after the other. A request is repeated only before its first vector came. Leaving the block
     early ends the request on the server. For the arguments see `embed`.
     """
-    sources, common = _vectors(own, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, model)
+    sources, common = _vectors(own, inputs, dimensions, normalize, prompt_name, prompt, max_tokens, cache_salt, model)
     fields = partial(with_inputs, {**common, **_BASE64})
     parts = parts_of(own, "/v1/embeddings", sources, fields, streamed=True)
     return Streamed(total=len(sources), parts=parts, timeout_s=timeout_s)
@@ -111,6 +114,7 @@ def _vectors(  # noqa: PLR0917  # the arguments of both, in their order
     prompt_name: str | None,
     prompt: str | None,
     max_tokens: int | None,
+    cache_salt: str | None,
     model: str | None,
 ) -> tuple[list[Given], dict[str, object]]:
     """The inputs, and the fields that go with each batch of them."""
@@ -125,6 +129,7 @@ def _vectors(  # noqa: PLR0917  # the arguments of both, in their order
         prompt_name=prompt_name,
         prompt=prompt,
         truncate_prompt_tokens=max_tokens,
+        cache_salt=arguments.cache_salt(cache_salt),
     )
 
 
@@ -134,13 +139,16 @@ def classify(
     *,
     activate: bool = True,
     max_tokens: int | None = None,
+    cache_salt: str | None = None,
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
 ) -> Call[ClassifyResult, ClassifyResult]:
     """How well each of the model's labels fits each input or pair of texts; see `Engine.classify`."""
     sources = [source(given) for given in arguments.inputs_or_pairs(inputs, max_tokens)]
-    common = own.fields(model, use_activation=activate, truncate_prompt_tokens=max_tokens)
+    common = own.fields(
+        model, use_activation=activate, truncate_prompt_tokens=max_tokens, cache_salt=arguments.cache_salt(cache_salt)
+    )
     read, join = reading.read_labels, reading.join_labels
     return batched(own, "/classify", sources, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
@@ -151,6 +159,7 @@ def classify_tokens(
     *,
     aggregation: Aggregation = "simple",
     max_tokens: int | None = None,
+    cache_salt: str | None = None,
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
@@ -160,7 +169,12 @@ def classify_tokens(
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidInput(f"Input {index} is not a text, which is what entities are found in", index=index)
-    common = own.fields(model, aggregation_strategy=aggregation, truncate_prompt_tokens=max_tokens)
+    common = own.fields(
+        model,
+        aggregation_strategy=aggregation,
+        truncate_prompt_tokens=max_tokens,
+        cache_salt=arguments.cache_salt(cache_salt),
+    )
     read, join = reading.read_entities, reading.join_entities
     return batched(own, "/classify_tokens", texts, common, read=read, join=join, timeout_s=timeout_s, progress=progress)
 
@@ -173,6 +187,7 @@ def score(
     activate: bool = True,
     instruction: str | None = None,
     max_tokens: int | None = None,
+    cache_salt: str | None = None,
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
@@ -190,7 +205,13 @@ def score(
         found = f"found {len(asked)} and {len(given)}"
         raise InvalidInput(f"queries and documents must be 1:1, 1:N or N:N; {found}", param="queries")
     common = {
-        **own.fields(model, use_activation=activate, instruction=instruction, truncate_prompt_tokens=max_tokens),
+        **own.fields(
+            model,
+            use_activation=activate,
+            instruction=instruction,
+            truncate_prompt_tokens=max_tokens,
+            cache_salt=arguments.cache_salt(cache_salt),
+        ),
         **options((*asked, *given)),
         **({"return_logits": True} if logits else {}),
     }
@@ -220,6 +241,7 @@ def rerank(
     activate: bool = True,
     instruction: str | None = None,
     max_tokens: int | None = None,
+    cache_salt: str | None = None,
     model: str | None = None,
     timeout_s: float | None = None,
     progress: Progress = False,
@@ -237,6 +259,7 @@ def rerank(
         activate=activate,
         instruction=instruction,
         max_tokens=max_tokens,
+        cache_salt=cache_salt,
         model=model,
         timeout_s=timeout_s,
         progress=progress,

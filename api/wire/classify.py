@@ -41,7 +41,9 @@ def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
     fields = jsons.decode(_CLASSIFY, body)
     activate = fields.use_activation is not False and not fields.raw_scores
     inputs, places = text_or_pair_inputs(fields)
-    request = ClassifyRequest(inputs=inputs, words=vllm_words(places), model=fields.model, activate=activate)
+    request = ClassifyRequest(
+        inputs=inputs, words=vllm_words(places), model=fields.model, cache_salt=fields.cache_salt, activate=activate
+    )
     write = encode_classify if fields.raw_scores is None else infinity.encode_classify
     return request, named(write, fields.request_id)
 
@@ -55,7 +57,11 @@ def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequ
             what = "expected a text or a list of texts, which is what entities are found in"
             raise wrong(places("input", index), what, index)
     request = TokenClassifyRequest(
-        inputs=inputs, words=vllm_words(places), model=fields.model, aggregation=fields.aggregation_strategy
+        inputs=inputs,
+        words=vllm_words(places),
+        model=fields.model,
+        cache_salt=fields.cache_salt,
+        aggregation=fields.aggregation_strategy,
     )
     return request, named(encode_classify_tokens, fields.request_id)
 

@@ -72,6 +72,7 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
         name=field,
         words=_words(fields, field),
         model=fields.model,
+        cache_salt=fields.cache_salt,
         dimensions=fields.output_dimension,
         prompt_name=_prompt_name(fields.input_type, card),
     )

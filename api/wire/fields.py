@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire.pictures import ImageFields
+from staged_pool.runtime.requests import MAX_SALT_CHARACTERS
 
 ModelName: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
 MaxTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
@@ -27,7 +28,7 @@ class RequestFields(ImageFields, kw_only=True):
     """Of no meaning here."""
     priority: int | None = None
     """Of no meaning here: requests share the device by what they ask of it."""
-    cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)] | None = None
-    """Of no meaning here: no request can tell what another one has cached."""
+    cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    """See `Request.cache_salt`."""
     padding: Literal["max_length", "do_not_pad"] | None = None
     """Of no meaning here: a model gets the padding that it was trained with."""

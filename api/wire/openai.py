@@ -100,6 +100,7 @@ def _read(body: Body, card: ModelCard) -> tuple[EmbedRequest, Mapping[str, Encod
         inputs=inputs,
         words=vllm_words(places, {"prompt_name": _prompt_field(fields)}),
         model=fields.model,
+        cache_salt=fields.cache_salt,
         dimensions=fields.dimensions,
         normalize=fields.use_activation is not False and fields.normalized is not False,
         prompt_name=_prompt_name(fields, card),

@@ -85,16 +85,24 @@ def _request(fields: PoolingBody, tasks: tuple[Task, ...]) -> EmbedRequest | Cla
         texts, places = text_inputs(fields)
         words = vllm_words(places)
         return TokenClassifyRequest(
-            inputs=texts, words=words, model=fields.model, aggregation="none", activate=activate
+            inputs=texts,
+            words=words,
+            model=fields.model,
+            cache_salt=fields.cache_salt,
+            aggregation="none",
+            activate=activate,
         )
     inputs, places = inputs_of(fields)
     words = vllm_words(places)
     if tasks == ("classify",):
-        return ClassifyRequest(inputs=inputs, words=words, model=fields.model, activate=activate)
+        return ClassifyRequest(
+            inputs=inputs, words=words, model=fields.model, cache_salt=fields.cache_salt, activate=activate
+        )
     return EmbedRequest(
         inputs=inputs,
         words=words,
         model=fields.model,
+        cache_salt=fields.cache_salt,
         outputs=frozenset(OUTPUTS[task] for task in tasks),
         dimensions=fields.dimensions,
         normalize=activate,

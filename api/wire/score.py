@@ -270,6 +270,7 @@ def _request(
         names=names,
         words=words,
         model=fields.model,
+        cache_salt=fields.cache_salt,
         activate=activate,
         max_tokens=longest if fields.truncate_prompt_tokens is None else fields.truncate_prompt_tokens,
         max_query_tokens=_limit(fields.max_tokens_per_query, card),

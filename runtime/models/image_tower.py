@@ -78,7 +78,7 @@ class ImageTower:
             message = "This model reads a picture by itself, and no conversations about pictures."
             return InvalidInput(message, param="messages")
         try:
-            pixels = self.reader.read(image)
+            pixels = self.reader.read(image, given.sharing_scope)
         except InvalidInput as error:
             return error
         tokens = self._tokens(pixels)

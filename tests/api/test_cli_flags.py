@@ -48,6 +48,7 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
     "target_batch_s": (["--target-batch", "0.25"], 0.25),
     "max_batch_items": (["--max-batch-items", "17"], 17),
     "coalesce": (["--no-coalesce"], False),
+    "share_between_tenants": (["--share-between-tenants"], True),
     "result_cache_mb": (["--result-cache-mb", "19"], 19),
     "max_requests": (["--max-requests", "23"], 23),
     "max_items": (["--max-items", "2900"], 2900),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,23 @@ async def test_one_request_holds_texts_and_pictures(clip: Engine, alone: Encoder
     assert np.abs(found.dense - wanted).max() < 1e-5
     tokens = sum(len(alone.tokenize(text, add_special_tokens=True).ids) for text in TEXTS)
     assert found.usage.prompt_tokens == 3 * 17 + tokens
+
+
+@pytest.fixture(params=["clip", "qwen2-vl"])
+def any_folder(request: pytest.FixtureRequest, tiny_folder: TinyFolder) -> Path:
+    return tiny_folder(request.param)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_tenants_and_salts_have_prepared_images_of_their_own(any_folder: Path, shared: bool) -> None:
+    config = replace(settings(any_folder), image_cache_mb=10, share_between_tenants=shared)
+    asked = [{"tenant": "a"}, {"tenant": "b"}, {}, {"tenant": "a", "cache_salt": "x"}, {"tenant": "a"}]
+    async with open_engine(config) as engine:
+        for each in asked:
+            await engine.embed(PICTURES[1], **each)  # type: ignore[arg-type]
+        cache = engine.statistics().image_cache
+    assert cache is not None
+    assert (cache.hits, cache.misses) == ((3, 2) if shared else (1, 4))
 
 
 async def test_a_text_finds_pictures(clip: Engine) -> None:

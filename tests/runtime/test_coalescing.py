@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,14 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.results import EmbedResult
-from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, ModelFailed, StagedPoolError, StageFailed
+from staged_pool.stages.errors import (
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidInput,
+    ModelFailed,
+    StagedPoolError,
+    StageFailed,
+)
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import Gate, LetterModel, expected, until
 
@@ -99,6 +106,50 @@ async def test_without_coalescing_each_input_goes_through_the_device() -> None:
         gate.open()
     assert model.forwarded == [["busy"], ["same", "same"]]
     assert engine.statistics().device.coalesced_items == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "forwards"),
+    [
+        ({}, [{"tenant": "a"}, {"tenant": "b"}, {"tenant": None}, {"tenant": "a"}], 3),
+        ({}, [{"tenant": ("a", 1)}, {"tenant": ("a", 1)}, {"tenant": ("a", 2)}], 2),
+        ({}, [{"cache_salt": "x"}, {"cache_salt": "y"}, {}, {"cache_salt": "x"}], 3),
+        ({}, [{"tenant": "a", "cache_salt": "x"}, {"tenant": "b", "cache_salt": "x"}], 2),
+        ({}, [{"tenant": "a", "cache_salt": "b"}, {"tenant": "b", "cache_salt": "a"}], 2),
+        ({"share_between_tenants": True}, [{"tenant": "a"}, {"tenant": "b"}, {}], 1),
+        ({"share_between_tenants": True}, [{"tenant": "a", "cache_salt": "x"}, {"tenant": "b", "cache_salt": "x"}], 1),
+        ({"share_between_tenants": True}, [{"tenant": "a", "cache_salt": "x"}, {"tenant": "a"}], 2),
+    ],
+)
+async def test_tenants_and_salts_share_no_forward_unless_tenants_may(
+    settings: dict[str, Any], asked: list[dict[str, Any]], forwards: int
+) -> None:
+    gate = Gate()
+    model = LetterModel(on_forward=gate)
+    async with busy_engine(model, gate, **settings) as (_, callers):
+        for number, each in enumerate(asked):
+            callers.ask(str(number), "same", **each)
+        await callers.waiting(len(asked))
+        gate.open()
+    assert sorted(text for texts in model.forwarded[1:] for text in texts) == ["same"] * forwards
+    for number in range(len(asked)):
+        assert_array_equal(callers.result(str(number)).embeddings, [expected("same")])
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 1025, 5, b"x", ["x"]])
+async def test_a_salt_is_a_text_that_is_not_empty(salt: Any) -> None:
+    async with engine_on(LetterModel()) as engine:
+        calls: list[Awaitable[object]] = [
+            engine.embed("a", cache_salt=salt),
+            engine.classify("a", cache_salt=salt),
+            engine.classify_tokens("a", cache_salt=salt),
+            engine.score("a", "b", cache_salt=salt),
+            engine.rerank("a", ["b"], cache_salt=salt),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidInput, match="cache_salt must be a text of 1 to 1024 characters") as caught:
+                await call
+            assert caught.value.param == "cache_salt"
 
 
 async def test_it_is_what_the_model_reads_that_is_the_same_or_not() -> None:

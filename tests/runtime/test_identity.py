@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from staged_pool.runtime.identity import IDENTITY_BYTES, Identities
+from staged_pool.runtime.identity import IDENTITY_BYTES, Identities, SharingScopes
 from staged_pool.runtime.model import ModelInput, Payload, Picture, Pixels, Span, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output, TextInput
 from staged_pool.stages.errors import InvalidInput
@@ -107,6 +107,27 @@ def test_pixels_that_lie_otherwise_in_memory_are_the_same() -> None:
 
 def test_an_identity_means_nothing_elsewhere() -> None:
     assert Identities().of(SEQUENCE) != Identities().of(SEQUENCE)
+
+
+TENANTS = st.none() | st.text(max_size=2) | st.integers(0, 3) | st.tuples(st.text(max_size=1))
+
+
+@given(TENANTS, TENANTS, st.none() | st.text(min_size=1), st.none() | st.text(min_size=1), st.booleans())
+def test_scopes_are_equal_where_tenants_and_salts_are(
+    one: object, other: object, salt: str | None, pepper: str | None, between: bool
+) -> None:
+    scopes = SharingScopes(between_tenants=between)
+    same = (between or one == other) and salt == pepper
+    assert (scopes.scope(one, salt) == scopes.scope(other, pepper)) == same
+    assert scopes.scope(one, salt) == scopes.scope(one, salt)
+
+
+def test_a_scope_holds_no_salt_and_a_request_of_neither_has_none() -> None:
+    scopes = SharingScopes(between_tenants=False)
+    assert "pepper" not in repr(scopes.scope("a", "pepper"))
+    assert scopes.scope("a", "pepper") != SharingScopes(between_tenants=False).scope("a", "pepper")
+    assert scopes.scope(None, None) is None
+    assert SharingScopes(between_tenants=True).scope("a", None) is None
 
 
 def test_preprocess_gives_identities_to_payloads_and_parts_and_leaves_errors_alone() -> None:

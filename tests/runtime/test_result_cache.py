@@ -104,6 +104,28 @@ def shown(engine: Engine) -> tuple[int, int, int]:
     return cache.hits, cache.misses, cache.entries
 
 
+def test_a_row_of_a_scope_counts_with_its_key() -> None:
+    cache = ResultCache(10**6)
+    cache.keep((b"a", ("tenant", None)), a_row(1.0))
+    cache.keep(b"a", a_row(2.0))
+    assert dense(cache.get((b"a", ("tenant", None)), PAYLOAD)) == [1.0]
+    assert dense(cache.get(b"a", PAYLOAD)) == [2.0]
+    assert cache.statistics.bytes == 2 * (ENTRY_BYTES + 4) + 192
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("shared", [False, True])
+async def test_tenants_and_salts_have_results_of_their_own(shared: bool) -> None:
+    model = LetterModel()
+    asked = [{"tenant": "a"}, {"tenant": "b"}, {}, {"tenant": "a", "cache_salt": "x"}, {"cache_salt": "x"}]
+    async with engine_on(model, result_cache_mb=1, share_between_tenants=shared) as engine:
+        for each in asked * 2:
+            await engine.embed("same", **each)  # type: ignore[arg-type]
+        hits, misses, entries = shown(engine)
+    assert len(model.forwarded) == misses == entries == (2 if shared else 5)
+    assert hits == 10 - misses
+
+
 @pytest.mark.anyio
 async def test_an_input_that_comes_again_does_not_go_through_the_device_again() -> None:
     model = LetterModel()

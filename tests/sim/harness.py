@@ -324,7 +324,8 @@ class Simulation:
         if client.decode == "refuses":
             raise InvalidInput("The body is wrong.")
         return EmbedRequest(
-            inputs=tuple(source_of((client.number, index), item) for index, item in enumerate(client.items))
+            inputs=tuple(source_of((client.number, index), item) for index, item in enumerate(client.items)),
+            cache_salt=client.salt,
         )
 
     def _encode(self, client: ClientPlan, result: EmbedResult) -> EmbedResult:

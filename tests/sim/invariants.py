@@ -66,6 +66,10 @@ def payload_name(payload: Payload) -> Name:
     return int(ids[0]), int(ids[1])
 
 
+Scope: TypeAlias = tuple[str | None, str | None]
+"""Tenant and salt of a client, as far as they keep it apart from others."""
+
+
 class WatchedTicket(Ticket):
     """A ticket that says when it settles. Stages see no difference."""
 
@@ -126,6 +130,8 @@ class Watch:
     """When the host's block was left by an error or a cancellation."""
     ended: bool = False
     """Whether the engine's block has been left."""
+    worked_on: set[tuple[Scope, Name]] = field(default_factory=set)
+    """Items that went into a batch, each with the scope that its row may be shared in."""
 
     def note(self, text: str, *values: object) -> None:
         """A line of the trace, with the time in milliseconds. The text has a {} for each value."""
@@ -190,7 +196,9 @@ class Watch:
         for item in items:
             if item.ticket.settled or item.ticket.deadline < self.now() - EPSILON:
                 self.fail(f"item {payload_name(item.payload)} entered a batch, and nobody waits for it")
-        if config.coalesce and len({payload_name(item.payload) for item in items}) < len(items):
+        work = {(self._scope_of(item.ticket), payload_name(item.payload)) for item in items}
+        self.worked_on |= work
+        if config.coalesce and len(work) < len(items):
             self.fail("a batch has the same work twice")
         costs = [item.cost for item in items]
         cost = max(costs) * len(costs) if self.world.pads else sum(costs)
@@ -203,6 +211,13 @@ class Watch:
         list_cost = 2 * config.chunk_items * 6
         if waiting_cost > config.waiting_tokens + list_cost:
             self.fail(f"{waiting_cost} tokens in the waiting room")
+
+    def _scope(self, client: ClientPlan) -> Scope:
+        return None if self.world.config.share_between_tenants else client.tenant, client.salt
+
+    def _scope_of(self, ticket: Ticket) -> Scope:
+        timelines = self.timelines.items()
+        return next(self._scope(self.world.clients[k]) for k, timeline in timelines if timeline is ticket.timeline)
 
     def _unwanted(self, number: int) -> bool:
         ticket = self.ticket_of(number)
@@ -294,6 +309,9 @@ class Watch:
             return "it must fail"
         if client.arrives_at > self.stopping_at + EPSILON:
             return "it came too late to be taken"
+        names = [item.like or (client.number, index) for index, item in enumerate(client.items)]
+        if any((self._scope(client), name) not in self.worked_on for name in names):
+            return "a row was made for another tenant, or for another salt"
         want = [vector(item.like or (client.number, index), item.cost) for index, item in enumerate(client.items)]
         if (got := result.embeddings.tolist()) != want:
             return f"{got} instead of {want}"

@@ -22,7 +22,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.errands import Errands
 from staged_pool.runtime.gate import Gate
-from staged_pool.runtime.identity import Identities
+from staged_pool.runtime.identity import Identities, SharingScopes
 from staged_pool.runtime.inside import Inside, Room
 from staged_pool.runtime.lanes import LaneLimits
 from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
@@ -858,6 +858,26 @@ def kept_row_of_another_key() -> Plan:
         return original(self, next(iter(self._kept), identity), payload)
 
     return [(ResultCache, "get", get)]
+
+
+@mutation
+def rows_shared_between_tenants() -> Plan:
+    original = SharingScopes.scope
+
+    def scope(self: SharingScopes, tenant: Any, salt: str | None) -> Any:
+        return original(self, None, salt)
+
+    return [(SharingScopes, "scope", scope)]
+
+
+@mutation
+def rows_shared_between_salts() -> Plan:
+    original = SharingScopes.scope
+
+    def scope(self: SharingScopes, tenant: Any, salt: str | None) -> Any:
+        return original(self, tenant, None)
+
+    return [(SharingScopes, "scope", scope)]
 
 
 @mutation

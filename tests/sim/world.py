@@ -92,6 +92,8 @@ class ClientPlan:
     encode: CodecFault | None = None
     priority: Priority = Priority.INTERACTIVE
     tenant: str | None = None
+    salt: str | None = None
+    """Of the request's `cache_salt`."""
     tokenizes: bool = False
     """It calls `tokenize` and not `submit`."""
 
@@ -214,6 +216,10 @@ def _draw_repetitions(rng: random.Random, world: World) -> None:
                 item.fetches = {place: plan for place, plan in item.fetches.items() if place < item.pictures}
             else:
                 alike.append((client.number, index))
+    world.config = replace(world.config, share_between_tenants=chance() < 0.6)
+    salted = rng.choice((0.0, 0.0, 0.3))
+    for client in world.clients:
+        client.salt = rng.choice(("salt", "pepper")) if chance() < salted else None
 
 
 def _item(world: World, name: tuple[int, int]) -> ItemPlan:
@@ -248,6 +254,7 @@ def _draw_crowd(rng: random.Random, world: World) -> None:
         waiting_tokens=100,
         request_waiting_tokens=100,
         coalesce=True,
+        share_between_tenants=True,
         result_cache_mb=0,
     )
     tenants = rng.choice(((None, "a"), ("a", "b", "c", "d")))
@@ -256,7 +263,7 @@ def _draw_crowd(rng: random.Random, world: World) -> None:
         client.arrives_at = rng.randint(0, 4) * TICK_S
         client.timeout_s = client.host_timeout_s = math.inf
         client.leaves_at = client.arrives_at + rng.randint(5, 30) * TICK_S if rng.random() < 0.6 else math.inf
-        client.tenant = rng.choice(tenants)
+        client.tenant, client.salt = rng.choice(tenants), None
         client.items = []
         for index in range(rng.choice((1, 1, 2))):
             question = rng.randint(1, 6)

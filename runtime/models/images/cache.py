@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -13,7 +13,7 @@ from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.statistics import ImageCacheStatistics
 
 _ENTRY_BYTES: Final = 512
-"""What an entry takes beside its values: its key, and its place."""
+"""Bytes of an entry beside its values: its key with the scope, and its place."""
 
 PATIENCE_S: Final = 5.0
 """How long a thread waits for another that prepares its picture: longer than any picture takes, also where all cores
@@ -45,8 +45,8 @@ class ImageCache:
         self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, Pixels] = OrderedDict()
-        self._making: dict[bytes, _Making] = {}
+        self._kept: OrderedDict[Hashable, Pixels] = OrderedDict()
+        self._making: dict[Hashable, _Making] = {}
         self._bytes = 0
         self._hits = 0
         self._misses = 0
@@ -62,7 +62,7 @@ class ImageCache:
                 max_bytes=self._max_bytes,
             )
 
-    def get(self, key: bytes, make: Callable[[], Pixels]) -> Pixels:
+    def get(self, key: Hashable, make: Callable[[], Pixels]) -> Pixels:
         """What is kept for a key, else what `make` gives, which is kept from then on.
 
         The values are shared by all who get them: nobody may write to them, and numpy sees to it.
@@ -91,7 +91,7 @@ class ImageCache:
             self._making.clear()
             self._bytes = 0
 
-    def _find(self, key: bytes) -> Pixels | None:
+    def _find(self, key: Hashable) -> Pixels | None:
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             self._hits += 1
@@ -106,7 +106,7 @@ class ImageCache:
                 self._hits += 1
         return make() if found is None else found
 
-    def _make(self, key: bytes, make: Callable[[], Pixels], making: _Making) -> Pixels:
+    def _make(self, key: Hashable, make: Callable[[], Pixels], making: _Making) -> Pixels:
         try:
             pixels = make()
             pixels.values.flags.writeable = False
@@ -121,7 +121,7 @@ class ImageCache:
                         self._keep(key, making.pixels)
             making.done.set()
 
-    def _keep(self, key: bytes, pixels: Pixels) -> None:
+    def _keep(self, key: Hashable, pixels: Pixels) -> None:
         size = _size(pixels)
         if size > self._max_bytes:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Final
 
 import numpy as np
@@ -76,11 +77,12 @@ class ImageReader:
         """What `to_device` needs to know of the pictures that were read here."""
         return self.settings.scale
 
-    def read(self, image: Image) -> Pixels:
+    def read(self, image: Image, scope: Hashable = None) -> Pixels:
         """Prepare one picture.
 
         Args:
             image: Its `source` is the encoded file.
+            scope: One that was prepared before is taken only if it was in an equal scope.
 
         Raises:
             TooLarge: It has more bytes or pixels than are taken.
@@ -92,7 +94,8 @@ class ImageReader:
         choice = self._options.read(image.options)
         if self._cache is None:
             return self._prepare(data, choice)
-        return self._cache.get(choice.key(data), lambda: self._prepare(data, choice))
+        key = choice.key(data)
+        return self._cache.get(key if scope is None else (key, scope), lambda: self._prepare(data, choice))
 
     def sample(self, encoded: bytes) -> Pixels:
         """Prepare a picture that a model is tried with: it is not kept. Raises what `read` does."""
@@ -105,9 +108,9 @@ class ImageReader:
         Raises:
             InvalidInput: As for `read`; on the fast path, damage behind the header is not found.
         """
-        if self.reason is not None:
-            return self.read(image).patches
         choice = self._options.read(image.options)
+        if self.reason is not None:
+            return self._prepare(_content(image), choice).patches  # past the cache: of whom it is asked is not known
         encoded = Encoded(_content(image), self._limits)
         target, edge = self._options.check(choice, encoded.size), choice.settings.patch_size
         return None if edge is None else (target[0] // edge) * (target[1] // edge)

@@ -7,6 +7,7 @@ vectors there, so the token is repeated here as often as that.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import TypeAlias, TypeVar
 
@@ -86,7 +87,7 @@ class PictureReader:
 
     def _page(self, given: ModelInput) -> TokenSequence:
         """A picture by itself, in the words that the model was trained to see around one."""
-        pictures = self._prepared([_only_image(given.source)], "input")
+        pictures = self._prepared(given, [_only_image(given.source)], "input")
         ids = self._framed(self._tokens(pictures[0]))
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=pictures)
@@ -107,7 +108,7 @@ class PictureReader:
         words = tokenizer.shared.ids(written)
         limits.check_ids(words)
         self._check_shown(words, len(chat.images))
-        pictures = self._prepared(chat.images, "input" if isinstance(given.source, Image) else "messages")
+        pictures = self._prepared(given, chat.images, "input" if isinstance(given.source, Image) else "messages")
         counts = map(self._tokens, pictures)
         ids = _repeated(words, [next(counts) if word == self._layout.image_token else 1 for word in words])
         if text.max_own_tokens is not None:
@@ -137,8 +138,8 @@ class PictureReader:
     def _count(self, image: Image) -> int:
         return self._layout.of(self._images.patches(image))
 
-    def _prepared(self, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
-        return self._looked_at(images, param, self._images.read, self._tokens)
+    def _prepared(self, given: ModelInput, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
+        return self._looked_at(images, param, partial(self._images.read, scope=given.sharing_scope), self._tokens)
 
     def _looked_at(
         self, images: Sequence[Image], param: str, look: Callable[[Image], T], tokens_of: Callable[[T], int]

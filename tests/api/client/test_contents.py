@@ -57,6 +57,23 @@ def test_inputs_arrive_as_they_were_given(inputs: Any) -> None:
     assert arrived == list(arguments.inputs(inputs, 9))
 
 
+def test_a_salt_goes_with_every_request_of_a_call() -> None:
+    asked = [
+        calls.embed(OPTIONS, ["a", "b", "c", "d"], cache_salt="pepper"),
+        calls.embed(OPTIONS, ["a"], outputs="sparse", cache_salt="pepper"),
+        calls.classify(OPTIONS, ["a", "b", "c", "d"], cache_salt="pepper"),
+        calls.classify_tokens(OPTIONS, ["a"], cache_salt="pepper"),
+        calls.score(OPTIONS, "a", ["b", "c", "d", "e"], cache_salt="pepper"),
+        calls.rerank(OPTIONS, "a", ["b"], cache_salt="pepper"),
+    ]
+    parts = [part for call in asked for part in call.parts()]
+    parts += calls.embed_stream(OPTIONS, ["a"], cache_salt="pepper").parts
+    assert [part.request.fields.get("cache_salt") for part in parts] == ["pepper"] * 10
+    assert "cache_salt" not in calls.embed(OPTIONS, ["a"]).parts().__next__().request.fields
+    with pytest.raises(InvalidInput, match="cache_salt must be a text"):
+        calls.embed(OPTIONS, ["a"], cache_salt="")
+
+
 def test_pairs_arrive_among_texts() -> None:
     inputs: Any = [("a", "b"), ("c", "d"), "e"]
     call = calls.classify(OPTIONS, inputs)

@@ -205,6 +205,25 @@ def test_settings_of_the_image_processor_go_with_each_picture() -> None:
     assert request.documents == (Image(URL, wanted),)
 
 
+@pytest.mark.parametrize(
+    ("reader", "fields"),
+    [
+        (openai.read_embeddings, {"input": "a"}),
+        (pooling.read_pooling, {"input": "a"}),
+        (classify.read_classify, {"input": "a"}),
+        (classify.read_classify_tokens, {"input": "a"}),
+        (score.read_score, {"queries": "a", "documents": ["b"]}),
+        (RERANK, {"query": "a", "documents": ["b"]}),
+        (partial(cohere.read_embed, version="2"), {"texts": ["a"]}),
+    ],
+)
+def test_the_salt_of_a_request_goes_with_it(reader: Read, fields: dict[str, Any]) -> None:
+    assert read(reader, **fields).cache_salt is None
+    assert read(reader, **fields, cache_salt="pepper").cache_salt == "pepper"
+    for wrong in ("", "x" * 1025, 1):
+        assert refusal(reader, **fields, cache_salt=wrong)[1] == "cache_salt"
+
+
 @pytest.mark.parametrize("field", ["mm_processor_kwargs", "media_io_kwargs"])
 def test_settings_of_the_image_processor_are_objects(field: str) -> None:
     assert refusal(openai.read_embeddings, **{"input": "a", field: 1})[1] == field

@@ -268,6 +268,25 @@ def test_a_reader_keeps_pictures_by_what_they_hold_and_what_is_asked_of_them(fam
     assert np.array_equal(keeping.read(given).values, first.values)
 
 
+def test_a_reader_gives_what_it_keeps_to_the_same_scope_only(family_folder: Folder) -> None:
+    keeping = reader(family_folder("clip"), image_cache_mb=10)
+    given = image(60, 50)
+    of_all, of_one, of_other = (keeping.read(given, scope) for scope in (None, ("a", None), ("b", None)))
+    assert of_all is not of_one is not of_other
+    assert keeping.read(given) is of_all
+    assert keeping.read(given, ("a", None)) is of_one
+    assert keeping.read(given, ("b", None)) is of_other
+
+
+def test_counting_patches_neither_reads_nor_fills_what_is_kept(family_folder: Folder) -> None:
+    for path in ("fast", "exact"):
+        keeping = reader(family_folder("qwen2-vl"), image_cache_mb=10, image_path=path)
+        assert keeping.patches(image(60, 50)) == keeping.read(image(60, 50)).patches
+        statistics = keeping.cache
+        assert statistics is not None
+        assert (statistics.hits, statistics.misses) == (0, 1)
+
+
 def test_a_reader_without_room_keeps_nothing(family_folder: Folder) -> None:
     plain = reader(family_folder("clip"))
     given = image(30, 30)
