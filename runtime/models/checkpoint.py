@@ -34,6 +34,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    GteConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -120,7 +121,7 @@ def load_transformer(
     bare = not sees and folder.architecture not in _WITH_HEAD
     code = _own_code(folder)
     with _quiet(), _unusable(folder, "the transformer"):
-        config = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
+        config = _config(folder, own_code=own_code)
         text_config = config.get_text_config()
         for each in (config, text_config):
             if hasattr(each, "use_cache"):
@@ -213,6 +214,16 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
         padding_side=tokenizer.padding_side,
         masks_padding="attention_mask" in tokenizer.model_input_names,
     )
+
+
+def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
+    """The config as its class in transformers has it, or a class of the folder's own."""
+    if folder.config.get("model_type") == GteConfig.model_type:  # the file may be one that asks for code of its own
+        config = GteConfig.from_dict(dict(folder.config))
+        config._name_or_path = str(folder.body)
+        return config
+    found: PreTrainedConfig = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
+    return found
 
 
 def _read_weights(model_class: Any, folder: ModelFolder, *, allow_pickle: bool, **settings: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.models.folders.parts import read_special_token
+from staged_pool.runtime.models.folders.special_tokens import special_tokens
 from staged_pool.runtime.models.specs import (
     DenseSpec,
     HeadSpec,
@@ -21,9 +21,6 @@ from staged_pool.runtime.models.specs import (
     TokenWeightsSpec,
 )
 from staged_pool.runtime.models.tokenizing.roles import ROLES
-
-_WITHOUT_WEIGHT: Final = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-"""Tokens that the sparse head gives no weight, and how XLM-RoBERTa spells them."""
 
 _NAMES: Final = ("sparse_linear", "colbert_linear")
 
@@ -44,10 +41,10 @@ def with_bge_m3_heads(folder: ModelFolder) -> ModelFolder:
         heads = [DenseSpec(pooling=("cls",), modules=(), normalize=True)]
         notes = ("no modules.json: cls pooling with normalisation is assumed, as BGE-M3 has it",)
     if sparse is not None:
-        heads.append(TokenWeightsSpec(projection=sparse, left_out=_special_tokens(folder)))
+        heads.append(TokenWeightsSpec(projection=sparse, left_out=special_tokens(folder)))
     if colbert is not None:
         heads.append(MultiVectorSpec(modules=(colbert,)))
-    first = _special_tokens(folder)[0]
+    first = special_tokens(folder)[0]
     roles = {role: RoleSettings(skipped_first=first) for role in ROLES} if colbert is not None else {}
     return replace(folder, heads=tuple(heads), roles=roles, notes=notes)
 
@@ -55,9 +52,3 @@ def with_bge_m3_heads(folder: ModelFolder) -> ModelFolder:
 def _projection(folder: Path, name: str) -> Projection | None:
     files = tuple(folder / f"{name}.{suffix}" for suffix in ("safetensors", "pt"))
     return Projection(files=files, weight="weight", bias="bias") if any(file.is_file() for file in files) else None
-
-
-def _special_tokens(folder: ModelFolder) -> tuple[str, ...]:
-    """Those that the sparse head gives no weight; the first one of them is also the one without a vector."""
-    root = folder.path
-    return tuple(read_special_token(folder.body, field, root=root) or usual for field, usual in _WITHOUT_WEIGHT.items())

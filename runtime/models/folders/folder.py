@@ -13,6 +13,7 @@ from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
 from staged_pool.runtime.models.folders.chain import read_head, read_pooling_modes
+from staged_pool.runtime.models.folders.gte import gives_token_weights, is_gte, with_token_weights
 from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
 from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
@@ -88,7 +89,7 @@ def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
     if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
         return read_page_folder(path)
     folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
-    return with_pictures(with_bge_m3_heads(folder))
+    return with_pictures(with_token_weights(with_bge_m3_heads(folder)))
 
 
 def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) -> ModelFolder:
@@ -137,21 +138,25 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
 def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
     """A transformer without `modules.json`: read as sentence-transformers reads it (mean, not normalised).
 
-    A model that is shown pictures is read as its authors do, whose code sentence-transformers does not replace.
+    A model that is shown images, and GTE, are read as their authors do, whose code sentence-transformers does not
+    replace.
     """
     config = read_body_config(path, root=path)
     architectures = config.get("architectures") or [""]
     sees = config.get("model_type") in CONVERSING
     causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
-    mode: PoolingMode = "lasttoken" if causal or sees else "mean"
-    how = "with" if sees else "without"
+    mode: PoolingMode = "lasttoken" if causal or sees else "cls" if is_gte(config) else "mean"
+    normalize = sees or is_gte(config)
+    how = "with" if normalize else "without"
     prompts, prompt = read_prompts(settings)
     return ModelFolder(
         path=path,
         body=path,
         config=config,
-        reading="assumed",
-        heads=(DenseSpec(pooling=(mode,), modules=(), normalize=sees, truncate_dim=settings.positive("truncate_dim")),),
+        reading="folder" if gives_token_weights(config) else "assumed",
+        heads=(
+            DenseSpec(pooling=(mode,), modules=(), normalize=normalize, truncate_dim=settings.positive("truncate_dim")),
+        ),
         similarity=read_similarity(settings),
         **read_matryoshka(path, config, settings),
         prompts=prompts,
@@ -164,7 +169,8 @@ def _gives_labels(path: Path, task: Task) -> bool:
     """Whether a transformer without `modules.json` is to be read as a model that gives labels."""
     config = read_body_config(path, root=path)
     asked = task == "score" and classifier.class_name(config).endswith("ForCausalLM")
-    return asked or (task != "embed" and classifier.classifier_kind(config) is not None)
+    labels = classifier.classifier_kind(config) is not None and not gives_token_weights(config)
+    return asked or (task != "embed" and labels)
 
 
 def _label_folder(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from staged_pool.runtime.model import Similarity
+from staged_pool.runtime.models.folders.gte import with_native_config
 from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.folders.readme import trained_for_shorter_vectors
 from staged_pool.runtime.models.specs import Dense
@@ -90,7 +91,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
     if not any((body / name).is_file() for name in _WEIGHT_FILES):
         raise ConfigError(f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index)")
     content: Mapping[str, Any] = config.content
-    return content
+    return with_native_config(content)
 
 
 def read_transformer_settings(body: Path, *, root: Path) -> JsonFile:
@@ -114,17 +115,6 @@ def read_matryoshka(path: Path, config: Mapping[str, Any], settings: JsonFile) -
     cuts = settings.positive("truncate_dim") is not None
     said = file.get("is_matryoshka", bool, False) or bool(dimensions) or cuts or trained_for_shorter_vectors(path)
     return {"matryoshka": said, "dimensions": tuple(sorted(dimensions))}
-
-
-def read_special_token(body: Path, field: str, *, root: Path) -> str | None:
-    """A special token by its name, such as `mask_token`, in the tokenizer's own spelling. None: not said."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        value = (JsonFile.read(body / name, root=root) or JsonFile.empty()).content.get(field)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            return value
-    return None
 
 
 def expect_level(file: JsonFile, level: Level, *, default: Level | None = None) -> None:
