@@ -13,6 +13,7 @@ from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
 from staged_pool.runtime.models.folders.chain import read_head, read_pooling_modes
+from staged_pool.runtime.models.folders.foreign import MODULES, check_layout
 from staged_pool.runtime.models.folders.gte import gives_token_weights, is_gte, with_token_weights
 from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
 from staged_pool.runtime.models.folders.json_file import JsonFile
@@ -58,6 +59,7 @@ def read_folder(path: Path, *, task: Task = "auto", score_template: str | None =
         ConfigError: A file is missing or malformed (named with its field), a module is not known, or the
             folder is a model of another kind.
     """
+    check_layout(path)
     folder = _read(path, task, score_template)
     if task == "embed":
         folder = replace(folder, reading="user")
@@ -97,7 +99,8 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
     chain = read_chain(modules_file, path)
     if not chain or chain[0][0] != "Transformer":
         first = chain[0][0] if chain else "nothing"
-        raise ConfigError(f"modules.json: must begin with a Transformer, begins with {first}")
+        cause = f": {MODULES[first]}" if first in MODULES else ""
+        raise ConfigError(f"modules.json: must begin with a Transformer, begins with {first}{cause}")
     body = chain[0][1]
     config = read_body_config(body, root=path)
     transformer = read_transformer_settings(body, root=path)

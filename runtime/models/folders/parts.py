@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from staged_pool.runtime.model import Similarity
+from staged_pool.runtime.models.folders.foreign import check_quantization, file_names, name_cause
 from staged_pool.runtime.models.folders.gte import with_native_config
 from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.folders.readme import trained_for_shorter_vectors
@@ -88,8 +89,13 @@ def read_prompts(settings: JsonFile) -> tuple[Mapping[str, str], str]:
 def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
     """The transformer's config. That its weights are there is checked here too, before anything is built."""
     config = required(body / "config.json", root=root)
+    check_quantization(config.content, body)
     if not any((body / name).is_file() for name in _WEIGHT_FILES):
-        raise ConfigError(f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index)")
+        cause = name_cause(file_names(body))
+        found = f": there is {cause}" if cause else ""
+        raise ConfigError(
+            f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index){found}"
+        )
     content: Mapping[str, Any] = config.content
     return with_native_config(content)
 

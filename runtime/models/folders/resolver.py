@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: that of the hub's own HTTP client
     GatedRepoError,
     HfHubHTTPError,
@@ -21,6 +21,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
     RevisionNotFoundError,
 )
 
+from staged_pool.runtime.models.folders.foreign import check_layout, name_cause
 from staged_pool.stages.errors import ConfigError
 
 DEFAULT_MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
@@ -45,6 +46,8 @@ _FILES: Final = (
 )
 _PICKLED_FILES: Final = ("pytorch_model*.bin",)
 """Asked for where there are no safe ones."""
+_ANY_WEIGHTS: Final = ("*.safetensors", "*/model*.safetensors", "*.bin", "*/pytorch_model.bin")
+"""Weights of a model, or of one of its modules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,10 @@ def _from_hub(model: str, revision: str | None, files: tuple[str, ...], *, offli
         folder = _download(model, revision, files, offline=offline)
         if not any(folder.glob("model*.safetensors")):
             folder = _download(model, revision, (*files, *_PICKLED_FILES), offline=offline)
+        if not offline and not any(found for pattern in _ANY_WEIGHTS for found in folder.glob(pattern)):
+            check_layout(folder)
+            if cause := name_cause(HfApi().list_repo_files(model, revision=revision)):
+                raise ConfigError(f"model={model!r}{at}: the repository has no weights that are read here: {cause}")
     except HFValidationError as error:
         raise ConfigError(f"model={model!r}: is neither a folder nor a hub id (organisation/name)") from error
     except GatedRepoError as error:
