@@ -141,12 +141,34 @@ def test_code_is_downloaded_where_it_is_allowed_and_pickled_weights_where_there_
         asked.update(allow_patterns)
         return str(tmp_path)
 
-    if safe:
-        (tmp_path / "model.safetensors").touch()
+    (tmp_path / ("model.safetensors" if safe else "pytorch_model.bin")).touch()
     monkeypatch.setattr("staged_pool.runtime.models.folders.resolver.snapshot_download", download)
     resolve("org/tiny", **settings)
     assert ("*.py" in asked, "pytorch_model*.bin" in asked) == wanted
     assert "README.md" in asked
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        (["README.md", "tiny.Q4_K_M.gguf"], "only weights in GGUF, the format of llama.cpp; fetch or convert it"),
+        (["config.json", "onnx/model.onnx"], "only a graph in ONNX; fetch or convert it to model.safetensors"),
+        (["config.json", "tf_model.h5"], "only weights of TensorFlow; fetch or convert it to model.safetensors"),
+    ],
+)
+def test_what_a_repository_has_instead_of_weights_is_named(
+    listed: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Listing:
+        def list_repo_files(self, model: str, *, revision: str | None) -> list[str]:
+            return listed
+
+    monkeypatch.setattr("staged_pool.runtime.models.folders.resolver.snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr("staged_pool.runtime.models.folders.resolver.HfApi", Listing)
+    with pytest.raises(ConfigError) as refused:
+        resolve("org/tiny")
+    found = str(refused.value)
+    assert found.startswith(f"model='org/tiny': the repository has no weights that are read here: {message}")
 
 
 @pytest.mark.usefixtures("cache")

@@ -14,6 +14,11 @@ from typing import Any, Final
 from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
+WEIGHT_FILES: Final = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+"""Weights of a transformer, under the names that transformers knows."""
+
 _FORMATS: Final[tuple[tuple[str, str], ...]] = (
     ("*.gguf", "only weights in GGUF, the format of llama.cpp"),
     ("*.onnx", "only a graph in ONNX"),
@@ -93,7 +98,9 @@ def check_quantization(config: Mapping[str, Any], body: Path) -> None:
 
 
 def name_cause(names: Collection[str]) -> str | None:
-    """What weights a folder has that are not read here, by the names of its files. None: it has none at all."""
+    """What weights a folder has instead of those that are read here, by the names of its files. None: not known."""
+    if any(name in WEIGHT_FILES for name in names):
+        return None
     for pattern, cause in _FORMATS:
         if any(fnmatch(PurePosixPath(name).name, pattern) or fnmatch(name, pattern) for name in names):
             return f"{cause}{'' if 'rename' in cause or 'index' in cause else _OWN_FORM}"
@@ -122,13 +129,16 @@ def _library(path: Path) -> str | None:
     if adapter is not None:
         base = adapter.content.get("base_model_name_or_path") or "its model"
         kind = adapter.content.get("peft_type", "peft")
-        return f"adapter_config.json: the folder holds an adapter alone ({kind}): merge it into the weights of {base} (merge_and_unload of peft), and serve what that saves"
+        return (
+            f"adapter_config.json: the folder holds an adapter alone ({kind}): merge it into the weights of {base} "
+            "(merge_and_unload of peft), and serve what that saves"
+        )
     for name, cause in _LIBRARIES.items():
         if (path / name).is_file():
             return f"{name}: the folder is of {cause}"
     names = file_names(path)
     if (weights := name_cause([name for name in names if "/" not in name])) is not None:
-        return f"{path}: no config.json, and {weights}"
+        return f"{path}: no config.json; there is {weights}"
     inner = sorted({name.partition("/")[0] for name in names if fnmatch(name, "*/config.json")})
     if inner:
         return (

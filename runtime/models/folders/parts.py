@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from staged_pool.runtime.model import Similarity
-from staged_pool.runtime.models.folders.foreign import check_quantization, file_names, name_cause
+from staged_pool.runtime.models.folders.foreign import WEIGHT_FILES, check_quantization, file_names, name_cause
 from staged_pool.runtime.models.folders.gte import with_native_config
 from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.folders.readme import trained_for_shorter_vectors
@@ -21,10 +21,6 @@ _TRANSFORMER_FILES: Final = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-
-_WEIGHT_FILES: Final = (
-    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
-)  # fmt: skip
 
 
 def read_similarity(settings: JsonFile) -> Similarity | None:
@@ -90,7 +86,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
     """The transformer's config. That its weights are there is checked here too, before anything is built."""
     config = required(body / "config.json", root=root)
     check_quantization(config.content, body)
-    if not any((body / name).is_file() for name in _WEIGHT_FILES):
+    if not any((body / name).is_file() for name in WEIGHT_FILES):
         cause = name_cause(file_names(body))
         found = f": there is {cause}" if cause else ""
         raise ConfigError(
