@@ -10,14 +10,15 @@ from typing import Final, NamedTuple
 
 from staged_pool.api import status
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
-from staged_pool.api.call import LINES, Answer, Call, Describe, Handler, Lines, priority_of
+from staged_pool.api.call import LINES, Answer, Call, Handler, Lines, priority_of
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.dialects import words_of
 from staged_pool.api.entrance import is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import HTML, PAGES
-from staged_pool.api.routes import ALIVE, PROBES, TASKS, TEI_PATHS, Routes, alive, no_such_route
+from staged_pool.api.routes import ALIVE, PROBES, TASKS, Routes, alive, no_such_route
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
@@ -155,7 +156,7 @@ class Application:
         if refused is None or refused.standing != (asks, standing):
             if len(self._refused) >= MOST_STANDING:
                 self._refused.clear()
-            answer = Answer.of(status.problem(standing.error), _describe(asks.path))
+            answer = Answer.of(status.problem(standing.error), words_of(asks.path))
             refused = self._refused[asks] = AtOnce(answer, _content_headers(answer), (asks, standing))
         return refused
 
@@ -295,6 +296,8 @@ class _Resource:
 
 
 def _content_headers(answer: Answer) -> Headers:
+    if answer.status == 204:  # it has no content, and must not say how long that is (RFC 9110, section 8.6)
+        return [*answer.headers]
     length = sum(map(len, answer.pieces))
     return [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *answer.headers]
 
@@ -304,19 +307,15 @@ async def _nothing_to_receive() -> Message:
 
 
 def _call(scope: Scope, receive: Receive) -> Call:
-    return Call(scope, receive, _describe(scope["path"]))
+    return Call(scope, receive, words_of(scope["path"]))
 
 
 def _said_of(problem: Problem, path: str) -> Answer:
     """What a request that must not enter is answered with."""
-    answer, page = Answer.of(problem, _describe(path)), PAGES.get(path)
+    answer, page = Answer.of(problem, words_of(path)), PAGES.get(path)
     if problem.row is status.UNAUTHORIZED and page is not None:  # it asks for the key, which a browser cannot
         return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
     return answer
-
-
-def _describe(path: str) -> Describe:
-    return tei_error if path in TEI_PATHS else Problem.answer
 
 
 def _asks(scope: Scope) -> Asks:

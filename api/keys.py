@@ -14,7 +14,12 @@ from staged_pool.api.asgi import Scope
 from staged_pool.api.status import Problem
 from staged_pool.stages.errors import ConfigError
 
-OPEN: Final = frozenset({"/health", "/ready", "/ping"})
+OPEN: Final = frozenset(
+    {
+        *("/health", "/ready", "/ping", "/v1/health/live", "/v1/health/ready"),
+        *("/.well-known/live", "/.well-known/ready"),
+    }
+)
 """What probes ask, and they have no key. Every other path needs one, also a path that there is not."""
 
 TENANT: Final = "staged_pool.tenant"

@@ -15,6 +15,8 @@ import msgspec
 from staged_pool import __version__
 from staged_pool.api.call import Answer, Call, Handler
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.dialects import Listings
+from staged_pool.api.keys import OPEN
 from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.metrics import ServerMetrics
@@ -33,7 +35,7 @@ from staged_pool.stages.ticket import Timeline
 
 R = TypeVar("R")
 
-PROBES: Final = frozenset({"/health", "/ping", "/ready", "/load", "/metrics", "/stages"})
+PROBES: Final = OPEN | {"/load", "/metrics", "/stages"}
 """Asked every few seconds by machines; their log lines are of the debug level."""
 
 INLINE_BYTES: Final = 32_768
@@ -46,9 +48,6 @@ _VERSION: Final = dump({"version": __version__})
 
 TASKS: Final = tasks(auto_truncate=True)
 """Every one of them is a POST that goes through the four stages."""
-
-TEI_PATHS: Final = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/info"})
-"""Where every client is one of text-embeddings-inference, and is told of problems in its words."""
 
 
 class Routes:
@@ -71,8 +70,10 @@ class Routes:
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
         """What answers each path, by method."""
+        pages: dict[str, Mapping[str, Handler]] = {path: {"GET": partial(_page, path)} for path in PAGES}
         return {
             **{path: {"POST": partial(self._task, task)} for path, task in self._tasks.items()},
+            **Listings(self._lobby).table(),
             "/invocations": {"POST": self._invocations},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -90,24 +91,31 @@ class Routes:
             "/flush_cache": {"POST": self._flush_cache},
             "/reset_mm_cache": {"POST": self._reset_mm_cache},
             "/openapi.json": {"GET": self._openapi},
-            **{path: {"GET": partial(_page, path)} for path in PAGES},
+            **pages,
+            "/": {**pages["/"], "POST": self._root},
         }
 
     async def _task(self, task: Task, call: Call) -> Answer:
         self._lobby.enter()  # before anything else is done
         if not any(task.able(engine.card) for engine in self._lobby.engines):
             return await no_such_route(call)
-        body, boundary = await call.form_or_json_body() if task.forms else (await call.json_body(), None)
+        if task.forms:
+            body, boundary = await call.form_or_json_body()
+        else:
+            body, boundary = await call.json_body(any_type=task.any_type), None
+        if task.at_once is not None and (at_once := task.at_once(body)) is not None:
+            await self._engine_for(task, body, boundary)
+            return Answer(at_once)
         return await self._ask(task, call, body, boundary)
 
     async def _ask(self, task: Task, call: Call, body: Body, boundary: bytes | None = None) -> Answer:
-        theirs = task.mark is not None and await self._peek(task.mark, body)
-        if theirs:
-            call.describe = tei_tokens.tei_error
+        theirs = None if task.mark is None else await self._peek(task.mark, body)
+        if theirs is not None:
+            call.describe = theirs
         engine = await self._engine_for(task, body, boundary)
         call.model = engine.card.name
         call.timeline = Timeline()
-        if task.read_lines is not None and call.wants_lines and not theirs:
+        if task.read_lines is not None and call.wants_lines and theirs is None:
             return await self._stream(task.read_lines, engine, call, body, boundary)
         exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary)
         with _in_words_of(exchange, call):
@@ -143,7 +151,11 @@ class Routes:
     async def _engine_for(self, task: Task, body: Body, boundary: bytes | None) -> Engine:
         """The engine of the model that a body names; where it names none, the first that can do the task."""
         engines = self._lobby.engines
-        name = await self._model_of(body, boundary) if len(engines) > 1 else None
+        name: str | None = None
+        if task.model_of is not None:
+            name = await self._peek(partial(task.model_of, served=[engine.card.name for engine in engines]), body)
+        elif len(engines) > 1:
+            name = await self._model_of(body, boundary)
         if not name:
             name = next((engine.card.name for engine in engines if task.able(engine.card)), None)
         engine = self._lobby.enter(name)
@@ -160,6 +172,18 @@ class Routes:
             if any(map(task.able, cards)):
                 return await self._ask(task, call, body)
         raise Unsupported(f"The model does not support {self._tasks[paths[0]].name} API")
+
+    async def _root(self, call: Call) -> Answer:
+        """A request of text-embeddings-inference to its root: what it is for follows from the body and the model."""
+        call.describe = tei_tokens.tei_error
+        self._lobby.enter()
+        body = await call.json_body()
+        cards = [engine.card for engine in self._lobby.engines]
+        path = await self._peek(partial(invocations.root_path, cards=cards), body)
+        task = self._tasks[path]
+        if not any(map(task.able, cards)):
+            raise Unsupported(f"The model does not support {task.name} API")
+        return await self._ask(task, call, body)
 
     async def _tokenize(self, call: Call) -> Answer:
         self._lobby.enter()

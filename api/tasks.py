@@ -8,9 +8,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from staged_pool.api.wire import classify, cohere, openai, pooling, score, tei
+from staged_pool.api.call import Describe
+from staged_pool.api.wire import (
+    classify,
+    cohere,
+    mixedbread,
+    nim,
+    ollama,
+    openai,
+    pooling,
+    score,
+    tei,
+    voyage,
+    weaviate,
+)
+from staged_pool.api.wire.errors import plain_error
 from staged_pool.api.wire.exchange import Body, Read
 from staged_pool.api.wire.lines import ReadLines
+from staged_pool.api.wire.tei_tokens import tei_error
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
 
@@ -30,8 +45,15 @@ class Task:
     """Reads it where the answer is wanted line by line; None where it is not to be had."""
     forms: bool = False
     """Whether its body may be a form, with pictures as files."""
-    mark: Callable[[Body], bool] | None = None
-    """Where two dialects share a path: whether a body is one of text-embeddings-inference. It may be no JSON at all."""
+    mark: Callable[[Body], Describe | None] | None = None
+    """Where several dialects share a path: the words in which the client of a body is told of a problem; None for the
+    usual ones. The body may be no JSON at all."""
+    any_type: bool = False
+    """Its body is JSON whatever its Content-Type says."""
+    at_once: Callable[[Body], bytes | None] | None = None
+    """The answer to a body that asks nothing of the model; None where it asks something."""
+    model_of: Callable[..., str | None] | None = None
+    """The name of the model that a body asks for, by `body` and the names that are `served`. None: its `model`."""
 
 
 def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
@@ -47,9 +69,26 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     rerank = partial(score.read_rerank, auto_truncate=auto_truncate)
     ranking = Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="list"), score.read_rerank_lines)
     embed = partial(tei.read_embed, auto_truncate=auto_truncate)
+    cutting = replace(
+        embeddings,
+        read=partial(openai.read_embeddings, cut=auto_truncate),
+        read_lines=partial(openai.read_embedding_lines, cut=auto_truncate),
+    )
+    of_images = partial(openai.read_embeddings, cut=auto_truncate, modality="image")
+    ollamas = Task("Embeddings", _gives(Output.DENSE), ollama.read_embed, any_type=True, model_of=ollama.model_of)
+    vector = Task("Embeddings", _gives(Output.DENSE), weaviate.read_vector)
     return {
         "/v1/embeddings": embeddings,
-        "/embeddings": embeddings,
+        "/embeddings": cutting,
+        "/embeddings_image": replace(embeddings, read=of_images, read_lines=None),
+        "/v1/multimodalembeddings": Task("Embeddings", _gives(Output.DENSE), voyage.read_multimodal),
+        "/api/embed": replace(ollamas, at_once=partial(ollama.answer_to_nothing, legacy=False)),
+        "/api/embeddings": replace(
+            ollamas, read=ollama.read_embeddings, at_once=partial(ollama.answer_to_nothing, legacy=True)
+        ),
+        "/vectors": vector,
+        "/vectors/": vector,
+        "/vectorize": Task("Embeddings", _gives(Output.DENSE), weaviate.read_vectors),
         "/v1/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="1")),
         "/v2/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="2")),
         "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling, forms=True),
@@ -57,8 +96,10 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,
         "/v1/score": scores,
-        "/rerank": replace(ranking, read=partial(rerank, version="1", kind="rerank"), mark=_has_texts),
+        "/rerank": replace(ranking, read=partial(rerank, version="1", kind="rerank"), mark=_dialect_of_ranking),
         "/v1/rerank": ranking,
+        "/v1/ranking": Task("Rerank (Score)", _scores, nim.read_ranking),
+        "/v1/reranking": Task("Rerank (Score)", _scores, mixedbread.read_reranking),
         "/v2/rerank": replace(ranking, read=partial(rerank, version="2", kind="list")),
         "/embed": Task("Embeddings", _gives(Output.DENSE), partial(embed, output=Output.DENSE)),
         "/embed_all": Task("Embeddings", _gives(Output.MULTI_VECTOR), partial(embed, output=Output.MULTI_VECTOR)),
@@ -72,8 +113,10 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     }
 
 
-def _has_texts(body: Body) -> bool:
-    return _TEXTS.search(body) is not None
+def _dialect_of_ranking(body: Body) -> Describe | None:
+    if _TEXTS.search(body) is not None:
+        return tei_error
+    return plain_error if weaviate.is_scores(body) else None
 
 
 def _gives(output: Output) -> Callable[[ModelCard], bool]:

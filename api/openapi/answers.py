@@ -34,6 +34,29 @@ class Error(Answer):
     error: ErrorDetail
 
 
+class SharedError(Answer):
+    """The answer to a request that failed, on a path that several dialects share."""
+
+    error: ErrorDetail
+    detail: str
+    """The message again, for clients of Voyage."""
+
+
+class PlainError(Answer):
+    """The answer to a request that failed, as clients of Ollama and Weaviate know it."""
+
+    error: str
+
+
+class NimError(Answer):
+    """The answer to a request that failed, as clients of NIM know it."""
+
+    object: Literal["error"]
+    message: str
+    detail: str
+    type: str
+
+
 class Usage(Answer):
     """What the request cost."""
 
@@ -59,7 +82,7 @@ class Embedding(Answer):
     """The vector of one input."""
 
     index: int
-    object: Literal["embedding"]
+    object: Literal["embedding", "embedding_dict"]
     embedding: list[float] | str | dict[str, list[float] | str]
     """A string holds base64. Where several types are asked for, each stands under its name."""
     scale: float | msgspec.UnsetType = msgspec.UNSET
@@ -70,6 +93,10 @@ class Embeddings(_Listing):
     """A vector for each input, in their order."""
 
     data: list[Embedding]
+    normalized: bool | msgspec.UnsetType = msgspec.UNSET
+    """This and what follows: where the request has a field of Mixedbread's."""
+    encoding_format: str | list[str] | msgspec.UnsetType = msgspec.UNSET
+    dimensions: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 _NUMBERS: Final = {"type": "array", "items": {"type": "number"}}
@@ -138,7 +165,16 @@ class RankedDocument(Answer):
     index: int
     """Its place in the request."""
     relevance_score: float
-    document: RankedText | msgspec.UnsetType = msgspec.UNSET
+    document: RankedText | str | msgspec.UnsetType = msgspec.UNSET
+    """A text where the request has `raw_scores`, as clients of Infinity know it."""
+
+
+class VoyageRanked(Answer):
+    """One document of a ranking, as clients of Voyage know it."""
+
+    index: int
+    relevance_score: float
+    document: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class RankingUsage(Answer):
@@ -177,6 +213,8 @@ class Ranking(Answer):
     usage: RankingUsage
     results: list[RankedDocument]
     meta: RankingMeta
+    data: list[VoyageRanked] | msgspec.UnsetType = msgspec.UNSET
+    """The ranking again, where the request has a field of Voyage's."""
 
 
 class TeiRanked(Answer):

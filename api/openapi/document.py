@@ -204,8 +204,8 @@ def _responses(
     content |= {kind: {"schema": {"type": "string"}} for kind in operation.content_types}
     if content:
         answered["content"] = content
-    yield "200", answered
-    for code in sorted(_statuses(operation)):
+    yield str(operation.status), answered
+    for code in sorted(_statuses(operation) - {operation.status}):
         if code == 401 and not needs_key:
             continue
         is_unready = code == 503 and operation.unready is not None

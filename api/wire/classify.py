@@ -14,7 +14,7 @@ from staged_pool.api.wire.pieces import Pieces
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import Aggregation, ClassifyRequest, TokenClassifyRequest
+from staged_pool.runtime.requests import MODEL_MAX, Aggregation, ClassifyRequest, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, TokenClassifyResult
 
 
@@ -40,6 +40,8 @@ def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
     """See `Read`."""
     fields = jsons.decode(_CLASSIFY, body)
     activate = fields.use_activation is not False and not fields.raw_scores
+    if fields.raw_scores is not None and fields.truncate_prompt_tokens is None:
+        fields.truncate_prompt_tokens = MODEL_MAX  # Infinity cuts long texts
     inputs, places = text_or_pair_inputs(fields)
     request = ClassifyRequest(
         inputs=inputs, words=vllm_words(places), model=fields.model, cache_salt=fields.cache_salt, activate=activate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -15,24 +15,15 @@ from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
 from staged_pool.api.wire.jina import EmbeddingType, encoding_of
 from staged_pool.api.wire.pictures import Part, document, read_image, with_options
 from staged_pool.api.wire.pieces import Pieces, dump, dump_list, joined
+from staged_pool.api.wire.purposes import prompt_for
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
-from staged_pool.stages.errors import InvalidInput, NoInputs, Words, shortened
+from staged_pool.stages.errors import InvalidInput, NoInputs, Words
 
 Version: TypeAlias = Literal["1", "2"]
-
-INPUT_TYPES: Final[Mapping[str, str | None]] = {
-    "search_query": "query",
-    "search_document": "document",
-    "classification": None,
-    "clustering": None,
-    "image": None,
-}
-"""What Cohere's clients say that a text is for, and the role that it has with models that tell roles apart. A model
-that has no prompt for it needs none."""
 
 
 class Input(msgspec.Struct):
@@ -74,7 +65,7 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
         model=fields.model,
         cache_salt=fields.cache_salt,
         dimensions=fields.output_dimension,
-        prompt_name=_prompt_name(fields.input_type, card),
+        prompt_name=prompt_for(fields.input_type, card, strict=True),
     )
     write = partial(
         encode_embed,
@@ -132,16 +123,6 @@ def _text(text: str | Chat, fields: EmbedBody) -> TextInput:
         return TextInput(text, max_tokens=limit, must_fit=True, add_special_tokens=added)
     side: Final = "left" if fields.truncate == "START" else "right"
     return TextInput(text, max_tokens=limit or MODEL_MAX, truncate_side=side, add_special_tokens=added)
-
-
-def _prompt_name(input_type: str | None, card: ModelCard) -> str | None:
-    if input_type is None or input_type in card.prompts:
-        return input_type
-    if input_type not in INPUT_TYPES:
-        known = ", ".join(dict.fromkeys((*card.prompts, *INPUT_TYPES)))
-        message = f"Unsupported input_type '{shortened(input_type)}'. Supported values: {known}"
-        raise InvalidInput(message, param="input_type")
-    return INPUT_TYPES[input_type] if card.prompts else None
 
 
 def encode_embed(

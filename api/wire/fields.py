@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -13,6 +13,9 @@ ModelName: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
 MaxTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
 Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Dimensions: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+
+NOT_SPECIFIED: Final = "default/not-specified"
+"""Infinity's clients send this name where their caller names no model."""
 
 
 class RequestFields(ImageFields, kw_only=True):
@@ -32,3 +35,7 @@ class RequestFields(ImageFields, kw_only=True):
     """See `Request.cache_salt`."""
     padding: Literal["max_length", "do_not_pad"] | None = None
     """Of no meaning here: a model gets the padding that it was trained with."""
+
+    def __post_init__(self) -> None:
+        if self.model == NOT_SPECIFIED:
+            self.model = None

@@ -28,7 +28,7 @@ def encode_models(models: Sequence[tuple[ModelCard, EngineStatistics]], *, creat
             "id": card.name,
             "object": "model",
             "created": created,
-            "owned_by": "staged-pool",
+            "owned_by": "infinity",  # the only value that its client takes
             "backend": "torch",
             "capabilities": _capabilities(card),
             "stats": _stats(statistics),

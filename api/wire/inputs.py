@@ -10,7 +10,7 @@ import msgspec
 
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
-from staged_pool.api.wire.fields import MaxTokens, ModelName
+from staged_pool.api.wire.fields import NOT_SPECIFIED, MaxTokens, ModelName
 from staged_pool.api.wire.jina import object_inputs
 from staged_pool.api.wire.pictures import read_image, with_options
 from staged_pool.api.wire.refusals import wrong
@@ -39,7 +39,8 @@ def model_of(body: bytes | bytearray) -> str | None:
     Raises:
         InvalidInput: As for `jsons.decode`.
     """
-    return jsons.decode(_MODEL, body).model
+    name = jsons.decode(_MODEL, body).model
+    return None if name == NOT_SPECIFIED else name
 
 
 class InputFields(ChatFields, kw_only=True):

@@ -1,26 +1,27 @@
-"""`/v1/embeddings` and `/v1/models` as the clients of OpenAI, vLLM, Jina and Infinity send and expect them."""
+"""`/v1/embeddings` and `/v1/models`, for clients of OpenAI, vLLM, Jina, Infinity, Voyage, NIM and Mixedbread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
 from staged_pool.api.wire import jina, jsons
 from staged_pool.api.wire.encodings import DType, Encoding, Endianness, Form, check_bits
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
-from staged_pool.api.wire.fields import Dimensions
+from staged_pool.api.wire.fields import Dimensions, Limit
 from staged_pool.api.wire.inputs import InputFields, Modality, inputs_of
 from staged_pool.api.wire.jina import EmbeddingType
 from staged_pool.api.wire.lines import LineWriter
 from staged_pool.api.wire.pieces import Pieces, dump
+from staged_pool.api.wire.purposes import prompt_for
 from staged_pool.api.wire.raw import write_raw
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import EmbedRequest
+from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput
 
@@ -36,13 +37,23 @@ class EncodingFields(InputFields, kw_only=True):
         return Encoding(self.encoding_format or "float", self.embed_dtype or "float32", self.endianness or "native")
 
 
-class EmbeddingsBody(EncodingFields, kw_only=True):
+ElementType: TypeAlias = Literal["float16", "int8", "uint8", "binary", "ubinary"]
+"""Mixedbread's values of `encoding_format` that name a type of numbers."""
+
+
+class EmbeddingsBody(InputFields, kw_only=True):
     """The body of a request; fields that are not named are ignored."""
 
-    dimensions: Dimensions | None = None
+    encoding_format: Form | ElementType | list[EmbeddingType] | None = None
+    """Mixedbread's clients name types of numbers here, too; several give each vector in all of them."""
+    embed_dtype: DType | None = None
+    endianness: Endianness | None = None
+    dimensions: Limit | None = None
+    """0, which Infinity's clients send beside `modality`, means all of them."""
     use_activation: bool | None = None
     input_type: str | None = None
-    """The same as `prompt_name`."""
+    """What the texts are for: one of the model's prompts, or query, document or passage. Ignored by a model without
+    prompts."""
     prompt_name: str | None = None
     """Of the model's prompts: the one that goes before each text."""
     prompt: str | None = None
@@ -61,19 +72,46 @@ class EmbeddingsBody(EncodingFields, kw_only=True):
     modality: Modality | None = None
     """Infinity's: what a text of `input` is."""
 
+    output_dimension: Dimensions | None = None
+    """Voyage's for `dimensions`."""
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
+    """Voyage's for `embed_dtype`."""
+    truncation: bool | None = None
+    """Voyage's: true cuts what is too long, false rejects it."""
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
+    """NIM's (the end that is cut) and Jina's (true or false)."""
+
 
 _BODY: Final = msgspec.json.Decoder(EmbeddingsBody)
 
 
-def read_embeddings(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
-    """See `Read`."""
-    request, encodings, fields = _read(body, card)
-    return request, named(partial(encode_embeddings, encodings=encodings), fields.request_id)
+def read_embeddings(
+    body: Body, card: ModelCard, *, cut: bool = False, modality: Modality = "text"
+) -> tuple[EmbedRequest, Write]:
+    """See `Read`.
+
+    Args:
+        body: See `Read`.
+        card: See `Read`.
+        cut: Cut long inputs where the request does not say, as Infinity and text-embeddings-inference do.
+        modality: Meaning of a text of `input` where the request does not say.
+    """
+    request, encodings, fields = _read(body, card, cut=cut, modality=modality)
+    write = partial(encode_embeddings, encodings=encodings, **_echoed(fields, request))
+    return request, named(write, fields.request_id)
 
 
-def read_embedding_lines(body: Body, card: ModelCard) -> tuple[EmbedRequest, LineWriter]:
-    """See `ReadLines`."""
-    request, encodings, fields = _read(body, card)
+def _echoed(fields: EmbeddingsBody, request: EmbedRequest) -> Mapping[str, object]:
+    """Fields of the request that Mixedbread's clients read in the answer, where the request is one of theirs."""
+    given = fields.encoding_format
+    if fields.normalized is None and not _names_types(fields):
+        return {}
+    return {"normalized": request.normalize, "encoding_format": given or "float", "dimensions": request.dimensions}
+
+
+def read_embedding_lines(body: Body, card: ModelCard, *, cut: bool = False) -> tuple[EmbedRequest, LineWriter]:
+    """See `ReadLines`, and `read_embeddings`."""
+    request, encodings, fields = _read(body, card, cut=cut)
     if any(encoding.is_bytes for encoding in encodings.values()):
         raise wrong("encoding_format", "lines are JSON; expected `float` or `base64`")
 
@@ -84,24 +122,27 @@ def read_embedding_lines(body: Body, card: ModelCard) -> tuple[EmbedRequest, Lin
     return request, LineWriter("embd", fields.request_id, write)
 
 
-def _read(body: Body, card: ModelCard) -> tuple[EmbedRequest, Mapping[str, Encoding], EmbeddingsBody]:
+def _read(
+    body: Body, card: ModelCard, *, cut: bool, modality: Modality = "text"
+) -> tuple[EmbedRequest, Mapping[str, Encoding], EmbeddingsBody]:
     fields = jsons.decode(_BODY, body)
     if fields.normalize is not msgspec.UNSET:
         message = "Parameter `normalize` was removed; use `use_activation` instead."
         raise InvalidInput(message, param="normalize")
     if fields.late_chunking:
         raise wrong("late_chunking", "inputs are read one by one here; send the whole text as one input, or false")
-    encodings = _encodings(fields)
-    for field, encoding in encodings.items():
-        width = card.width if fields.dimensions is None else fields.dimensions
-        check_bits(encoding.dtype, width, "embedding_type" if field else "embed_dtype")
-    inputs, places = inputs_of(fields, fields.modality or "text")
+    dimensions = _dimensions(fields)
+    type_field, encodings = _encodings(fields)
+    for encoding in encodings.values():
+        check_bits(encoding.dtype, card.width if dimensions is None else dimensions, type_field)
+    _say_how_to_cut(fields, cut and not card.splits_long_inputs)
+    inputs, places = inputs_of(fields, fields.modality or modality)
     request = EmbedRequest(
         inputs=inputs,
-        words=vllm_words(places, {"prompt_name": _prompt_field(fields)}),
+        words=vllm_words(places, _words(fields)),
         model=fields.model,
         cache_salt=fields.cache_salt,
-        dimensions=fields.dimensions,
+        dimensions=dimensions,
         normalize=fields.use_activation is not False and fields.normalized is not False,
         prompt_name=_prompt_name(fields, card),
         prompt=fields.prompt,
@@ -109,14 +150,40 @@ def _read(body: Body, card: ModelCard) -> tuple[EmbedRequest, Mapping[str, Encod
     return request, encodings, fields
 
 
-def _prompt_field(fields: EmbeddingsBody) -> str:
-    """The field that names a prompt in this request."""
-    given = [name for name in ("prompt_name", "input_type", "task") if getattr(fields, name) is not None]
-    return given[0] if given else "prompt_name"
+def _words(fields: EmbeddingsBody) -> Mapping[str, str]:
+    """The names of fields in this request, where several dialects have one."""
+    prompts = [name for name in ("prompt_name", "input_type", "task") if getattr(fields, name) is not None]
+    cuts = [name for name in ("truncation", "truncate") if getattr(fields, name) is not None]
+    return {
+        **({"prompt_name": prompts[0]} if prompts else {}),
+        **({"max_tokens": cuts[0]} if cuts and not fields.truncate_prompt_tokens else {}),
+        **({"dimensions": "output_dimension"} if fields.output_dimension else {}),
+    }
+
+
+def _dimensions(fields: EmbeddingsBody) -> int | None:
+    if fields.dimensions == 0 and fields.modality is None:
+        raise wrong("dimensions", "Expected `int` >= 1")
+    given = fields.dimensions or None
+    if given and fields.output_dimension not in (None, given):
+        raise wrong("output_dimension", "give either `dimensions` or `output_dimension`")
+    return given or fields.output_dimension
+
+
+def _say_how_to_cut(fields: EmbeddingsBody, default: bool) -> None:
+    """Write what a request says of long inputs, in words of Voyage, NIM or Jina, into vLLM's fields."""
+    said = fields.truncate if fields.truncation is None else fields.truncation
+    if isinstance(said, str):
+        if said != "NONE" and fields.truncation_side is None:
+            fields.truncation_side = "left" if said == "START" else "right"
+        said = said != "NONE"
+    if fields.truncate_prompt_tokens is None and (default if said is None else said):
+        fields.truncate_prompt_tokens = MODEL_MAX
 
 
 def _prompt_name(fields: EmbeddingsBody, card: ModelCard) -> str | None:
-    given = [name for name in (fields.input_type, fields.prompt_name, fields.task) if name is not None]
+    input_type = prompt_for(fields.input_type, card)
+    given = [name for name in (input_type, fields.prompt_name, fields.task) if name is not None]
     names = {*given, *([] if fields.prompt is None else [None])}
     if len(names) > 1:
         raise wrong("prompt_name", "give one of `prompt`, `prompt_name`, `input_type` and `task`")
@@ -125,23 +192,43 @@ def _prompt_name(fields: EmbeddingsBody, card: ModelCard) -> str | None:
     return next(iter(given), None)
 
 
-def _encodings(fields: EmbeddingsBody) -> Mapping[str, Encoding]:
-    """How each vector is written; under the empty name where it is asked for in one way only."""
-    types = fields.embedding_type
+def _names_types(fields: EmbeddingsBody) -> bool:
+    given = fields.encoding_format
+    return isinstance(given, list) or given in get_args(ElementType)
+
+
+def _encodings(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]]:
+    """List the ways in which each vector is written, after the field that names its type of numbers.
+
+    A single way stands under the empty name.
+    """
+    field: str = "embedding_type"
+    types: Any = fields.embedding_type
+    if types is None and _names_types(fields):
+        field, types = "encoding_format", fields.encoding_format
     if types is None:
-        return {"": fields.encoding()}
+        return _plain_encoding(fields)
     if isinstance(types, str):
         types = [types]
     if not types:
-        raise wrong("embedding_type", "at least one type is needed")
+        raise wrong(field, "at least one type is needed")
     names = dict.fromkeys(types)
     if len(names) == 1:
-        return {"": jina.encoding_of(types[0])}
-    return {name: jina.encoding_of(name) for name in names}
+        return field, {"": jina.encoding_of(types[0])}
+    return field, {name: jina.encoding_of(name) for name in names}
+
+
+def _plain_encoding(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]]:
+    """As `_encodings`, in the words of vLLM or of Voyage."""
+    form: Any = fields.encoding_format or "float"
+    if fields.output_dtype is None:
+        return "embed_dtype", {"": Encoding(form, fields.embed_dtype or "float32", fields.endianness or "native")}
+    dtype: DType = "float32" if fields.output_dtype == "float" else fields.output_dtype
+    return "output_dtype", {"": Encoding(form, dtype, fields.endianness or "little")}
 
 
 def encode_embeddings(
-    result: EmbedResult, /, encodings: Mapping[str, Encoding], *, request_id: str, created: int
+    result: EmbedResult, /, encodings: Mapping[str, Encoding], *, request_id: str, created: int, **echoed: object
 ) -> Pieces | Written:
     """Write the answer; see `Write`.
 
@@ -150,15 +237,20 @@ def encode_embeddings(
         encodings: How each vector is written; several give an object with an entry for each.
         request_id: See `Write`.
         created: See `Write`.
+        echoed: Further fields of the answer.
     """
     about: dict[str, Any] = {"model": result.model, "usage": result.usage, "request_id": request_id, "created": created}
     first = next(iter(encodings.values()))
     if first.is_bytes:
         return write_raw(result.embeddings, first, kind="embd", **about)
-    return listing("embd", _entries(result, encodings), item_values=result.embeddings.shape[1], **about)
+    kind = "embedding_dict" if isinstance(echoed.get("encoding_format"), list) and len(encodings) > 1 else "embedding"
+    entries = _entries(result, encodings, kind)
+    return listing("embd", entries, item_values=result.embeddings.shape[1], **about, **echoed)
 
 
-def _entries(result: EmbedResult, encodings: Mapping[str, Encoding]) -> Iterator[Mapping[str, object]]:
+def _entries(
+    result: EmbedResult, encodings: Mapping[str, Encoding], kind: str = "embedding"
+) -> Iterator[Mapping[str, object]]:
     single = next(iter(encodings.values())) if len(encodings) == 1 else None
     for index, row in enumerate(result.embeddings):
         if single is not None:
@@ -166,7 +258,7 @@ def _entries(result: EmbedResult, encodings: Mapping[str, Encoding]) -> Iterator
         else:
             each = {name: encoding.value(row) for name, encoding in encodings.items()}
             scale = next((found for encoding in encodings.values() if (found := encoding.scale(row))), {})
-            yield {"index": index, "object": "embedding", "embedding": each, **scale}
+            yield {"index": index, "object": kind, "embedding": each, **scale}
 
 
 def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:

@@ -188,6 +188,12 @@ def echo(content: Content) -> dict[str, object]:
     return {"text": "\n".join(texts) if texts else None, "multi_modal": [_echoed(image) for image in images]}
 
 
+def plain(content: Content) -> str | None:
+    """A query or a document in an answer as a text; None where it is pictures only."""
+    text: Any = echo(content)["text"]
+    return text
+
+
 def _echoed(image: Image) -> dict[str, object]:
     url = image.source if isinstance(image.source, str) else "data:,"
     part: dict[str, object] = {"type": "image_url", "image_url": {"url": url}}

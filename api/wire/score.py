@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
-import numpy as np
 
-from staged_pool.api.wire import jsons, tei
-from staged_pool.api.wire.exchange import Body, Write, listing, named, usage_fields
+from staged_pool.api.wire import jsons, tei, weaviate
+from staged_pool.api.wire.exchange import Body, Write, listing, named
 from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
 from staged_pool.api.wire.inputs import check_max_tokens
 from staged_pool.api.wire.lines import LineWriter
-from staged_pool.api.wire.pictures import Part, document, echo, with_options
-from staged_pool.api.wire.pieces import Pieces, dump_around, entry_values
+from staged_pool.api.wire.pictures import Part, document, with_options
+from staged_pool.api.wire.pieces import Pieces
+from staged_pool.api.wire.ranking import encode_rerank, ranked
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import VLLM, Places, Sides
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
-from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import InvalidInput, NoInputs, Words
 
 PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """What the two sides are called; each pair means the same."""
 _FIRST: Final = frozenset({"query", *(first for first, _ in PAIRS)})
-
-DOCUMENTS_A_SEARCH_UNIT: Final = 100
-"""Cohere's measure of a ranking, for clients that add it up."""
 
 
 class Document(Part):
@@ -86,6 +81,15 @@ class RerankBody(CommonFields, kw_only=True):
     truncate: bool | None = None
     truncation_direction: tei.Direction | None = None
 
+    top_k: Limit | None = None
+    """Voyage's for `top_n`; its clients read the ranking from `data`."""
+    truncation: bool | None = None
+    """Voyage's: false rejects what is too long."""
+
+    property: str | None = None
+    """Weaviate's: in each of its requests, whose answer has scores in the order of the documents. Without `documents`,
+    the one text to be scored."""
+
 
 _SCORE: Final = msgspec.json.Decoder(ScoreBody)
 _RERANK: Final = msgspec.json.Decoder(RerankBody)
@@ -122,13 +126,16 @@ def read_score_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWri
 def read_rerank_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWriter]:
     """See `ReadLines`. The lines are in the order in which the scores are known, so there are no first `top_n`."""
     fields = jsons.decode(_RERANK, body)
-    if fields.top_n:
-        raise wrong("top_n", "lines come as the scores do; which are the highest is not known before the last of them")
+    if fields.top_n or fields.top_k:
+        raise wrong(
+            "top_n" if fields.top_n else "top_k",
+            "lines come as the scores do; which are the highest is not known before the last of them",
+        )
     request, echoed = _read_ranking(fields, card)
 
     def write(places: Sequence[int], result: ScoreResult) -> Iterator[Mapping[str, object]]:
         for place, score in zip(places, result.scores, strict=True):
-            yield _ranked(place, score, echoed)
+            yield ranked(place, score, echoed)
 
     return request, LineWriter("score", fields.request_id, write)
 
@@ -148,9 +155,23 @@ def read_rerank(
     fields = jsons.decode(_RERANK, body)
     if fields.documents is None and fields.texts is not None:
         return _read_tei_ranking(fields, fields.texts, card, auto_truncate)
+    if fields.property is not None:
+        return _read_weaviate_scores(fields, fields.property, card)
     request, echoed = _read_ranking(fields, card)
-    write = partial(encode_rerank, documents=echoed, top_n=fields.top_n, version=version, kind=kind)
+    write = partial(
+        encode_rerank,
+        documents=echoed,
+        top_n=fields.top_k if fields.top_n is None else fields.top_n,
+        version=version,
+        kind=kind,
+        voyage=_is_voyages(fields),
+        infinity=fields.raw_scores is not None,
+    )
     return request, named(write, fields.request_id)
+
+
+def _is_voyages(fields: RerankBody) -> bool:
+    return fields.truncation is not None or (fields.top_k is not None and fields.top_n is None)
 
 
 def _read_ranking(fields: RerankBody, card: ModelCard) -> tuple[ScoreRequest, tuple[Content, ...] | None]:
@@ -161,9 +182,23 @@ def _read_ranking(fields: RerankBody, card: ModelCard) -> tuple[ScoreRequest, tu
     documents = _contents(fields.documents, "documents", fields)
     activate = fields.use_activation is not False and not fields.raw_scores
     names = "query", "documents"
-    words = _words(names, fields.query, fields.documents)
-    request = _request(fields, query, documents, card, names=names, activate=activate, words=words)
-    return request, None if fields.return_documents is False else documents
+    words = _words(names, fields.query, fields.documents, _named_limit(fields))
+    cut = fields.truncation is not False
+    request = _request(fields, query, documents, card, names=names, activate=activate, words=words, cut=cut)
+    echoes = not _is_voyages(fields) if fields.return_documents is None else fields.return_documents
+    return request, documents if echoes else None
+
+
+def _named_limit(fields: RerankBody) -> Mapping[str, str] | None:
+    return None if fields.truncation is None else {"max_tokens": "truncation"}
+
+
+def _read_weaviate_scores(fields: RerankBody, single: str, card: ModelCard) -> tuple[ScoreRequest, Write]:
+    field, given = ("property", single) if fields.documents is None else ("documents", fields.documents)
+    query, documents = _contents(fields.query, "query", fields), _contents(given, field, fields)
+    words = _words(("query", field), fields.query, given)
+    request = _request(fields, query, documents, card, names=("query", field), activate=True, words=words)
+    return request, partial(weaviate.encode_scores, query=query[0], documents=documents, single=field == "property")
 
 
 def _read_tei_ranking(
@@ -294,48 +329,3 @@ def _scored(places: Sequence[int], result: ScoreResult, *, logits: bool) -> Iter
     """The scores of documents at these places of the request."""
     for place, score, logit in zip(places, result.scores, result.sort_keys, strict=True):
         yield {"index": place, "object": "score", "score": score, **({"logit": logit} if logits else {})}
-
-
-def encode_rerank(
-    result: ScoreResult,
-    /,
-    documents: tuple[Content, ...] | None,
-    top_n: int | None,
-    version: Literal["1", "2"],
-    kind: str,
-    *,
-    request_id: str,
-    created: int,
-) -> Pieces:
-    """Write the documents, the best first; see `Write`.
-
-    Args:
-        result: Scores of the documents.
-        documents: As they are echoed, see `echo`; None leaves them out.
-        top_n: How many to write. 0 and None: all of them.
-        version: See `read_rerank`.
-        kind: See `read_rerank`.
-        request_id: See `Write`.
-        created: See `Write`.
-    """
-    # A score is printed as `/score` prints it.
-    ranking = rank(result, top_n).ranking
-    results = (_ranked(ranked.index, np.float32(ranked.score), documents) for ranked in ranking)
-    usage = usage_fields(result.usage)
-    units = math.ceil(len(result.scores) / DOCUMENTS_A_SEARCH_UNIT)
-    before = {
-        "id": f"score-{request_id}",
-        "object": kind,
-        "created": created,
-        "model": result.model,
-        "usage": {name: usage[name] for name in ("prompt_tokens", "total_tokens")},
-    }
-    meta = {"api_version": {"version": version}, "billed_units": {"search_units": units}}
-    values = entry_values([document for document in documents or () if isinstance(document, str)])
-    return dump_around(before, "results", results, {"meta": meta}, item_values=values)
-
-
-def _ranked(index: int, score: object, documents: tuple[Content, ...] | None) -> dict[str, object]:
-    """One document of a ranking."""
-    echoed = {} if documents is None else {"document": echo(documents[index])}
-    return {"index": index, **echoed, "relevance_score": score}

@@ -1,0 +1,297 @@
+"""Routes of Ollama, Voyage, NIM, Weaviate and Mixedbread: what they answer, and their descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from staged_pool.api.openapi.answers import Answer, Embeddings, Error, NimError, RankingUsage, Usage
+from staged_pool.api.openapi.operation import BYTES, PLAIN, SHARED, Operation, get, post, task
+from staged_pool.api.openapi.served import Version
+from staged_pool.api.wire import mixedbread, nim, ollama, openai, voyage, weaviate
+
+Document: TypeAlias = str | dict[str, Any]
+
+
+class OllamaEmbeddings(Answer):
+    """A vector for each text, in their order."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int | msgspec.UnsetType = msgspec.UNSET
+    """Nanoseconds."""
+    load_duration: int | msgspec.UnsetType = msgspec.UNSET
+    """Always 0: models are loaded before the server takes requests."""
+    prompt_eval_count: int | msgspec.UnsetType = msgspec.UNSET
+    """Tokens of all texts."""
+
+
+class OllamaEmbedding(Answer):
+    """The vector of one text."""
+
+    embedding: list[float]
+
+
+class OllamaDetails(Answer):
+    """What is known of a model's weights."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(Answer):
+    """One model that is served."""
+
+    name: str
+    """With its tag."""
+    model: str
+    size: int
+    """Bytes of the weights."""
+    digest: str
+    details: OllamaDetails
+    modified_at: str
+
+
+class OllamaModels(Answer):
+    """The models that are served."""
+
+    models: list[OllamaModel]
+
+
+class OllamaLoaded(Answer):
+    """One model that is loaded."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaRunning(Answer):
+    """The models that are loaded."""
+
+    models: list[OllamaLoaded]
+
+
+class OllamaShown(Answer):
+    """What is known of one model."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modified_at: str
+
+
+class VoyageUsage(Answer):
+    """What the request cost."""
+
+    text_tokens: int
+    """All tokens, also those of images."""
+    image_pixels: Literal[0]
+    video_pixels: Literal[0]
+    total_tokens: int
+
+
+class VoyageEmbedding(Answer):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    embedding: list[float] | str
+    index: int
+    scale: float | msgspec.UnsetType = msgspec.UNSET
+    """What int8 and uint8 are to be multiplied by."""
+
+
+class VoyageEmbeddings(Answer):
+    """A vector for each input, in their order."""
+
+    object: Literal["list"]
+    model: str
+    data: list[VoyageEmbedding]
+    usage: VoyageUsage
+
+
+class NimRanked(Answer):
+    """One passage of a ranking."""
+
+    index: int
+    logit: float
+
+
+class NimRanking(Answer):
+    """The passages, the best first."""
+
+    model: str
+    rankings: list[NimRanked]
+    usage: RankingUsage
+
+
+class Health(Answer):
+    """The state of the server."""
+
+    object: Literal["health-response"]
+    message: str
+
+
+class MixedbreadRanked(Answer):
+    """One document of a ranking."""
+
+    index: int
+    score: float
+    object: Literal["rank_result"]
+    input: Document | msgspec.UnsetType = msgspec.UNSET
+
+
+class MixedbreadRanking(Answer):
+    """The documents, the best first."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[MixedbreadRanked]
+    usage: Usage
+    top_k: int
+    return_input: bool
+
+
+class WeaviateVector(Answer):
+    """The vector of one text."""
+
+    text: str
+    vector: list[float]
+    dim: int
+    dims: int
+
+
+class WeaviateVectors(Answer):
+    """The vectors of texts and of images."""
+
+    textVectors: list[list[float]]
+    imageVectors: list[list[float]]
+
+
+class WeaviateScore(Answer):
+    """The score of one document."""
+
+    document: str
+    score: float
+
+
+class WeaviateScores(Answer):
+    """Scores in the order of the documents; or that of one text, which stood in `property`."""
+
+    query: str | None
+    scores: list[WeaviateScore] | None
+    property: str | None
+    score: float | None
+
+
+class WeaviateMeta(Answer):
+    """What Weaviate shows of the model."""
+
+    model: dict[str, Any]
+    model_path: str
+
+
+_TEXTS: Final = ["A man is eating food.", "A woman is playing the violin."]
+
+_VECTOR: Final = task(
+    "A vector, for Weaviate's text2vec-transformers",
+    "Vectors",
+    weaviate.VectorBody,
+    WeaviateVector,
+    errors=PLAIN,
+    examples={"query": {"text": _TEXTS[0], "config": {"pooling_strategy": "masked_mean", "task_type": "query"}}},
+)
+
+TASKS: Final[Mapping[str, Mapping[str, Operation]]] = {
+    "/embeddings_image": task(
+        "Embed images, for older clients of Infinity",
+        "Vectors",
+        openai.EmbeddingsBody,
+        Embeddings,
+        "As /embeddings with the `modality` image.",
+        content_types=BYTES,
+        forms=True,
+    ),
+    "/v1/multimodalembeddings": task(
+        "Embed texts and images, for clients of Voyage",
+        "Vectors",
+        voyage.MultimodalBody,
+        VoyageEmbeddings,
+        errors=SHARED,
+        examples={"texts": {"inputs": [{"content": [{"type": "text", "text": text}]} for text in _TEXTS]}},
+    ),
+    "/api/embed": task(
+        "Embed texts, for clients of Ollama",
+        "Vectors",
+        ollama.OllamaEmbedBody,
+        OllamaEmbeddings,
+        "Models may be named with the tag `latest` and without. A body of any type is read as JSON.",
+        errors=PLAIN,
+        examples={"texts": {"input": _TEXTS, "truncate": True}, "none": {"input": []}},
+    ),
+    "/api/embeddings": task(
+        "Embed one text, for older clients of Ollama",
+        "Vectors",
+        ollama.OllamaEmbeddingsBody,
+        OllamaEmbedding,
+        errors=PLAIN,
+        examples={"text": {"prompt": _TEXTS[0]}},
+    ),
+    "/vectors": _VECTOR,
+    "/vectors/": _VECTOR,
+    "/vectorize": task(
+        "Vectors of texts and images, for Weaviate's multi2vec-clip",
+        "Vectors",
+        weaviate.VectorizeBody,
+        WeaviateVectors,
+        errors=PLAIN,
+        examples={"texts": {"texts": _TEXTS}},
+    ),
+    "/v1/ranking": task(
+        "Rank passages, for clients of NIM",
+        "Scores",
+        nim.RankingBody,
+        NimRanking,
+        errors=(NimError,),
+        examples={"the best": {"query": {"text": "Who eats?"}, "passages": [{"text": text} for text in _TEXTS]}},
+    ),
+    "/v1/reranking": task(
+        "Rank documents, for clients of Mixedbread",
+        "Scores",
+        mixedbread.MixedbreadRerankBody,
+        MixedbreadRanking,
+        examples={"the best": {"query": "Who eats?", "input": _TEXTS, "top_k": 1, "return_input": True}},
+    ),
+}
+"""Routes that go through the four stages."""
+
+LISTINGS: Final[Mapping[str, Mapping[str, Operation]]] = {
+    "/api/tags": get("What is served, for clients of Ollama", "Models", OllamaModels, errors=PLAIN),
+    "/api/ps": get("What is loaded, for clients of Ollama", "Models", OllamaRunning, errors=PLAIN),
+    "/api/show": post("One model, for clients of Ollama", "Models", ollama.ShowBody, OllamaShown, errors=PLAIN),
+    "/api/version": get("The release of Ollama's API that this is", "Models", Version, errors=PLAIN),
+    "/meta": get("The model, for Weaviate", "Models", WeaviateMeta, errors=PLAIN),
+    "/.well-known/live": get("The same as /health, for Weaviate", status=204),
+    "/.well-known/ready": get("The same as /ready, for Weaviate", status=204, unready=Health),
+    "/v1/health/live": get("The same as /health, for clients of NIM", answer=Health),
+    "/v1/health/ready": get("The same as /ready, for clients of NIM", answer=Health, unready=Health),
+    "/embeddings_audio": {
+        "POST": Operation(summary="Rejected: no model here reads audio", tag="Vectors", status=501, answer=(Error,)),
+    },
+}
+"""Routes that say what is served."""
