@@ -16,12 +16,13 @@ from structlog.typing import EventDict
 
 from staged_pool.api.app import Application
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.dialects import TEI_PATHS
 from staged_pool.api.entrance import below
 from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import PAGES
-from staged_pool.api.routes import TEI_PATHS, Routes
+from staged_pool.api.routes import Routes
 from staged_pool.api.traffic import Traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError

@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 import staged_pool
 from staged_pool.api.app import Application
+from staged_pool.api.dialects import TEI_PATHS
 from staged_pool.api.lobby import Lobby
-from staged_pool.api.routes import TASKS, TEI_PATHS
+from staged_pool.api.routes import TASKS
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput
