@@ -182,14 +182,13 @@ def _say_how_to_cut(fields: EmbeddingsBody, default: bool) -> None:
 
 
 def _prompt_name(fields: EmbeddingsBody, card: ModelCard) -> str | None:
-    input_type = prompt_for(fields.input_type, card)
-    given = [name for name in (input_type, fields.prompt_name, fields.task) if name is not None]
+    given = [name for name in (fields.input_type, fields.prompt_name, fields.task) if name is not None]
     names = {*given, *([] if fields.prompt is None else [None])}
     if len(names) > 1:
         raise wrong("prompt_name", "give one of `prompt`, `prompt_name`, `input_type` and `task`")
     if fields.task is not None:
         return jina.prompt_name(fields.task, card)
-    return next(iter(given), None)
+    return prompt_for(fields.input_type, card) if fields.prompt_name is None else fields.prompt_name
 
 
 def _names_types(fields: EmbeddingsBody) -> bool:

@@ -78,7 +78,7 @@ CASES: list[tuple[str, str, dict[str, Any], str | None, str]] = [
     (CLASSIFIER, "/predict", {"inputs": [["a", "b"], ["a", 1]]}, None, "inputs[1][1]: "),
     (CLASSIFIER, "/predict", {"inputs": ["a", "b", "c"]}, None, "inputs: "),
     # Infinity's
-    (EMBEDDER, "/embeddings", {"input": ["a", LONG]}, "input", "input[1]: "),
+    (EMBEDDER, "/embeddings", {"input": ["a", LONG], "truncate": False}, "input", "input[1]: "),
     # SageMaker's
     (EMBEDDER, "/invocations", {"input": ["a", LONG]}, "input", "input[1]: "),
     (RANKER, "/invocations", {"query": "a", "documents": ["a"] * 3000}, "documents", "3000 inputs"),

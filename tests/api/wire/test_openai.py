@@ -22,7 +22,7 @@ from tests.api.wire.reading import parsed
 from tests.doubles import CARD
 
 OBJECT = "expected an object with either `text` or `image`, or a message with a `role`"
-FORMS = "`float`, `base64`, `bytes`, `bytes_only` (literal_error)"
+FORMS = "`float`, `base64`, `bytes`, `bytes_only`, `float16`, `int8`, `uint8`, `binary`, `ubinary` (literal_error)"
 TEXT = st.text(st.characters(codec="utf-8"))
 IDS = st.lists(st.integers(0, 2**40), min_size=1)
 VECTORS = st_numpy.arrays(
@@ -262,7 +262,7 @@ def test_a_call_answers_in_the_encoding_that_its_body_asked_for() -> None:
     ("fields", "prompt_name", "prompt"),
     [
         ({}, None, None),
-        ({"input_type": "query"}, "query", None),
+        ({"input_type": "query"}, None, None),  # the model has no prompts: the purpose changes nothing
         ({"prompt_name": "query"}, "query", None),
         ({"prompt_name": "query", "input_type": "query"}, "query", None),
         ({"prompt": ""}, None, ""),
