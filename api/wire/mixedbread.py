@@ -59,6 +59,7 @@ def read_reranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
         names=("query", "input"),
         words=Words({"input": "input"}, Sides(Places("query", several=False), Places("input"))),
         model=fields.model,
+        cache_salt=fields.cache_salt,
         max_tokens=MODEL_MAX,
     )
     return request, partial(encode_reranking, given=fields.input, top_k=fields.top_k, echoes=bool(fields.return_input))

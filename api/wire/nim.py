@@ -76,6 +76,7 @@ def read_ranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
             {"input": "passages", "max_tokens": "truncate"}, Sides(Places("query", several=False), Places("passages"))
         ),
         model=fields.model,
+        cache_salt=fields.cache_salt,
         activate=False,
         max_tokens=MODEL_MAX if fields.truncate == "END" else None,
     )

@@ -87,6 +87,7 @@ def read_multimodal(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
             {"input": "inputs", "max_tokens": "truncation", "dimensions": "output_dimension"}, Places("inputs")
         ),
         model=fields.model,
+        cache_salt=fields.cache_salt,
         dimensions=fields.output_dimension,
         prompt_name=prompt_for(fields.input_type, card),
     )
