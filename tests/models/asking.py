@@ -45,9 +45,11 @@ def embed(
     return result
 
 
-def classify(model: Encoder, pictures: Sequence[Image], *, alone: bool = False, **others: Any) -> ClassifyResult:
-    """How well labels fit pictures."""
-    result: ClassifyResult = _answer(model, ClassifyRequest(inputs=tuple(pictures), **others), alone=alone)
+def classify(
+    model: Encoder, inputs: Sequence[Image | TextInput], *, alone: bool = False, **others: Any
+) -> ClassifyResult:
+    """How well labels fit images or texts."""
+    result: ClassifyResult = _answer(model, ClassifyRequest(inputs=tuple(inputs), **others), alone=alone)
     return result
 
 

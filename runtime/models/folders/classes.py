@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_
 from transformers.models.auto import modeling_auto
 
 from staged_pool.runtime.models.folders.classifier import class_name
+from staged_pool.runtime.models.folders.images import known_models
 from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
@@ -85,7 +86,8 @@ def _check_inputs(config: Mapping[str, Any]) -> None:
     read = getattr(first, "main_input_name", "input_ids")
     if read != "input_ids":
         what = _OTHER_INPUTS.get(read, read)
-        raise ConfigError(f"config.json: model_type={kind!r} reads {what}, and not texts: it is not supported")
+        known = f"; of models of images only {', '.join(known_models())} are supported" if what == "images" else ""
+        raise ConfigError(f"config.json: model_type={kind!r} reads {what}, and not texts: it is not supported{known}")
 
 
 @cache

@@ -69,6 +69,11 @@ _TOKENS: Final = {"image": {"method": "forward", "method_output_name": "last_hid
 """What sentence-transformers asks the classes of transformers for."""
 
 
+def known_models() -> tuple[str, ...]:
+    """The models of images that are read, by `model_type`."""
+    return (*_TWO_TOWERS, *_ENCODERS)
+
+
 def is_image_folder(path: Path, modules_file: JsonFile | None) -> bool:
     """Whether a folder is one of these."""
     chain = [("Transformer", path)] if modules_file is None else read_chain(modules_file, path)
@@ -101,7 +106,7 @@ def read_image_folder(path: Path, modules_file: JsonFile | None, settings: JsonF
     if task in ("score", "sparse"):
         raise ConfigError(f"task={task!r}: {path.name} is a model of pictures (model_type={kind!r})")
     if kind not in _TWO_TOWERS and kind not in _ENCODERS:
-        known = ", ".join((*_TWO_TOWERS, *_ENCODERS))
+        known = ", ".join(known_models())
         raise ConfigError(f"config.json: model_type={kind!r} is not a model of pictures that is supported: {known}")
     if kind in _ENCODERS and _is_classifier(config) and modules_file is None and task != "embed":
         return _classifier(path, config)

@@ -40,7 +40,13 @@ def _widen(model: nn.Module) -> None:
                 module.in_proj_weight.normal_(0, 1.5 * module.embed_dim**-0.5)
                 module.in_proj_bias.normal_(0, 0.2)
         for name, parameter in model.named_parameters():
-            if name.rpartition(".")[2] in ("class_embedding", "cls_token", "position_embeddings", "probe"):
+            if name.rpartition(".")[2] in (
+                "class_embedding",
+                "cls_token",
+                "position_embeddings",
+                "probe",
+                "register_tokens",
+            ):
                 parameter.normal_(0, 1)
             elif name.endswith("lambda1"):
                 parameter.normal_(1, 0.2)
@@ -208,6 +214,13 @@ def dinov2(folder: Path) -> None:
     _save(folder, hf.Dinov2Model(_dinov2_config()), None, _dinov2_processor())
 
 
+def _dinov2_registers(folder: Path) -> None:
+    settings = _dinov2_config().to_dict()
+    del settings["model_type"], settings["architectures"], settings["transformers_version"]
+    config = hf.Dinov2WithRegistersConfig(**settings, num_register_tokens=4)
+    _save(folder, hf.Dinov2WithRegistersModel(config), None, _dinov2_processor())
+
+
 def _dinov2_labels(folder: Path) -> None:
     _save(folder, hf.Dinov2ForImageClassification(_dinov2_config(**labelled(LABELS))), None, _dinov2_processor())
 
@@ -224,6 +237,11 @@ TWO_TOWERS: Mapping[str, Body] = {
 }
 """Models of texts and of pictures, by name."""
 
-IMAGE_ENCODERS: Mapping[str, Body] = {"vit": vit, "vit-st-mean": _vit_st_mean, "dinov2": dinov2}
+IMAGE_ENCODERS: Mapping[str, Body] = {
+    "vit": vit,
+    "vit-st-mean": _vit_st_mean,
+    "dinov2": dinov2,
+    "dinov2-registers": _dinov2_registers,
+}
 
 IMAGE_CLASSIFIERS: Mapping[str, Body] = {"vit-labels": _vit_labels, "dinov2-labels": _dinov2_labels}

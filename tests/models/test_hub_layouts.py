@@ -1,0 +1,376 @@
+"""Folders as they are found on the hub: each is served as its oracle serves it, or rejected with the cause, none wrong.
+
+`SERVED` and `REJECTED` are the tables: a name, how the folder is made, and what is to come of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.requests import MODEL_MAX, Output, TextInput
+from staged_pool.stages.errors import ConfigError
+from tests.models import gte_oracle, oracle
+from tests.models.asking import classify, embed, score
+from tests.models.tiny import EVERY, write_json, write_modules
+from tests.models.tiny.bodies import Body
+from tests.models.tiny.hub import (
+    WEIGHTS,
+    after,
+    bert_as,
+    claims,
+    distilbert_mlm,
+    electra,
+    files,
+    gte,
+    modernbert_mlm,
+    only,
+    pickled,
+    pickled_in_parts,
+    pooled,
+    qwen3_lm,
+    roberta_labels,
+    t5_whole,
+    with_tensors,
+    without_tensor,
+)
+
+Array = NDArray[np.float32]
+
+TEXTS = ["A man is eating food.", "The stock market fell sharply today, and then it rose again.", "short"]
+CLOSE = 2e-5
+
+GTE_SCORE = {"new.pooler.dense.weight": (32, 32), "new.pooler.dense.bias": (32,), "classifier.weight": (1, 32),
+             "classifier.bias": (1,)}  # fmt: skip
+GTE_WEIGHTS = {"classifier.weight": (1, 32), "classifier.bias": (1,)}
+TWICE = {"type": "ntk", "factor": 2.0}
+ONE_LABEL = {"id2label": {"0": "LABEL_0"}}
+CODE = {"AutoModel": "modeling_mine.MineModel"}
+QUANTISED = "the weights are quantised"
+MERGE = "merge it into the weights of org/base (merge_and_unload of peft), and serve what that saves"
+HEAD = "whose head is not supported: vectors without it would not be its results; --task embed"
+PARTS = {"regression_layer__weight": (19, 32), "gating__weight__layers__0__weight": (4, 32)}
+
+
+def like(kind: str) -> Body:
+    return EVERY[kind]
+
+
+def plain_mean(folder: Path) -> Array:
+    """What sentence-transformers makes of a folder without `modules.json`."""
+    return oracle.dense(folder, TEXTS)
+
+
+def plain_encoder(folder: Path) -> Array:
+    """The mean of T5's encoder, from transformers alone."""
+    tokenizer, model = hf.AutoTokenizer.from_pretrained(folder), hf.T5EncoderModel.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        rows = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy() for text in TEXTS]
+    return np.stack(rows)
+
+
+def gte_vectors(folder: Path) -> Array:
+    """The first token's vector, of length 1."""
+    rows = [gte_hidden(folder, text)[1][0] for text in TEXTS]
+    return torch.nn.functional.normalize(torch.stack(rows), dim=1).numpy()
+
+
+def gte_hidden(folder: Path, *texts: str) -> tuple[list[int], torch.Tensor]:
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    ids = tokenizer(*texts)["input_ids"]
+    return ids, gte_oracle.hidden(load_file(folder / WEIGHTS), config, ids)
+
+
+SERVED: Mapping[str, tuple[Body, Callable[[Path], Array], dict[str, Any]]] = {
+    "sentence-transformers": (like("bert-mean"), plain_mean, {}),
+    "the oldest, with 0_Transformer": (like("bert-cls"), plain_mean, {}),
+    "a plain transformer": (like("bert-plain"), plain_mean, {}),
+    "a plain masked language model": (bert_as("BertForMaskedLM"), plain_mean, {}),
+    "BERT as it was pretrained, with pooler": (bert_as("BertForPreTraining"), plain_mean, {}),
+    "ELECTRA as it was pretrained": (electra, plain_mean, {}),
+    "DistilBERT as it was pretrained": (distilbert_mlm, plain_mean, {}),
+    "ModernBERT as it was pretrained": (modernbert_mlm, plain_mean, {}),
+    "a class with the buffers of old versions": (
+        after(like("bert-mean"), with_tensors(embeddings__position_ids=(1, 96))),
+        plain_mean,
+        {},
+    ),
+    "pickled weights (bge-m3, e5)": (after(like("roberta-mean"), pickled), plain_mean, {}),
+    "pickled weights in parts": (after(like("bert-mean"), pickled_in_parts), plain_mean, {}),
+    "a causal language model with modules.json": (after(qwen3_lm, pooled("lasttoken")), plain_mean, {}),
+    "a classifier below modules.json": (
+        after(bert_as("BertForSequenceClassification"), pooled("mean_tokens")),
+        plain_mean,
+        {},
+    ),
+    "a classifier as an embedder": (bert_as("BertForSequenceClassification"), plain_mean, {"task": "embed"}),
+    "an unknown head, and its transformer is asked for": (
+        after(like("bert-plain"), claims("BertForRewardModelWithGating"), with_tensors(**PARTS)),
+        plain_mean,
+        {"task": "embed"},
+    ),
+    "sentence-t5": (like("t5-mean"), plain_mean, {}),
+    "T5 with its decoder, and its encoder is asked for": (t5_whole, plain_encoder, {"task": "embed"}),
+    "gte-multilingual-base": (
+        after(gte("NewForTokenClassification", head=GTE_WEIGHTS, **ONE_LABEL), pooled("cls_token")),
+        gte_vectors,
+        {},
+    ),
+    "gte-base-en-v1.5": (
+        after(
+            gte(
+                "NewModel", prefix="", type_vocab_size=0, rope_theta=500000, rope_scaling={"type": "ntk", "factor": 2.0}
+            ),
+            pooled("cls_token"),
+        ),
+        gte_vectors,
+        {},
+    ),
+    "arctic-embed-m-v2.0": (
+        after(gte("GteModel", prefix="", model_type="gte", rope_scaling=None, rope_theta=160000), pooled("cls_token")),
+        gte_vectors,
+        {},
+    ),
+    "gte without modules.json": (gte("NewModel"), gte_vectors, {}),
+}
+"""Embedding models: how the folder is made, what its vectors are to be, and the settings."""
+
+REJECTED: Mapping[str, tuple[Body, str]] = {
+    "ArmoRM": (after(like("bert-plain"), claims("LlamaForRewardModelWithGating"), with_tensors(**PARTS)), HEAD),
+    "a reward model": (after(like("bert-plain"), claims("Qwen2ForRewardModel")), f"Qwen2ForRewardModel, {HEAD}"),
+    "a process reward model": (after(like("bert-plain"), claims("Qwen2ForProcessRewardModel")), HEAD),
+    "jina-reranker-v3": (
+        after(qwen3_lm, claims("JinaForRanking", is_causal=True, auto_map={"AutoModel": "modeling.JinaForRanking"})),
+        f"architectures names JinaForRanking, {HEAD}",
+    ),
+    "answers to questions": (bert_as("BertForQuestionAnswering"), f"BertForQuestionAnswering, {HEAD}"),
+    "multiple choice": (bert_as("BertForMultipleChoice"), HEAD),
+    "the next sentence": (bert_as("BertForNextSentencePrediction"), HEAD),
+    "a head of weights alone": (
+        after(like("bert-plain"), with_tensors(**PARTS)),
+        "gating.weight.layers.0.weight, regression_layer.weight of the weights would not be read by BertModel: they "
+        "belong to a head that is not supported",
+    ),
+    "a head of weights alone below modules.json": (
+        after(like("bert-mean"), with_tensors(v_head__weight=(1, 32))),
+        "v_head.weight of the weights would not be read by BertModel",
+    ),
+    "a second head beside a classifier": (
+        after(bert_as("BertForSequenceClassification"), with_tensors(regression__weight=(3, 32))),
+        "regression.weight of the weights would not be read by BertForSequenceClassification",
+    ),
+    "a transformer with layers of its own": (
+        after(like("bert-mean"), with_tensors(encoder__layer__0__attention__self__q_norm__weight=(8,))),
+        "encoder.layer.0.attention.self.q_norm.weight of the weights would not be read by BertModel: its transformer "
+        "differs from that of transformers",
+    ),
+    "weights that are missing": (
+        after(like("bert-mean"), without_tensor("encoder.layer.1.output.dense.weight")),
+        "encoder.layer.1.output.dense.weight is missing or of another shape",
+    ),
+    "T5 with its decoder": (t5_whole, "T5ForConditionalGeneration, which writes texts with a decoder"),
+    "bart-large-mnli": (
+        after(like("bert-plain"), claims("BartForSequenceClassification", model_type="bart")),
+        "BartForSequenceClassification reads its labels off a decoder, which is not supported",
+    ),
+    "Whisper": (
+        after(like("bert-plain"), claims("WhisperForConditionalGeneration", model_type="whisper")),
+        "model_type='whisper' reads audio, and not texts: it is not supported",
+    ),
+    "nomic-embed-vision": (
+        after(
+            like("bert-plain"),
+            claims("NomicVisionModel", model_type="nomic_bert"),
+            lambda folder: (folder / "tokenizer.json").unlink(),
+        ),
+        f"NomicVisionModel, {HEAD}",
+    ),
+    "DINOv3": (
+        after(like("dinov2"), claims("DINOv3ViTModel", model_type="dinov3_vit")),
+        "model_type='dinov3_vit' reads images, and not texts: it is not supported; of models of images only clip, ",
+    ),
+    "ColModernVBERT": (
+        after(like("bert-plain"), claims("ColModernVBertForRetrieval", model_type="colmodernvbert")),
+        "ColModernVBertForRetrieval",
+    ),
+    "code of its own": (
+        after(like("bert-plain"), claims("MineModel", model_type="mine", auto_map=CODE)),
+        "asks for code of its own, which is not run unless trust_remote_code (--trust-remote-code) is set",
+    ),
+    "GTE with scaled attention": (gte("NewModel", logn_attention_scale=True), "logn_attention_scale=True"),
+    "GTE with mixed NTK": (
+        gte("NewModel", rope_scaling={"type": "ntk", "factor": 8.0, "mixed_b": 0.7}),
+        "is not supported for model_type='new', only ntk",
+    ),
+    "an adapter alone": (
+        files(adapter_config={"peft_type": "LORA", "base_model_name_or_path": "org/base"}, tokenizer_config={}),
+        f"adapter_config.json: the folder holds an adapter alone (LORA): {MERGE}",
+    ),
+    "an adapter of sentence-transformers": (
+        files(adapter_config={"peft_type": "LORA", "base_model_name_or_path": "org/base"}, modules={}),
+        MERGE,
+    ),
+    "GLiNER": (files(gliner_config={"model_name": "deberta"}), "gliner_config.json: the folder is of GLiNER"),
+    "open_clip": (files(open_clip_config={"model_cfg": {}}), "open_clip_config.json: the folder is of open_clip"),
+    "diffusers": (
+        files(model_index={"_class_name": "StableDiffusionPipeline"}),
+        "model_index.json: the folder is of diffusers",
+    ),
+    "timm": (
+        files(config={"architecture": "vit_base", "num_features": 768, "pretrained_cfg": {}}),
+        "the folder is of timm",
+    ),
+    "model2vec": (
+        files(config={"model_type": "model2vec", "architectures": ["StaticModel"]}),
+        "the folder is of model2vec",
+    ),
+    "GGUF alone": (only("model-q4.gguf"), "no config.json; there is only weights in GGUF"),
+    "ONNX alone": (after(like("bert-mean"), only("onnx/model.onnx")), "there is only a graph in ONNX"),
+    "TensorFlow alone": (after(like("bert-plain"), only("tf_model.h5")), "there is only weights of TensorFlow"),
+    "Flax alone": (after(like("bert-plain"), only("flax_model.msgpack")), "there is only weights of Flax"),
+    "a variant alone": (after(like("bert-plain"), only("model.fp16.safetensors")), "rename it to model.safetensors"),
+    "parts without an index": (
+        after(like("bert-plain"), only("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")),
+        "some parts of the weights, but no model.safetensors.index.json that lists them",
+    ),
+    "a missing part": (
+        after(
+            like("bert-plain"), pickled_in_parts, lambda folder: (folder / "pytorch_model-00002-of-00002.bin").unlink()
+        ),
+        "pytorch_model.bin.index.json: names 'pytorch_model-00002-of-00002.bin', which is not there",
+    ),
+    "a page of errors as weights": (
+        after(like("bert-plain"), only(pytorch_model__bin="<html>404</html>")),
+        "pytorch_model.bin: is not a file of weights that torch has written",
+    ),
+    "a pickle that is cut": (
+        after(
+            like("bert-plain"),
+            pickled,
+            lambda folder: (folder / "pytorch_model.bin").write_bytes(
+                (folder / "pytorch_model.bin").read_bytes()[:-500]
+            ),
+        ),
+        "pytorch_model.bin: the weights are damaged: the file ends too early",
+    ),
+    **{
+        f"quantised by {method}": (
+            after(like("bert-mean"), claims("BertModel", quantization_config={"quant_method": method})),
+            f"config.json: quantization_config: {QUANTISED} ({method})",
+        )
+        for method in ("bitsandbytes", "gptq", "awq", "fp8", "compressed-tensors")
+    },
+    "quantised by old GPTQ": (
+        after(like("bert-mean"), lambda folder: write_json(folder / "quantize_config.json", {"bits": 4})),
+        f"quantize_config.json: {QUANTISED} (gptq)",
+    ),
+    **{
+        name: (
+            lambda folder, name=name: write_modules(folder, first=f"sentence_transformers.models.{name}"),
+            f"modules.json: must begin with a Transformer, begins with {name}: {cause}",
+        )
+        for name, cause in {
+            "StaticEmbedding": "a table of vectors without a transformer is not supported",
+            "Router": "several chains by role are not supported",
+            "Asym": "several chains by role are not supported",
+        }.items()
+    },
+}
+"""Folders that cannot be served: how each is made, and what is said of it."""
+
+
+def test_there_are_forty_layouts_and_more() -> None:
+    assert len(SERVED) + len(REJECTED) >= 60
+
+
+def made(body: Body, folder: Path) -> Path:
+    folder.mkdir()
+    torch.manual_seed(7)
+    body(folder)
+    return folder
+
+
+def loaded(folder: Path, **settings: Any) -> Encoder:
+    return load_model(EngineConfig(model=str(folder), dtype="float32", torch_threads=1, **settings))
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_layout_gives_the_vectors_of_its_oracle(name: str, tmp_path: Path) -> None:
+    body, wanted, settings = SERVED[name]
+    folder = made(body, tmp_path / "model")
+    found = embed(loaded(folder, **settings), TEXTS, Output.DENSE).dense
+    assert found is not None
+    assert np.abs(found - wanted(folder)).max() < CLOSE
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_layout_that_cannot_be_served_is_rejected_with_its_cause(name: str, tmp_path: Path) -> None:
+    body, message = REJECTED[name]
+    folder = made(body, tmp_path / "model")
+    with pytest.raises(ConfigError) as rejected:
+        loaded(folder)
+    assert message in str(rejected.value)
+    assert "\n" not in str(rejected.value)
+
+
+@pytest.mark.parametrize("weights", [pickled, pickled_in_parts])
+def test_pickled_classifiers_give_the_labels_of_transformers(weights: Any, tmp_path: Path) -> None:
+    folder = made(after(roberta_labels, weights), tmp_path / "model")
+    found = classify(loaded(folder), [TextInput(text, MODEL_MAX) for text in TEXTS])
+    assert found.labels == ("negative", "neutral", "positive")
+    assert np.abs(found.scores - oracle.labels(folder, TEXTS)).max() < CLOSE
+
+
+def test_the_reranker_of_gte_gives_the_scores_of_its_formula(tmp_path: Path) -> None:
+    folder = made(gte("NewForSequenceClassification", head=GTE_SCORE, **ONE_LABEL), tmp_path / "model")
+    found = score(loaded(folder), TEXTS[0], TEXTS[1:])
+    tensors = load_file(folder / WEIGHTS)
+    for text, logit in zip(TEXTS[1:], found.logits, strict=True):
+        _, hidden = gte_hidden(folder, TEXTS[0], text)
+        pooled_row = torch.tanh(hidden[0] @ tensors["new.pooler.dense.weight"].T + tensors["new.pooler.dense.bias"])
+        assert abs(float(pooled_row @ tensors["classifier.weight"][0] + tensors["classifier.bias"][0]) - logit) < CLOSE
+
+
+def test_gte_weighs_tokens_where_its_folder_has_the_head(tmp_path: Path) -> None:
+    body = after(gte("NewForTokenClassification", head=GTE_WEIGHTS, **ONE_LABEL), pooled("cls_token"))
+    folder = made(body, tmp_path / "model")
+    found = embed(loaded(folder), TEXTS, Output.SPARSE).sparse
+    assert found is not None
+    tensors = load_file(folder / WEIGHTS)
+    for text, vector in zip(TEXTS, found, strict=True):
+        ids, hidden = gte_hidden(folder, text)
+        weights = torch.relu(hidden @ tensors["classifier.weight"][0] + tensors["classifier.bias"][0]).tolist()
+        wanted: dict[int, float] = {}
+        for number, weight in zip(ids[1:-1], weights[1:-1], strict=True):
+            if number > 3 and weight > wanted.get(number, 0):
+                wanted[number] = weight
+        assert dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True)) == pytest.approx(
+            wanted, abs=CLOSE
+        )
+
+
+def test_safe_weights_are_read_where_there_are_both(tmp_path: Path) -> None:
+    folder = made(like("bert-plain"), tmp_path / "model")
+    torch.save({name: -tensor for name, tensor in load_file(folder / WEIGHTS).items()}, folder / "pytorch_model.bin")
+    found = embed(loaded(folder), TEXTS, Output.DENSE).dense
+    assert found is not None
+    assert np.abs(found - plain_mean(folder)).max() < CLOSE
+
+
+def test_the_model_card_says_that_vectors_may_be_cut(tmp_path: Path) -> None:
+    folder = made(like("bert-mean"), tmp_path / "model")
+    (folder / "README.md").write_text("---\ntags:\n- loss:MatryoshkaLoss\n---\n")
+    assert loaded(folder).card.matryoshka
