@@ -44,8 +44,8 @@ TaskFlag = Annotated[
         "--task",
         "Model",
         "What a model is for where its folder does not say it. score: ask a language model whether a document answers "
-        "a query, as Qwen3-Reranker is asked. embed: vectors, whatever head the checkpoint has. sparse: take a masked "
-        "language model for a SPLADE model.",
+        "a query, as its family is asked, or as --score-template and --score-tokens say. embed: vectors, whatever head "
+        "the checkpoint has. sparse: take a masked language model for a SPLADE model.",
     ),
 ]
 ScoreTemplate = Annotated[
@@ -54,6 +54,16 @@ ScoreTemplate = Annotated[
         "--score-template",
         "Model",
         "What a model that scores reads of a pair: a text with {query}, {document} and, if wanted, {instruction}.",
+    ),
+]
+ScoreTokens = Annotated[
+    str | None,
+    flag(
+        "--score-tokens",
+        "Model",
+        "What a language model's score is made of, with --score-template: the token that means yes and the one that "
+        "means no, as yes,no, for the softmax of their logits; or one token, for its logit. Other tokens give other "
+        "scores.",
     ),
 ]
 AllowPickle = Annotated[

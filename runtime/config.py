@@ -43,13 +43,18 @@ class EngineConfig:
 
     task: Task = "auto"
     """What a model is for whose folder does not say so. `score`: a language model is asked whether a document answers a
-    query, as Qwen3-Reranker is. `embed`: a checkpoint with a head of its own gives vectors instead. `sparse`: a masked
-    language model is a SPLADE model. `auto`: what the folder says, and a language model gives vectors."""
+    query, as the authors of its family ask it, or as `score_template` and `score_tokens` say. `embed`: a language
+    model, or a checkpoint with a head of its own, gives vectors instead. `sparse`: a masked language model is a SPLADE
+    model. `auto`: what the folder says; a language model that is no known reranker is rejected."""
 
     score_template: str | None = None
     """What a model that scores reads of a pair: a text with the fields `{query}`, `{document}` and, if wanted,
-    `{instruction}`. None: what the folder says; where `task` makes a reranker of a language model, the template of
-    Qwen3-Reranker."""
+    `{instruction}`. None: what the folder says, or the family of rerankers that it is recognised as."""
+
+    score_tokens: str | None = None
+    """What a language model's score is made of, with `score_template`: the token that means yes and the one that means
+    no, such as `yes,no`, for the softmax of their logits; or one token, for its logit. As the vocabulary spells them,
+    or as texts of one token. None: what the folder says, or the family that it is recognised as."""
 
     allow_pickle: bool = False
     """Whether pickled weights (pytorch_model.bin) may hold more than tensors, which may run code that is in them. Only

@@ -211,6 +211,8 @@ class ModelCard:
     """Forwards at once, over all devices. On a CPU, one that is alone uses all threads, else each has its share."""
     launched_ahead: int = 0
     """Forwards that may have begun behind each that runs, so that a GPU goes on at once."""
+    notes: tuple[str, ...] = ()
+    """What had to be assumed of the folder."""
     memory_tokens: int | None = None
     """Tokens of a batch that the device has memory for. None: not known."""
     load_s: float

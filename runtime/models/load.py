@@ -74,7 +74,12 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         served_name=config.served_name,
         own_code=config.trust_remote_code,
     )
-    folder = read_folder(resolved.folder, task=config.task, score_template=config.score_template)
+    folder = read_folder(
+        resolved.folder,
+        task=config.task,
+        score_template=config.score_template,
+        score_tokens=config.score_tokens,
+    )
     check_files(folder, own_code=config.trust_remote_code)
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
@@ -123,6 +128,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
             torch_threads=threads,
             forward_workers=max(len(devices), config.forward_workers or 1),
             launched_ahead=0 if kind == "cpu" else 1,
+            notes=folder.notes,
             load_s=0.0,
         ),
         replicas=Replicas(replicas),

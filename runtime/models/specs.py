@@ -157,6 +157,8 @@ class LogitScoreSpec:
     """The token of the vocabulary that says yes, or its id."""
     false_token: int | str | None
     """The one that says no, whose logit is subtracted. None: nothing is subtracted."""
+    rounded: bool = False
+    """Whether the score is rounded to bfloat16, as its authors give it."""
 
 
 HeadSpec: TypeAlias = (
@@ -211,6 +213,41 @@ class PairTemplate:
     """What a chat template is given beside the messages, such as `add_generation_prompt`."""
     add_special_tokens: bool = False
     """Whether the tokenizer adds special tokens around the text."""
+    instruction_format: str = "{instruction}"
+    """For `text`: what an instruction that is not empty is written as."""
+    roles: tuple[str, str] = ("query", "document")
+    """For a chat template: the roles of the messages that hold the query and the document."""
+    strips: bool = False
+    """For a chat template: whether blanks around both texts are dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPieces:
+    """Pieces of a pair that are tokenized each by itself, for rerankers that are language models."""
+
+    begins: bool = False
+    """Whether the tokenizer's first token of a text (`bos_token`) stands first, where it is not the padding."""
+    before: str = ""
+    """Stands before the query; empty: nothing does."""
+    query: str
+    """With the field `{query}`."""
+    instruction: str | None = None
+    """With the field `{instruction}`: goes before the query, into the same piece, where a request has one. None: the
+    model takes none."""
+    between: str
+    """Separates query and document."""
+    document: str
+    """With the field `{document}`."""
+    after: tuple[str, ...]
+    """The pieces behind the document."""
+    max_tokens: int
+    """The authors' `max_length`: tokens of query and document together. Three quarters of it bound the query."""
+    counts_after: bool = False
+    """Whether that is exceeded by as many tokens as `after` has, as in FlagEmbedding."""
+
+
+PairForm: TypeAlias = PairTemplate | PairPieces
+"""What a language model reads of a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +304,7 @@ class ModelFolder:
     activation: Activation = "identity"
     """What makes scores of logits."""
 
-    pair_template: PairTemplate | None = None
+    pair_template: PairForm | None = None
     """What makes one text of a pair. None: the tokenizer's special tokens do."""
 
     matryoshka: bool = False

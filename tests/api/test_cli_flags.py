@@ -20,6 +20,7 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
     "offline": (["--offline"], True),
     "task": (["--task", "score"], "score"),
     "score_template": (["--score-template", "{query} {document}"], "{query} {document}"),
+    "score_tokens": (["--score-tokens", "yes,no"], "yes,no"),
     "allow_pickle": (["--allow-pickle"], True),
     "trust_remote_code": (["--trust-remote-code"], True),
     "matryoshka": (["--matryoshka"], True),

@@ -202,7 +202,8 @@ def test_a_plain_language_model_scores_where_the_user_says_so(tiny_folder: TinyF
     found = ask(plain, lambda engine: engine.score(TEXTS[0], TEXTS[2:4], activate=False), task="score")
     assert np.abs(found.scores - oracle.scores(saved, [(TEXTS[0], text) for text in TEXTS[2:4]])).max() < 1e-4
     assert load_model(EngineConfig(model=str(plain), task="score")).card.activation == "sigmoid"
-    assert load_model(EngineConfig(model=str(plain))).card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
+    embedder = load_model(EngineConfig(model=str(plain), task="embed"))
+    assert embedder.card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
 
 
 def test_the_users_template_replaces_the_question(tiny_folder: TinyFolder) -> None:

@@ -17,7 +17,7 @@ from staged_pool.runtime.models.specs import (
     HeadSpec,
     LabelsSpec,
     LogitScoreSpec,
-    PairTemplate,
+    PairForm,
     TokenLabelsSpec,
 )
 from staged_pool.stages.errors import ConfigError
@@ -31,19 +31,6 @@ CLASSIFIERS: Final[Mapping[str, Architecture]] = {
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {"Sigmoid": "sigmoid", "Identity": "identity", "Softmax": "softmax"}
 """Classes of `torch.nn`."""
 
-QUESTION: Final = (
-    "<|im_start|>system\n"
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
-    'Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n"
-    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
-    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-)
-"""What Qwen3-Reranker was trained to be asked: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B."""
-
-INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
-"""The instruction that it was trained with."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelling:
@@ -54,7 +41,9 @@ class Labelling:
     scoring: Scoring | None
     labels: tuple[str, ...]
     activation: Activation
-    pair_template: PairTemplate | None = None
+    pair_template: PairForm | None = None
+    notes: tuple[str, ...] = ()
+    """What had to be assumed, for the log."""
 
     def fields(self) -> dict[str, Any]:
         """By name."""
@@ -73,6 +62,24 @@ def class_name(config: Mapping[str, Any]) -> str:
     return names[0] if names else ""
 
 
+def is_language_model(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of a model that continues texts, such as `Qwen3ForCausalLM` or `GPT2LMHeadModel`.
+
+    Raises:
+        ConfigError: See `class_name`.
+    """
+    return class_name(config).endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def is_causal(config: Mapping[str, Any]) -> bool:
+    """Whether it is a language model that reads from left to right.
+
+    Raises:
+        ConfigError: See `class_name`.
+    """
+    return is_language_model(config) and config.get("is_causal", True) is not False
+
+
 def classifier_kind(config: Mapping[str, Any]) -> Architecture | None:
     """Which kind of classifier a `config.json` is of; None where it is of none.
 
@@ -88,7 +95,7 @@ def read_classifier(
     config: Mapping[str, Any],
     settings: JsonFile,
     *,
-    pair_template: PairTemplate | None,
+    pair_template: PairForm | None,
 ) -> Labelling:
     """Read a sequence or token classifier.
 
@@ -132,7 +139,7 @@ def read_logit_score(
     transformer: JsonFile,
     score: JsonFile,
     *,
-    pair_template: PairTemplate | None,
+    pair_template: PairForm | None,
 ) -> Labelling:
     """Read a language model whose answer is the score, as the CrossEncoder of sentence-transformers saves it.
 
@@ -155,25 +162,22 @@ def read_logit_score(
     )
     if logits != output:
         raise ConfigError(f"{score.name}: module_input_name={logits!r} is not what the Transformer gives: {output!r}")
-    return _language_model(
+    return language_model(
         LogitScoreSpec(true_token=true, false_token=false),
         _named_activation(config, settings) or "sigmoid",
         pair_template,
     )
 
 
-def asked_language_model(pair_template: PairTemplate | None) -> Labelling:
-    """Read a language model that nothing but the user calls a reranker, as Qwen3-Reranker is published.
+def language_model(head: LogitScoreSpec, activation: Activation, template: PairForm | None, *notes: str) -> Labelling:
+    """A language model whose answer to a pair is the score.
 
     Args:
-        pair_template: The user's, or the folder's where its chat template is one for pairs. None: that of
-            Qwen3-Reranker.
+        head: Which logits the score is made of.
+        activation: What makes a score of them.
+        template: What the model reads of a pair.
+        notes: What had to be assumed.
     """
-    template = pair_template or PairTemplate(text=QUESTION, instruction=INSTRUCTION)
-    return _language_model(LogitScoreSpec(true_token="yes", false_token="no"), "sigmoid", template)
-
-
-def _language_model(head: LogitScoreSpec, activation: Activation, template: PairTemplate | None) -> Labelling:
     return Labelling(
         architecture="causal language model",
         heads=(head,),
@@ -181,6 +185,7 @@ def _language_model(head: LogitScoreSpec, activation: Activation, template: Pair
         labels=("LABEL_0",),
         activation=activation,
         pair_template=template,
+        notes=notes,
     )
 
 

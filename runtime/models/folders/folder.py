@@ -11,6 +11,7 @@ from pathlib import Path
 
 from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
+from staged_pool.runtime.models.folders.asked import AskedFor, read_asked_model, replaced_answers
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
 from staged_pool.runtime.models.folders.chain import read_head, read_pooling_modes
 from staged_pool.runtime.models.folders.foreign import MODULES, check_layout
@@ -28,6 +29,8 @@ from staged_pool.runtime.models.folders.parts import (
     read_transformer_settings,
     required,
 )
+from staged_pool.runtime.models.folders.readme import is_of_embeddings
+from staged_pool.runtime.models.folders.rerankers import INSTRUCTION, check_rejected, recognise
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.transformer_settings import read_max_seq_length
 from staged_pool.runtime.models.folders.vision_language import (
@@ -47,20 +50,24 @@ from staged_pool.runtime.models.specs import (
 from staged_pool.stages.errors import ConfigError
 
 
-def read_folder(path: Path, *, task: Task = "auto", score_template: str | None = None) -> ModelFolder:
+def read_folder(
+    path: Path, *, task: Task = "auto", score_template: str | None = None, score_tokens: str | None = None
+) -> ModelFolder:
     """Read the folder of a model.
 
     Args:
         path: The folder.
         task: See `EngineConfig`.
         score_template: See `EngineConfig`.
+        score_tokens: See `EngineConfig`.
 
     Raises:
         ConfigError: A file is missing or malformed (named with its field), a module is not known, or the
             folder is a model of another kind.
     """
     check_layout(path)
-    folder = _read(path, task, score_template)
+    asked = AskedFor.of(score_template, score_tokens)
+    folder = _read(path, task, asked)
     if task == "embed":
         folder = replace(folder, reading="user")
     if task == "score" and folder.scoring is None:
@@ -69,23 +76,26 @@ def read_folder(path: Path, *, task: Task = "auto", score_template: str | None =
         raise ConfigError(f"task='sparse': {path.name} is not a model that gives sparse vectors")
     if score_template is not None and folder.pair_template is None:
         raise ConfigError("score_template='...': this model does not read a query and a document together")
+    if score_tokens is not None and folder.architecture != "causal language model":
+        raise ConfigError(f"score_tokens={score_tokens!r}: this model is no language model whose answer is a score")
     return folder
 
 
-def _read(path: Path, task: Task, score_template: str | None) -> ModelFolder:
+def _read(path: Path, task: Task, asked: AskedFor) -> ModelFolder:
     modules_file = JsonFile.read(path / "modules.json", root=path, kind=list)
     settings = JsonFile.read(path / "config_sentence_transformers.json", root=path) or JsonFile.empty()
     kind = settings.get("model_type", str, "SentenceTransformer")
+    _check_known(path)
     if is_image_folder(path, modules_file):
         return read_image_folder(path, modules_file, settings, task)
     if is_multi_vector(path, modules_file, settings):
         return read_multi_vector_folder(path, modules_file, settings)
-    asked = task == "sparse" and modules_file is None and not has_bge_m3_heads(path)
-    if kind == "SparseEncoder" or asked:
+    splade = task == "sparse" and modules_file is None and not has_bge_m3_heads(path)
+    if kind == "SparseEncoder" or splade:
         return read_sparse_folder(path, modules_file, settings)
-    if kind == "CrossEncoder" or (modules_file is None and _gives_labels(path, task)):
+    if kind == "CrossEncoder" or (modules_file is None and _gives_labels(path, task, asked)):
         chain = [("Transformer", path)] if modules_file is None else read_chain(modules_file, path)
-        return _label_folder(path, chain, settings, score_template)
+        return _label_folder(path, chain, settings, asked, task)
     if kind != "SentenceTransformer":
         raise ConfigError(f"{path}: this is a {kind}, not a model that gives one vector for each text")
     if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
@@ -145,9 +155,8 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
     replace.
     """
     config = read_body_config(path, root=path)
-    architectures = config.get("architectures") or [""]
     sees = config.get("model_type") in CONVERSING
-    causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+    causal = classifier.is_causal(config)
     mode: PoolingMode = "lasttoken" if causal or sees else "cls" if is_gte(config) else "mean"
     normalize = sees or is_gte(config)
     how = "with" if normalize else "without"
@@ -168,16 +177,37 @@ def _plain_folder(path: Path, settings: JsonFile) -> ModelFolder:
     )
 
 
-def _gives_labels(path: Path, task: Task) -> bool:
-    """Whether a transformer without `modules.json` is to be read as a model that gives labels."""
+def _check_known(path: Path) -> None:
+    """Reject a model that is known and cannot be served, before its folder is taken for another kind."""
+    if (config := JsonFile.read(path / "config.json", root=path)) is not None:
+        check_rejected(path, config.content, classifier.class_name(config.content))
+
+
+def _gives_labels(path: Path, task: Task, asked: AskedFor) -> bool:
+    """Whether a transformer without `modules.json` is to be read as a model that gives labels.
+
+    Raises:
+        ConfigError: It is a language model, and nothing says what it is for.
+    """
     config = read_body_config(path, root=path)
-    asked = task == "score" and classifier.class_name(config).endswith("ForCausalLM")
-    labels = classifier.classifier_kind(config) is not None and not gives_token_weights(config)
-    return asked or (task != "embed" and labels)
+    if task == "embed":
+        return False
+    if not classifier.is_language_model(config):
+        return classifier.classifier_kind(config) is not None and not gives_token_weights(config)
+    if task == "score" or asked.tokens or recognise(path, path, config, chat_template(path, root=path)) is not None:
+        return True
+    if not classifier.is_causal(config) or is_of_embeddings(path) or "embed" in path.resolve().name.lower():
+        return False
+    raise ConfigError(
+        f"config.json: {classifier.class_name(config)} is a language model, and nothing in {path.name} says what it is "
+        "for. Set task='embed' (--task embed) for the vectors of last tokens, which is right only for a model that was "
+        "trained for that; or task='score' (--task score), for a reranker of a kind that is not recognised with "
+        "score_template and score_tokens (--score-template, --score-tokens)"
+    )
 
 
 def _label_folder(
-    path: Path, chain: list[tuple[str, Path]], settings: JsonFile, score_template: str | None
+    path: Path, chain: list[tuple[str, Path]], settings: JsonFile, asked: AskedFor, task: Task
 ) -> ModelFolder:
     """A model that gives labels: a transformer with its own head, or a language model whose answer is read."""
     names = [name for name, _ in chain]
@@ -189,19 +219,21 @@ def _label_folder(
     prompts, prompt = read_prompts(settings)
     kind = classifier.classifier_kind(config)
     asks = len(chain) > 1
+    chat = chat_template(body, root=path)
     template = (
-        pair_template(transformer, chat_template(body, root=path), instruction=(prompt or None) if asks else None)
-        if score_template is None
-        else PairTemplate(text=score_template, instruction=prompt or classifier.INSTRUCTION)
+        pair_template(transformer, chat, instruction=(prompt or None) if asks else None)
+        if asked.template is None
+        else PairTemplate(text=asked.template, instruction=prompt or INSTRUCTION)
     )
     if asks:
         score = required(chain[1][1] / "config.json", root=path)
         labelling = classifier.read_logit_score(config, settings, transformer, score, pair_template=template)
+        labelling = replaced_answers(labelling, asked, score.name)
         prompt = ""  # it is the instruction
     elif kind is not None:
         labelling = classifier.read_classifier(kind, config, settings, pair_template=template)
-    elif classifier.class_name(config).endswith("ForCausalLM"):
-        labelling = classifier.asked_language_model(template)
+    elif classifier.is_language_model(config):
+        labelling = read_asked_model(path, body, config, asked, chat=chat, own=template, said=task == "score")
     else:
         name = classifier.class_name(config) or "no class"
         raise ConfigError(f"config.json: architectures names {name}, which has no head that gives labels")

@@ -58,7 +58,7 @@ def build_heads(
                 true, false = (_token_id(token, tokenizer) for token in (spec.true_token, spec.false_token))
                 if true is None:
                     raise ConfigError("the answer that means yes is missing")
-                heads[Output.LABELS] = LogitScoreHead(loaded.whole, body, true, false)
+                heads[Output.LABELS] = LogitScoreHead(loaded.whole, body, true, false, rounded=spec.rounded)
             case SpladeSpec():
                 heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
             case TokenWeightsSpec():
@@ -75,8 +75,21 @@ def build_heads(
 
 
 def _token_id(token: int | str | None, tokenizer: Tokenizer) -> int | None:
+    """The id of an answer: an entry of the vocabulary in its own spelling, or a text that is one token.
+
+    Raises:
+        ConfigError: It is neither.
+    """
     if not isinstance(token, str):
         return token
-    if (found := tokenizer.token_to_id(token)) is None:
-        raise ConfigError(f"the tokenizer has no token {token!r}, so the model cannot be asked for it")
-    return int(found)
+    if (found := tokenizer.token_to_id(token)) is not None:
+        return int(found)
+    pieces = tokenizer.encode(token, add_special_tokens=False)
+    # A token that stands for what is unknown spells something else.
+    if len(pieces.ids) != 1 or str(tokenizer.decode(pieces.ids)).strip() != token:
+        spelled = ", ".join(map(repr, pieces.tokens)) or "nothing"
+        raise ConfigError(
+            f"the tokenizer has no token {token!r}, so the model cannot be asked for it: it is {len(pieces.ids)} "
+            f"tokens ({spelled}), and a score is read from one"
+        )
+    return int(pieces.ids[0])

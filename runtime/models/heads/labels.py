@@ -119,12 +119,16 @@ class LogitScoreHead:
         body: Its transformer, not yet changed.
         true_token: Id of the answer that means yes.
         false_token: Id of the one that means no. None: the score is the logit of `true_token`.
+        rounded: Round scores to bfloat16.
 
     Raises:
         ConfigError: The ids are none of the model's, or it does not read logits off token vectors.
     """
 
-    def __init__(self, whole: PreTrainedModel, body: Body, true_token: int, false_token: int | None) -> None:
+    def __init__(
+        self, whole: PreTrainedModel, body: Body, true_token: int, false_token: int | None, *, rounded: bool = False
+    ) -> None:
+        self._rounded = rounded
         entries = [true_token] if false_token is None else [true_token, false_token]
         self._head = TransplantedHead(whole, dtype=torch.float32, entries=entries)
         alone = _probe(whole, body, Output.LABELS)
@@ -137,8 +141,9 @@ class LogitScoreHead:
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
         logits = self._head(last_token_pool(hidden, batch.lengths).unsqueeze(1))[:, 0]
-        scores = begin_readback(logits[:, :1] - logits[:, 1:2] if logits.shape[1] > 1 else logits)
-        return lambda: list(scores())
+        scores = logits[:, :1] - logits[:, 1:2] if logits.shape[1] > 1 else logits
+        read = begin_readback(scores.bfloat16().float() if self._rounded else scores)
+        return lambda: list(read())
 
 
 _Pick: TypeAlias = Callable[[Tensor, PackedBatch, int], Tensor]

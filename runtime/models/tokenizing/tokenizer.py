@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from tokenizers import Tokenizer
 
 from staged_pool.runtime.model import ModelInput, Role, Tokens, TokenSequence
-from staged_pool.runtime.models.specs import PairTemplate
+from staged_pool.runtime.models.specs import PairForm, PairPieces
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text
+from staged_pool.runtime.models.tokenizing.pair_pieces import PieceReader
 from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
 from staged_pool.runtime.models.tokenizing.pairs import PairReader
 from staged_pool.runtime.models.tokenizing.roles import RoleSpec
@@ -62,7 +63,7 @@ class TextTokenizer:
         gives_types: bool = True,
         chat_template: str | None = None,
         special_tokens: Mapping[str, object] | None = None,
-        pair_template: PairTemplate | None = None,
+        pair_template: PairForm | None = None,
         roles: Mapping[Role, RoleSpec] | None = None,
         sees: bool = False,
     ) -> None:
@@ -75,7 +76,11 @@ class TextTokenizer:
         self._texts = TextReader(
             self.shared, self.special, self.limits, pools_prompt=pools_prompt, chat_template=chat, roles=roles or {}
         )
-        self._pairs: PairReader | TemplateReader | ConfigError
+        self._pairs: PairReader | TemplateReader | PieceReader | ConfigError
+        if isinstance(pair_template, PairPieces):
+            first = _first_token(self.shared, special_tokens or {})
+            self._pairs = PieceReader(self.shared, self.limits, pieces=pair_template, first_token=first)
+            return
         if pair_template is not None:
             self._pairs = TemplateReader(self.shared, self.special, self.limits, template=pair_template, chat=chat)
             return
@@ -147,3 +152,9 @@ class TextTokenizer:
         if isinstance(self._pairs, ConfigError):
             return [InvalidInput(f"The model takes no pairs: {self._pairs}.", param="input") for _ in pairs]
         return self._pairs.read(pairs)
+
+
+def _first_token(shared: SharedTokenizer, special_tokens: Mapping[str, object]) -> int | None:
+    """The id of the token that begins a text. None: there is none, or padding is the same token."""
+    begin, padding = special_tokens.get("bos_token"), special_tokens.get("pad_token")
+    return None if begin is None or begin == padding else shared.tokenizer.token_to_id(str(begin))
