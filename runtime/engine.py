@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -18,6 +18,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
 from staged_pool.runtime.gate import Gate
+from staged_pool.runtime.host_loop import HostLoop
 from staged_pool.runtime.identity import SharingScopes
 from staged_pool.runtime.inside import ANYBODY, Asker, Room
 from staged_pool.runtime.lanes import LaneParts, lane_pace
@@ -53,11 +54,14 @@ R = TypeVar("R")
 
 log = get_logger("staged_pool.engine")
 
+_SUBJECT: Final = "The engine"
+"""What belongs to an event loop; see `HostLoop.check`."""
+
 
 class Engine(EngineTasks):
     """Takes requests, and answers each exactly once. Made by `open_engine` or `run_engine`.
 
-    All methods belong to the event loop that runs the engine.
+    All methods belong to the event loop that runs the engine; awaited in another one, they raise `RuntimeError`.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Engine(EngineTasks):
         cores: int | None,
         options: StageOptions,
     ) -> None:
+        self._host = HostLoop()
         self._config = config
         self._model = model
         self._preprocess_offloads: Mapping[Lane, Offload] = {
@@ -130,6 +135,7 @@ class Engine(EngineTasks):
 
     async def wait_broken(self) -> str:
         """Wait until the engine can serve no more; returns the reason."""
+        self._host.check(_SUBJECT)
         await self._broken.wait()
         return self._fault or ""
 
@@ -171,6 +177,7 @@ class Engine(EngineTasks):
             DeadlineExceeded: `timeout_s` passed, or it could not be met.
             StagedPoolError: Any other, as `decode`, the model and `encode` raise them.
         """
+        self._host.check(_SUBJECT)
         if not timeout_s > 0:
             raise InvalidInput(f"timeout_s={timeout_s}: must be above 0.", param="timeout_s")
         late_at = self._clock() + timeout_s
@@ -273,6 +280,7 @@ class Engine(EngineTasks):
         Raises:
             StagedPoolError: As for `submit`.
         """
+        self._host.check(_SUBJECT)
         rows, failure, tokens = RowStream(), None, 0
         with single_errors():
             async with anyio.create_task_group() as giving:
@@ -354,6 +362,7 @@ class Engine(EngineTasks):
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
         """Run what is no request of a task in a thread of preprocess; the door is the same."""
+        self._host.check(_SUBJECT)
         await anyio.lowlevel.checkpoint_if_cancelled()
         room, _, _ = self._enter(body_bytes, math.inf, ANYBODY)
         try:
@@ -396,6 +405,7 @@ class Engine(EngineTasks):
 
         What has none after `timeout_s` seconds fails with `EngineStopped`.
         """
+        self._host.check(_SUBJECT)
         if self._phase is Phase.READY:
             self._phase = Phase.DRAINING
             log.info("engine.draining", requests=len(self._tickets))

@@ -14,6 +14,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.cores import Cores, usable_cores
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.host_loop import OwnTask
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
 from staged_pool.runtime.model import LoadedModel
@@ -34,30 +35,28 @@ first, the event loop above all. Measured on two cores, that halves what `/healt
 nothing; forwards of texts do less if they stand back, for theirs are over before anybody else has waited."""
 
 
-@asynccontextmanager
-async def open_engine(config: EngineConfig | None = None) -> AsyncIterator[Engine]:
+def open_engine(config: EngineConfig | None = None) -> OwnTask[Engine]:
     """Load a model and run an engine on it, inside the caller's event loop, asyncio or trio.
 
-    Several engines may be opened side by side: each then has its own device threads and limits; `open_engines` has
-    them share. Loading cannot be interrupted: a cancellation during it is raised when it has ended. At the end of the
-    block the engine drains for `config.drain_timeout_s`; if the block raised or was cancelled, it stops at once, after
-    the forwards that run.
+    Use it as `async with open_engine(config) as engine`. Another task of the same event loop may leave the block than
+    has entered it, with `contextlib.AsyncExitStack` or by `__aenter__` and `__aexit__`. Several engines may be opened
+    side by side: each then has its own device threads and limits; `open_engines` has them share. Loading cannot be
+    interrupted: a cancellation during it is raised when it has ended. At the end of the block the engine drains for
+    `config.drain_timeout_s` seconds; if the block raised or was cancelled, it stops at once, after the forwards that
+    run.
 
     Raises:
-        ConfigError: The settings, the model folder or the machine do not allow it.
+        ConfigError: On entering: the settings, the model folder or the machine do not allow it.
     """
-    async with open_engines([config or EngineConfig()]) as engines:
-        (engine,) = engines.values()
-        yield engine
+    return OwnTask(lambda: _one_running(config or EngineConfig()), "The engine")
 
 
-@asynccontextmanager
-async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping[str, Engine]]:
+def open_engines(configs: Sequence[EngineConfig]) -> OwnTask[Mapping[str, Engine]]:
     """Load several models, and run an engine on each; the block gets them by their served names.
 
     Each engine has its own stages, queues and limits. They share the device's threads, which their batches take in
-    turns, texts and pictures each their own, and the threads of preprocess. Loading, draining and stopping are as for
-    `open_engine`, and one that breaks leaves the others as they are.
+    turns, texts and images each their own, and the threads of preprocess. Loading, draining, stopping and the tasks
+    that enter and leave are as for `open_engine`, and one that breaks leaves the others as they are.
 
     Args:
         configs: At least one. Those settings that say how much is shared must be equal in all of them.
@@ -65,6 +64,19 @@ async def open_engines(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
     Raises:
         ConfigError: As for `open_engine`; or two models have the same name, or settings of what is shared differ.
     """
+    return OwnTask(lambda: _all_running(configs), "The engines")
+
+
+@asynccontextmanager
+async def _one_running(config: EngineConfig) -> AsyncIterator[Engine]:
+    async with _all_running([config]) as engines:
+        (engine,) = engines.values()
+        yield engine
+
+
+@asynccontextmanager
+async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping[str, Engine]]:
+    """See `open_engines`. The task that leaves it must be the one that has entered it."""
     first = _agreed(configs)
     _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
     options = StageOptions(clock=time.perf_counter)
