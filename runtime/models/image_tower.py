@@ -18,6 +18,7 @@ from staged_pool.runtime.models.eye import Eye
 from staged_pool.runtime.models.heads.images import ImageHead, ImageVector, build_image_heads
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.specs import ModelFolder
+from staged_pool.runtime.models.tokenizing.chat import plain_text
 from staged_pool.runtime.models.tower import Outcome
 from staged_pool.runtime.models.transfer import Later
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
@@ -75,7 +76,10 @@ class ImageTower:
     def _prepare(self, given: ModelInput) -> Outcome:
         image = _lone_picture(given)
         if image is None:
-            message = "This model reads a picture by itself, and no conversations about pictures."
+            message = (
+                "This model reads one image or one text at a time, and no conversations of both: send them as inputs "
+                "of their own."
+            )
             return InvalidInput(message, param="messages")
         try:
             pixels = self.reader.read(image, given.sharing_scope)
@@ -95,7 +99,7 @@ def _lone_picture(given: ModelInput) -> Image | None:
     match given.source:
         case Image() as image:
             return image
-        case TextInput(source=Chat() as chat) if len(chat.messages) == 1 and chat.characters == 0:
+        case TextInput(source=Chat() as chat) if not plain_text(chat).strip():
             return chat.images[0] if len(chat.images) == 1 else None
         case _:
             return None

@@ -258,6 +258,8 @@ class PictureSpec:
     """What stands before and behind a picture by itself. None: what the chat template writes around it."""
     converses: bool
     """Whether pictures and texts may stand together, as a conversation."""
+    words: tuple[str, ...] = ()
+    """Without conversations: texts that may stand beside an image, as they say what stands around it anyway."""
 
 
 Reading: TypeAlias = Literal["folder", "assumed", "user"]

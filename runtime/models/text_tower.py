@@ -120,6 +120,7 @@ def build_text_tower(
         pair_template=folder.pair_template,
         roles=roles,
         sees=sight is not None,
+        reads_one=loaded.image is not None or (folder.pictures is not None and not folder.pictures.converses),
     )
     if folder.scoring == "cross-encoder":
         tokenizer.require_pairs()

@@ -368,7 +368,7 @@ def test_a_conversation_is_read_only_where_it_is_a_picture(load_tiny: LoadTiny) 
     assert isinstance(plain.payload, Picture)
     assert np.array_equal(alone.payload.pixels.values, plain.payload.pixels.values)
     for parts in (("What is this?", PICTURES[0]), PICTURES[:2]):
-        with pytest.raises(InvalidInput, match="no conversations about pictures"):
+        with pytest.raises(InvalidInput, match="no conversations of both"):
             prepare(model, EmbedRequest(inputs=(chat(*parts),)))
 
 

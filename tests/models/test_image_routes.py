@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ def folders(tiny_folder: TinyFolder) -> dict[str, Path]:
     return {kind: tiny_folder(kind) for kind in KINDS}
 
 
-@pytest.fixture
-async def client(folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
+@asynccontextmanager
+async def client_of(folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
     configs = [
         EngineConfig(model=str(folder), served_name=kind, dtype="float32", torch_threads=1)
         for kind, folder in folders.items()
@@ -58,6 +59,25 @@ async def client(folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
         transport = httpx.ASGITransport(Application(lobby))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client
+
+
+@pytest.fixture
+async def client(folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(folders) as client:
+        yield client
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tiny_folder: TinyFolder) -> dict[str, Path]:
+    """That of one kind."""
+    return {request.param: tiny_folder(request.param)}
+
+
+@pytest.fixture
+async def alone(folder: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of that model alone."""
+    async with client_of(folder) as client:
+        yield client
 
 
 async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot(client: httpx.AsyncClient) -> None:
@@ -116,6 +136,97 @@ async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot
     ):
         error = (await ask(path, model, **fields))["error"]
         assert error["code"] == status, (path, model, error)
+
+
+WORDS = "Describe the image."
+"""What vLLM's examples send beside a page, which is what these models are shown around each."""
+
+
+@pytest.mark.parametrize("folder", ["colpali", "colqwen2"], indirect=True)
+async def test_a_page_may_come_with_the_words_that_go_around_it(alone: httpx.AsyncClient) -> None:
+    async def ask(path: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+        response = await alone.post(path, json=fields)
+        return response.status_code, response.json()
+
+    def text(said: str) -> dict[str, Any]:
+        return {"type": "text", "text": said}
+
+    pages = [{"content": [part(CAT)]}, {"content": [part(DOG)]}]
+    wanted = [row["score"] for row in (await ask("/score", queries="a cat", documents=pages))[1]["data"]]
+    for content in (
+        [part(CAT), text(WORDS)],
+        [text(WORDS), part(CAT)],
+        [part(CAT), text("")],
+        [text(" "), part(CAT), text(f"\n{WORDS} ")],
+        [part(CAT), text("Describe"), text("the image.")],
+    ):
+        documents = {"content": content}
+        _, scores = await ask("/score", queries="a cat", documents=documents)
+        assert [row["score"] for row in scores["data"]] == pytest.approx(wanted[:1], abs=1e-5), content
+        _, ranking = await ask("/rerank", query="a cat", documents=[documents, pages[1]])
+        assert {row["index"]: row["relevance_score"] for row in ranking["results"]} == pytest.approx(
+            dict(enumerate(wanted)), abs=1e-5
+        )
+        _, asked = await ask("/score", queries=documents, documents=["a cat", "a dog"])
+        assert len(asked["data"]) == 2
+        _, page = await ask("/pooling", task="token_embed", input=[{"image": CAT}])
+        for messages in (
+            [{"role": "user", "content": content}],
+            [{"role": "system", "content": ""}, {"role": "user", "content": content}],
+        ):
+            _, pooled = await ask("/pooling", messages=messages)
+            assert len(pooled["data"][0]["data"]) == len(page["data"][0]["data"])
+            assert pooled["data"][0]["data"][0] == pytest.approx(page["data"][0]["data"][0], abs=1e-5)
+    for said in ("red colour", f"{WORDS} Briefly.", "Describe"):
+        status, refused = await ask("/score", queries="a", documents=[pages[0], {"content": [part(CAT), text(said)]}])
+        assert status == 400
+        assert (refused["error"]["param"], refused["error"]["index"]) == ("documents", 1)
+        assert f"'{WORDS}'" in refused["error"]["message"]
+        assert said not in refused["error"]["message"].replace(WORDS, "")
+    status, refused = await ask("/score", queries="a", documents=[{"content": [part(CAT), part(DOG)]}])
+    assert status == 400, refused
+
+
+@pytest.mark.parametrize("folder", ["clip", "siglip", "colpali"], indirect=True)
+async def test_models_of_one_text_or_one_image_take_either_as_messages(
+    alone: httpx.AsyncClient, folder: dict[str, Path]
+) -> None:
+    [model] = folder
+    task = "token_embed" if model == "colpali" else "embed"
+
+    async def vector(**fields: Any) -> list[float]:
+        response = await alone.post("/pooling", json={"task": task, **fields})
+        assert response.status_code == 200, response.text
+        [row] = response.json()["data"]
+        vector: list[float] = row["data"][-1] if task == "token_embed" else row["data"]
+        return vector
+
+    said, shown = await vector(input="a photo of a cat"), await vector(input=[{"image": CAT}])
+    for messages in (
+        [{"role": "user", "content": "a photo of a cat"}],
+        [{"role": "user", "content": [{"type": "text", "text": "a photo of a cat"}]}],
+        [{"role": "system", "content": ""}, {"role": "user", "content": "a photo of a cat"}],
+        [{"role": "system", "content": "a photo "}, {"role": "user", "content": "of a cat"}],
+    ):
+        assert await vector(messages=messages) == pytest.approx(said, abs=1e-5)
+        assert await vector(input=messages) == pytest.approx(said, abs=1e-5)
+    for messages in (
+        [{"role": "user", "content": [part(CAT)]}],
+        [{"role": "user", "content": [part(CAT), {"type": "text", "text": ""}]}],
+        [{"role": "system", "content": ""}, {"role": "user", "content": [{"type": "text", "text": " "}, part(CAT)]}],
+        [{"role": "system", "content": [{"type": "text", "text": ""}]}, {"role": "user", "content": [part(CAT)]}],
+    ):
+        assert await vector(messages=messages) == pytest.approx(shown, abs=1e-5)
+    both = [{"role": "user", "content": [part(CAT), {"type": "text", "text": "a photo of a cat"}]}]
+    for path in ("/pooling", "/v1/embeddings") if model != "colpali" else ("/pooling",):
+        for messages in (both, [{"role": "user", "content": [part(CAT), part(DOG)]}]):
+            response = await alone.post(path, json={"messages": messages})
+            assert response.status_code == 400, response.text
+            error = response.json()["error"]
+            assert "one image or one text at a time, and no conversations of both" in error["message"]
+            assert error["param"] == "messages"
+    counted = await alone.post("/tokenize", json={"messages": [{"role": "user", "content": "a cat"}]})
+    assert counted.status_code == 200, counted.text
 
 
 async def test_what_is_wrong_with_the_options_of_pictures_is_said_of_their_field(client: httpx.AsyncClient) -> None:

@@ -18,6 +18,7 @@ from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.runtime.models.folders.parts import read_body_config, read_transformer_settings
 from staged_pool.runtime.models.folders.special_tokens import read_special_token
 from staged_pool.runtime.models.specs import ModelFolder, MultiVectorSpec, PictureSpec, RoleSettings
+from staged_pool.runtime.models.tokenizing.chat import without_marks
 from staged_pool.stages.errors import ConfigError
 
 CONVERSING: Final[Mapping[str, str]] = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
@@ -99,5 +100,11 @@ def read_page_folder(path: Path) -> ModelFolder:
         max_seq_length=read_transformer_settings(path, root=path).positive("max_seq_length"),
         prompts={"query": processor.get("query_prefix", str, None) or prefix},
         roles=roles,
-        pictures=PictureSpec(alone=alone, converses=False),
+        pictures=PictureSpec(alone=alone, converses=False, words=_words(page)),
     )
+
+
+def _words(page: str) -> tuple[str, ...]:
+    """Spellings of the visual prompt that clients send beside an image: vLLM's examples send what it says behind it."""
+    behind = page.partition(_IMAGE)[2] or page
+    return tuple(dict.fromkeys(without_marks(part) for part in (behind, page)))

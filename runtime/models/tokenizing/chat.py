@@ -6,6 +6,7 @@ threads at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,6 +28,27 @@ _RESERVED: Final = frozenset(
     }
 )
 """Names that are not a caller's to set."""
+
+_MARK: Final = re.compile(r"<[^<>\s]{1,64}>")
+"""A special token, as tokenizers spell them."""
+
+
+def plain_text(chat: Chat) -> str:
+    """What a conversation says, for models that have no template: its messages without their roles.
+
+    It is vLLM's fallback for models of one text or one image: contents one behind the other, parts in lines.
+    """
+    said = []
+    for message in chat.messages:
+        content = message.get("content")
+        parts = content if isinstance(content, tuple) else (content,)
+        said.append("\n".join(part for part in parts if isinstance(part, str)))
+    return "".join(said)
+
+
+def without_marks(text: str) -> str:
+    """A text without special tokens such as `<|im_end|>`, and with single blanks for all white space."""
+    return " ".join(_MARK.sub(" ", text).split())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from staged_pool.runtime.model import ModelInput, Pixels, TokenIds, Tokens, Toke
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.sight import PictureLayout
 from staged_pool.runtime.models.specs import PictureSpec
+from staged_pool.runtime.models.tokenizing.chat import plain_text, without_marks
 from staged_pool.runtime.models.tokenizing.limits import check_text, not_to_be_cut, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
@@ -43,6 +44,7 @@ class PictureReader:
         self._tokenizer = tokenizer
         self._layout = layout
         self._converses = spec.converses
+        self._words = spec.words
         self._images = images
         self._alone: SpecialTokens | None = None
         if spec.alone is not None:
@@ -60,7 +62,7 @@ class PictureReader:
             InvalidInput: The model does not take the conversation or one of its pictures, or not so many.
         """
         if not self._converses:
-            (count,) = self._looked_at([_only_image(chat)], "messages", self._count, int)
+            (count,) = self._looked_at([_only_image(chat, self._words)], "messages", self._count, int)
             ids = self._framed(count)
             strings = [self._tokenizer.shared.tokenizer.id_to_token(token) or "" for token in ids]
             return Tokens(ids, strings, [None] * len(ids))
@@ -87,7 +89,7 @@ class PictureReader:
 
     def _page(self, given: ModelInput) -> TokenSequence:
         """A picture by itself, in the words that the model was trained to see around one."""
-        pictures = self._prepared(given, [_only_image(given.source)], "input")
+        pictures = self._prepared(given, [_only_image(given.source, self._words)], "input")
         ids = self._framed(self._tokens(pictures[0]))
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=pictures)
@@ -200,8 +202,8 @@ def _repeated(values: Sequence[T], times: Sequence[int]) -> list[T]:
     return list(chain.from_iterable(map(repeat, values, times)))
 
 
-def _only_image(source: object) -> Image:
-    """The one picture that an input is, by itself or as the only content of the only message.
+def _only_image(source: object, words: Sequence[str]) -> Image:
+    """The one image that an input is, by itself or with nothing beside it but the words that go around it anyway.
 
     Raises:
         InvalidInput: There is more in it.
@@ -210,9 +212,11 @@ def _only_image(source: object) -> Image:
         case Image():
             return source
         case TextInput(source=Chat() as chat) | (Chat() as chat):
-            contents = [message.get("content") for message in chat.messages]
-            if len(chat.images) == 1 and contents == [chat.images]:
+            if len(chat.images) == 1 and without_marks(plain_text(chat)) in ("", *words):
                 return chat.images[0]
+    known = " or ".join(repr(text) for text in words)
     raise InvalidInput(
-        "The model reads one image or one text at a time, and no conversations of both.", param="messages"
+        "The model reads one image or one text at a time, and no conversations of both. Beside an image may stand "
+        f"nothing, or what the model is shown around each: {known}.",
+        param="messages",
     )

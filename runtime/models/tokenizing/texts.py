@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from staged_pool.runtime.model import ModelInput, Role, Span, TokenIds, TokenSequence
-from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
+from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, plain_text
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, not_to_be_cut, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import Encoding, SharedTokenizer, shared_beginning
@@ -66,6 +66,7 @@ class TextReader:
         *,
         pools_prompt: bool,
         chat_template: ChatTemplate | None,
+        plain_chats: bool,
         roles: Mapping[Role, RoleSpec],
     ) -> None:
         self._shared = shared
@@ -79,6 +80,7 @@ class TextReader:
         self._limits = limits
         self._pools_prompt = pools_prompt
         self._chat_template = chat_template
+        self._plain_chats = plain_chats
         added = shared.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(token for token, added_token in added.items() if added_token.special)
 
@@ -89,6 +91,8 @@ class TextReader:
         return [self._finish(reading) if isinstance(reading, _Reading) else reading for reading in readings]
 
     def _begin(self, given: ModelInput, text: TextInput) -> _Reading | InvalidInput:
+        if self._plain_chats and isinstance(text.source, Chat):
+            text = replace(text, source=plain_text(text.source), add_special_tokens=True)
         source = text.source
         name: Role = given.role or "document"
         role = self._roles[name]
@@ -112,6 +116,8 @@ class TextReader:
         Raises:
             InvalidInput: There is no chat template, or it does not take this conversation.
         """
+        if self._plain_chats:
+            return prompt + plain_text(chat)
         if self._chat_template is None:
             raise InvalidInput("The model's tokenizer has no chat template, so it takes no messages.", param="messages")
         return self._chat_template.chat(chat, prompt)

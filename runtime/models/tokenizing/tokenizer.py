@@ -41,6 +41,8 @@ class TextTokenizer:
         pair_template: What makes one text of a pair. None: the tokenizer's special tokens do.
         roles: How queries and documents are read, where that differs; a text without a role is a document.
         sees: Whether the chat template is one for messages of texts and pictures.
+        reads_one: The model reads one text or one image at a time. Without a chat template, a conversation of texts is
+            then what it says, read as any other text.
 
     Raises:
         ConfigError: The special tokens are not a fixed beginning and end, or leave the text no room; or the pair
@@ -66,6 +68,7 @@ class TextTokenizer:
         pair_template: PairForm | None = None,
         roles: Mapping[Role, RoleSpec] | None = None,
         sees: bool = False,
+        reads_one: bool = False,
     ) -> None:
         self.shared = SharedTokenizer(source, lower_case=lower_case)
         self.limits = InputLimits(max_tokens, vocabulary)
@@ -74,7 +77,13 @@ class TextTokenizer:
             raise ConfigError(f"the model takes {max_tokens} tokens, which its special tokens alone fill")
         chat = None if chat_template is None else ChatTemplate(chat_template, special_tokens or {}, sees)
         self._texts = TextReader(
-            self.shared, self.special, self.limits, pools_prompt=pools_prompt, chat_template=chat, roles=roles or {}
+            self.shared,
+            self.special,
+            self.limits,
+            pools_prompt=pools_prompt,
+            chat_template=chat,
+            plain_chats=reads_one and chat is None,
+            roles=roles or {},
         )
         self._pairs: PairReader | TemplateReader | PieceReader | ConfigError
         if isinstance(pair_template, PairPieces):
