@@ -66,7 +66,8 @@ class ClassifyResult:
     @property
     def best(self) -> NDArray[np.intp]:
         """[inputs]: the place of the label that fits best, the first of equal ones."""
-        return self.sort_keys.argmax(axis=1)
+        best: NDArray[np.intp] = self.sort_keys.argmax(axis=1)
+        return best
 
 
 @dataclass(frozen=True, slots=True)

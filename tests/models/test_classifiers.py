@@ -256,6 +256,25 @@ def test_the_folders_prompt_is_what_a_language_model_is_told_to_look_for(
     assert np.abs(found.scores - oracle.scores(tiny_folder("ce-qwen3-lm"), pairs)).max() > 1e-3
 
 
+def test_a_chat_template_is_given_the_arguments_that_the_folder_names(tiny_folder: TinyFolder, tmp_path: Path) -> None:
+    """As zerank-2 is published: one answer, no activation, and a template that wants `add_generation_prompt`."""
+    folder = shutil.copytree(tiny_folder("ce-qwen3-lm"), tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ 'system' if message.role == 'query' else 'user' }}\n"
+        "{{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    settings = json.loads((folder / "sentence_bert_config.json").read_text())
+    (folder / "sentence_bert_config.json").write_text(
+        json.dumps(settings | {"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}})
+    )
+    score = folder / "1_LogitScore" / "config.json"
+    score.write_text(
+        json.dumps({"true_token_id": json.loads(score.read_text())["true_token_id"], "false_token_id": None})
+    )
+    found = ask(folder, lambda engine: engine.score(TEXTS[0], TEXTS[2:4]))
+    assert np.abs(found.scores - oracle.scores(folder, [(TEXTS[0], text) for text in TEXTS[2:4]])).max() < 1e-4
+
+
 @pytest.mark.parametrize("kind", ["ce-bert-1label", "ce-qwen3-lm"])
 def test_what_sentence_transformers_saves_again_gives_the_same_scores(
     kind: str, tiny_folder: TinyFolder, tmp_path: Path

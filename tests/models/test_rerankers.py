@@ -403,6 +403,52 @@ def test_qwen3_is_asked_qwen3_rerankers_question_where_the_user_says_that_it_sco
     assert "assumed to be a Qwen3-Reranker" in read_folder(folder, task="score").notes[0]
 
 
+def test_models_with_an_lm_head_of_another_name_are_language_models_too(root: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(root / "some-llm", tmp_path / "model")
+    edit_json(folder / "config.json", architectures=["GPT2LMHeadModel"])
+    assert "GPT2LMHeadModel is a language model" in refusal(folder)
+    assert "nothing says how it is to be asked" in refusal(folder, task="score")
+
+
+# Sequence classifiers that were made of such rerankers
+
+
+def test_a_sequence_classifier_made_of_a_reranker_scores_as_transformers_does_and_says_what_it_is_not_asked(
+    root: Path, tmp_path: Path
+) -> None:
+    """One row for yes less no, as the conversions have it; the question is written into the texts."""
+    whole = oracle(root / "Qwen3-Reranker-0.6B")
+    config = transformers.AutoConfig.from_pretrained(root / "Qwen3-Reranker-0.6B", num_labels=1)
+    converted = transformers.Qwen3ForSequenceClassification(config)
+    converted.model.load_state_dict(whole.model.model.state_dict())
+    yes, no = (whole.ids(answer)[0] for answer in ("yes", "no"))
+    rows = whole.model.lm_head.weight.detach()
+    converted.score.weight.data = (rows[yes] - rows[no]).unsqueeze(0).clone()
+    folder = tmp_path / "Qwen3-Reranker-0.6B-seq-cls"
+    converted.save_pretrained(folder)
+    whole.tokenizer.save_pretrained(folder)
+    before = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    asked = "Given a web search query, retrieve relevant passages that answer the query"
+    after = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    query = f"{before}<Instruct>: {asked}\n<Query>: {QUERY}\n"
+    documents = [f"<Document>: {document}{after}" for document in DOCUMENTS[:2]]
+
+    async def question(engine: Engine) -> Any:
+        assert "without the question that it was trained with" in engine.card.notes[0]
+        return (await engine.score(query, documents, activate=False)).scores
+
+    wanted = [whole.qwen3(QUERY, document) for document in DOCUMENTS[:2]]
+    assert np.abs(ask(folder, question) - wanted).max() < 5e-5
+    template = f"{before}<Instruct>: {{instruction}}\n<Query>: {{query}}\n<Document>: {{document}}{after}"
+    by_template = ask(
+        folder, lambda engine: engine.score(QUERY, DOCUMENTS[:2], activate=False), score_template=template
+    )
+    assert np.abs(by_template.scores - wanted).max() < 5e-5
+
+
 # The user's own template and tokens
 
 
@@ -460,6 +506,13 @@ def test_half_a_recipe_beside_that_of_a_known_family_is_refused(
     note = read_folder(root / "bge-reranker-v2-gemma", score_template="{query} {document}", score_tokens="yes,no").notes
     assert "bge-reranker-v2-gemma is trained for is replaced" in note[0]
     assert read_folder(root / "bge-reranker-v2-gemma", score_tokens="Yes").notes  # what its authors read, too
+
+
+def test_a_line_break_that_a_shell_has_left_as_two_characters_is_said(root: Path) -> None:
+    settings = {"score_template": "Q: {query}\\nD: {document}", "score_tokens": "yes,no"}
+    assert "no line break" in read_folder(root / "some-llm", **settings).notes[-1]
+    settings["score_template"] = settings["score_template"].replace("\\n", "\n")
+    assert len(read_folder(root / "some-llm", **settings).notes) == 1
 
 
 def test_tokens_are_for_language_models_alone(root: Path, tmp_path: Path) -> None:

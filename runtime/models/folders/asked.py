@@ -10,8 +10,11 @@ from typing import Any, Final
 
 from staged_pool.runtime.models.folders.classifier import Labelling, language_model
 from staged_pool.runtime.models.folders.rerankers import FAMILIES, QWEN3, Family, looks_like_qwen3, recognise
-from staged_pool.runtime.models.specs import LogitScoreSpec, PairTemplate
+from staged_pool.runtime.models.specs import LogitScoreSpec, PairForm, PairTemplate
 from staged_pool.stages.errors import ConfigError
+
+_DECODERS: Final = frozenset({"qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "llama", "mistral"})
+"""Values of model_type that rerankers of the families have."""
 
 _FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
 
@@ -136,6 +139,34 @@ def replaced_answers(labelling: Labelling, asked: AskedFor, file: str) -> Labell
         )
     note = f"read as score_template says; score: {asked.score}; what {file} says is replaced"
     return replace(labelling, heads=(asked.head,), notes=(*labelling.notes, note))
+
+
+def unasked_note(
+    path: Path, body: Path, config: Mapping[str, Any], chat: str | None, template: PairForm | None
+) -> tuple[str, ...]:
+    """What to say of a decoder reranker that was made a sequence classifier: its pairs are read without its question.
+
+    sentence-transformers and the other servers read it so too; who calls it writes the question into the texts.
+
+    Args:
+        path: The folder.
+        body: Where the transformer's files lie.
+        config: `config.json`.
+        chat: The chat template.
+        template: What makes one text of a pair. None: nothing does.
+    """
+    if template is not None or config.get("model_type") not in _DECODERS:
+        return ()
+    try:
+        found = recognise(path, body, config, chat)
+    except ConfigError:
+        return ()
+    if found is None:
+        return ()
+    return (
+        f"a sequence classifier made of {found[0].name}, as {found[1]}: query and document are read without the "
+        "question that it was trained with, unless they hold it or score_template (--score-template) writes it",
+    )
 
 
 def _of_family(family: Family, own: PairTemplate | None, why: str) -> Labelling:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
-from staged_pool.runtime.models.folders.asked import AskedFor, read_asked_model, replaced_answers
+from staged_pool.runtime.models.folders.asked import AskedFor, read_asked_model, replaced_answers, unasked_note
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
 from staged_pool.runtime.models.folders.chain import read_head, read_pooling_modes
 from staged_pool.runtime.models.folders.foreign import MODULES, check_layout
@@ -76,6 +76,9 @@ def read_folder(
         raise ConfigError(f"task='sparse': {path.name} is not a model that gives sparse vectors")
     if score_template is not None and folder.pair_template is None:
         raise ConfigError("score_template='...': this model does not read a query and a document together")
+    if "\\n" in (score_template or ""):
+        note = "score_template holds a backslash and an n, which is no line break: in a shell, write $'...'"
+        folder = replace(folder, notes=(*folder.notes, note))
     if score_tokens is not None and folder.architecture != "causal language model":
         raise ConfigError(f"score_tokens={score_tokens!r}: this model is no language model whose answer is a score")
     return folder
@@ -232,6 +235,7 @@ def _label_folder(
         prompt = ""  # it is the instruction
     elif kind is not None:
         labelling = classifier.read_classifier(kind, config, settings, pair_template=template)
+        labelling = replace(labelling, notes=unasked_note(path, body, config, chat, template))
     elif classifier.is_language_model(config):
         labelling = read_asked_model(path, body, config, asked, chat=chat, own=template, said=task == "score")
     else:
