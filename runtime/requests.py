@@ -130,8 +130,8 @@ class TextInput:
     """Cut to this many tokens, special tokens included. `MODEL_MAX`: as many as the model takes.
     None: never cut; an input longer than the model takes is refused."""
 
-    truncate_side: Side = "right"
-    """Which end is cut off when `max_tokens` cuts."""
+    truncate_side: Side | None = None
+    """Which end is cut off when `max_tokens` cuts. None: the one that the model's folder says, mostly the right."""
 
     add_special_tokens: bool = True
     """Whether the tokenizer adds the tokens that the model was trained with (such as [CLS] and [SEP])."""
@@ -154,6 +154,8 @@ class PairInput:
     max_first_tokens: int | None = None
     """Cut the first text to so many tokens of its own before they are joined."""
     max_second_tokens: int | None = None
+    truncate_side: Side | None = None
+    """As for `TextInput`, of each text."""
     instruction: str | None = None
     """What the model is to look for; for models whose template has a place for it."""
 
@@ -230,6 +232,9 @@ class ScoreRequest(Request):
     """Cut queries to so many tokens of their own first."""
 
     max_document_tokens: int | None = None
+
+    truncate_side: Side | None = None
+    """As for `TextInput`."""
 
     instruction: str | None = None
     """What the model is to look for; for models whose template has a place for it."""

@@ -160,7 +160,7 @@ def _text_input(source: str | tuple[int, ...] | Chat, fields: InputFields) -> Te
     return TextInput(
         source,
         max_tokens=fields.truncate_prompt_tokens,
-        truncate_side=fields.truncation_side or "right",
+        truncate_side=fields.truncation_side,
         add_special_tokens=added,
     )
 
@@ -169,8 +169,11 @@ def _pair_input(texts: list[str], index: int, fields: InputFields) -> PairInput:
     """What says how one text is cut has no meaning for two, and must not look as if it had."""
     if len(texts) != 2:
         raise wrong(f"input[{index}]", f"a pair has 2 texts, not {len(texts)}", index)
-    if fields.truncation_side == "left":
-        raise wrong("truncation_side", "of a pair, the longer text is cut on the right")
     if fields.add_special_tokens is False:
         raise wrong("add_special_tokens", "a pair is not a pair without the tokens between its texts")
-    return PairInput(first=texts[0], second=texts[1], max_tokens=fields.truncate_prompt_tokens)
+    return PairInput(
+        first=texts[0],
+        second=texts[1],
+        max_tokens=fields.truncate_prompt_tokens,
+        truncate_side=fields.truncation_side,
+    )

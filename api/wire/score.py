@@ -19,7 +19,7 @@ from staged_pool.api.wire.ranking import encode_rerank, ranked
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import VLLM, Places, Sides
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
+from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest, Side
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.stages.errors import InvalidInput, NoInputs, Words
 
@@ -206,12 +206,11 @@ def _read_tei_ranking(
 ) -> tuple[ScoreRequest, Write]:
     query, documents = _contents(fields.query, "query", fields), _contents(texts, "texts", fields)
     cut = auto_truncate if fields.truncate is None else fields.truncate
-    if fields.truncation_direction in ("Left", "left"):
-        raise wrong("truncation_direction", "of a query and a text, the longer one is cut on the right")
+    side = None if fields.truncation_direction is None else tei.SIDES[fields.truncation_direction]
     names = "query", "texts"
     words = _words(names, fields.query, texts, {"max_tokens": "truncate"})
     activate = not fields.raw_scores
-    request = _request(fields, query, documents, card, names=names, activate=activate, words=words, cut=cut)
+    request = _request(fields, query, documents, card, names=names, activate=activate, words=words, cut=cut, side=side)
     return request, partial(tei.encode_rerank, texts=texts if fields.return_text else None)
 
 
@@ -293,6 +292,7 @@ def _request(
     activate: bool,
     words: Words,
     cut: bool = True,
+    side: Side | None = None,
 ) -> ScoreRequest:
     check_max_tokens(fields.truncate_prompt_tokens)
     given = (fields.chat_template_kwargs or {}).get("instruction", fields.instruction)
@@ -311,6 +311,7 @@ def _request(
         max_query_tokens=_limit(fields.max_tokens_per_query, card),
         max_document_tokens=_limit(fields.max_tokens_per_doc, card),
         instruction=given,
+        truncate_side=side,
     )
 
 

@@ -21,13 +21,14 @@ from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.sources import places_of_texts, texts_or_ids
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
+from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, Side, TextInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.embed import normalized
 from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import NoInputs, Words
 
 Direction: TypeAlias = Literal["Left", "Right", "left", "right"]
+SIDES: Final[Mapping[Direction, Side]] = {"Left": "left", "Right": "right", "left": "left", "right": "right"}
 Pairs: TypeAlias = str | list[str | list[str]]
 
 
@@ -40,7 +41,7 @@ class Cutting(msgspec.Struct, kw_only=True):
 
     def text(self, source: str | tuple[int, ...], auto_truncate: bool) -> TextInput:
         cut = auto_truncate if self.truncate is None else self.truncate
-        side: Final = "left" if self.truncation_direction in ("Left", "left") else "right"
+        side = None if self.truncation_direction is None else SIDES[self.truncation_direction]
         return TextInput(source, max_tokens=MODEL_MAX if cut else None, truncate_side=side)
 
 
@@ -165,9 +166,8 @@ def _predicted(
     text = fields.text(texts[0], auto_truncate)
     if len(texts) == 1:
         return text
-    if text.truncate_side == "left":
-        raise wrong("truncation_direction", "of a pair, the longer text is cut on the right")
-    return PairInput(first=texts[0], second=texts[1], max_tokens=text.max_tokens)
+    first, second = texts
+    return PairInput(first=first, second=second, max_tokens=text.max_tokens, truncate_side=text.truncate_side)
 
 
 def encode_predict(result: ClassifyResult, /, single: bool, *, request_id: str, created: int) -> Pieces:

@@ -1,23 +1,18 @@
-"""Load the transformer and the tokenizer of a model folder: local files, and no code of the folder's own unless the
-user trusts it."""
+"""Load the transformer of a model folder: local files, and no code of the folder's own unless the user trusts it."""
 
 from __future__ import annotations
 
 import inspect
 import pickle
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import structlog
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from tokenizers import Tokenizer
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
@@ -33,17 +28,16 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    AutoTokenizer,
     GteConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging as transformers_logging
 
-from staged_pool.runtime.models.folders.files import check_json, weight_files
+from staged_pool.runtime.models.folders.files import weight_files
 from staged_pool.runtime.models.leftovers import check_leftovers
+from staged_pool.runtime.models.quiet_loading import quiet, unusable
+from staged_pool.runtime.models.special_ids import check_without_padding, clear_unknown_ids
 from staged_pool.runtime.models.specs import Architecture, ModelFolder
-from staged_pool.runtime.models.tokenizing.siglip import is_siglip_tokenizer, load_siglip_tokenizer
 from staged_pool.stages.errors import ConfigError
 
 _WITH_HEAD: Final[Mapping[Architecture, Any]] = {
@@ -67,13 +61,10 @@ _AUTO: Final[Mapping[Architecture, Any]] = {
 }
 """What finds a class in the folder's own code."""
 
+log = structlog.get_logger("staged_pool.models")
+
 _UNSAFE: Final = re.compile(r"Unsupported .*?(?:GLOBAL ([\w.]+)|operand|class|function)", re.DOTALL)
 """How torch names an object in a pickle that is not a tensor."""
-
-_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-
-_SANE_TOKENS = 10**9
-"""Tokenizers that know no longest input say a number beyond this."""
 
 
 class Loaded(NamedTuple):
@@ -120,12 +111,14 @@ def load_transformer(
     sees = folder.architecture == "vision-language model"
     bare = not sees and folder.architecture not in _WITH_HEAD
     code = _own_code(folder)
-    with _quiet(), _unusable(folder, "the transformer"):
+    with quiet(), unusable(folder, "the transformer"):
         config = _config(folder, own_code=own_code)
         text_config = config.get_text_config()
         for each in (config, text_config):
             if hasattr(each, "use_cache"):
                 each.use_cache = False
+        parts, towers = (config, text_config), folder.architecture == "two towers"
+        unknown = list(dict.fromkeys(said for part in parts for said in clear_unknown_ids(part, keeps_end=towers)))
         model_class = (
             _AUTO[folder.architecture] if code and own_code and not sees else _model_class(config, folder.architecture)
         )
@@ -161,59 +154,15 @@ def load_transformer(
             "read in both directions: set is_causal in config.json to say whether it does, or trust_remote_code "
             "(--trust-remote-code) to run it"
         )
+    if unknown:
+        log.info("model.assumed", note=f"config.json: {', '.join(unknown)}: not in the vocabulary, taken for none")
     whole: PreTrainedModel = model.eval().to(device)
     if folder.architecture == "two towers":
         return Loaded(whole, whole.text_model, whole.vision_model)
     base = _base(folder, whole)
+    if padding := next((said for said in unknown if said.startswith("pad_token_id")), None):
+        check_without_padding(base, padding)
     return Loaded(whole, base, base if folder.image_heads else None)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedTokenizer:
-    """What a folder says about turning text into tokens."""
-
-    backend: Tokenizer
-    max_tokens: int | None
-    """The longest input that it declares. None: it declares none."""
-    gives_types: bool
-    """Whether the model is given token types."""
-    chat_template: str | None
-    """Jinja that makes one text of a conversation."""
-    special_tokens: Mapping[str, object]
-    """The text of each special token by its name, such as `bos_token`."""
-    padding: int | None = None
-    """The token that fills texts up. None: there is none."""
-    padding_side: str = "right"
-    masks_padding: bool = True
-    """Whether the model is told which tokens are padding."""
-
-
-def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedTokenizer:
-    """The folder's tokenizer.
-
-    Raises:
-        ConfigError: There is none that can be used, or only one in Python.
-    """
-    with _quiet(), _unusable(folder, "the tokenizer"):
-        tokenizer = (
-            load_siglip_tokenizer(folder.body)
-            if is_siglip_tokenizer(folder.body)
-            else AutoTokenizer.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
-        )
-    if not tokenizer.is_fast:
-        name = type(tokenizer).__name__
-        raise ConfigError(f"{folder.body}: {name} is written in Python; a tokenizer.json is needed")
-    declared, templates = tokenizer.model_max_length, tokenizer.chat_template
-    return LoadedTokenizer(
-        backend=tokenizer.backend_tokenizer,
-        max_tokens=declared if 0 < declared < _SANE_TOKENS else None,
-        gives_types="token_type_ids" in tokenizer.model_input_names,
-        chat_template=templates.get("default") if isinstance(templates, dict) else templates,
-        special_tokens=tokenizer.special_tokens_map,
-        padding=tokenizer.pad_token_id,
-        padding_side=tokenizer.padding_side,
-        masks_padding="attention_mask" in tokenizer.model_input_names,
-    )
 
 
 def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
@@ -309,37 +258,3 @@ def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[P
 def _choices(found: Any) -> tuple[type[PreTrainedModel], ...]:
     """The classes of an entry of a mapping, which is one, several, or None."""
     return () if found is None else found if isinstance(found, tuple) else (found,)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from printing bars and reports while it loads: what matters in them is checked here.
-
-    Its switches are process-wide, so that a host's own loading in another thread is quiet for as long.
-    """
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def _unusable(folder: ModelFolder, what: str) -> Iterator[None]:
-    """Say in our words that transformers cannot read a file of the folder."""
-    try:
-        yield
-    except (
-        OSError, ValueError, TypeError, RuntimeError, LookupError, AttributeError, ImportError, ArithmeticError,
-        AssertionError, StrictDataclassError,
-    ) as error:  # fmt: skip
-        check_json(folder.body, "config.json", *_TOKENIZER_FILES)
-        said = " ".join(str(error).split())  # in one line
-        kind = f"{type(error).__name__}: " if isinstance(error, LookupError) else ""
-        raise ConfigError(f"{folder.body}: {what} cannot be loaded: {kind}{said}") from error
-    except (SafetensorError, pickle.UnpicklingError) as error:
-        raise ConfigError(f"{folder.body}: the weights are damaged: {error}") from error

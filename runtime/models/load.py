@@ -16,7 +16,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.cores import usable_cores
 from staged_pool.runtime.model import Lane, ModelCard
 from staged_pool.runtime.models.accelerators import multiplies_bfloat16, open_devices, record_forwards, tokens_that_fit
-from staged_pool.runtime.models.checkpoint import load_tokenizer, load_transformer
+from staged_pool.runtime.models.checkpoint import load_transformer
 from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.folders.files import check_files
 from staged_pool.runtime.models.folders.folder import read_folder
@@ -30,6 +30,7 @@ from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
 from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers, use_threads
+from staged_pool.runtime.models.tokenizing.loading import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
 from staged_pool.runtime.models.tower import Tower
@@ -84,11 +85,16 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
 
-    described = folder
+    # What is quick to find wrong comes first: weights may take minutes.
+    source = load_tokenizer(folder, own_code=config.trust_remote_code) if folder.heads else None
+    if source is not None:
+        for note in source.notes:
+            log.info("model.tokenizer", model=resolved.name, note=note)
+        folder = with_written_markers(folder, source.backend)
     replicas: list[Replica] = []
     readers: list[ImageReader] = []
     for device in devices:
-        folder, towers, reader = _load_towers(resolved.name, described, config, undo, dtype=dtype, device=device)
+        towers, reader = _load_towers(resolved.name, folder, source, config, undo, dtype=dtype, device=device)
         if reader is not None:
             readers.append(reader)
         launchers = {} if kind == "cpu" else {lane: Launcher(device) for lane in towers}
@@ -163,15 +169,17 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
 
 
 def _load_towers(
-    name: str, folder: ModelFolder, config: EngineConfig, undo: ExitStack, *, dtype: torch.dtype, device: torch.device
-) -> tuple[ModelFolder, Mapping[Lane, Tower], ImageReader | None]:
-    """The towers of a folder, by what they read; the folder with what its tokenizer says of its markers; and what
-    prepares its pictures, which `undo` closes."""
+    name: str,
+    folder: ModelFolder,
+    source: LoadedTokenizer | None,
+    config: EngineConfig,
+    undo: ExitStack,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Mapping[Lane, Tower], ImageReader | None]:
+    """The towers of a folder, by what they read; and what prepares its pictures, which `undo` closes."""
     own_code = config.trust_remote_code
-    # What is quick to find wrong comes first: weights may take minutes.
-    source = load_tokenizer(folder, own_code=own_code) if folder.heads else None
-    if source is not None:
-        folder = with_written_markers(folder, source.backend)
     sees = folder.image_heads or folder.pictures
     settings = read_image_settings(folder.body, trust_remote_code=own_code) if sees else None
     reader = None if settings is None else ImageReader(settings, config)
@@ -182,7 +190,7 @@ def _load_towers(
         sight = open_eyes(loaded, reader)
         text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
         pictures = PictureReader(text.tokenizer, folder.pictures, sight.layout, reader)
-        return folder, {"text": text, "image": SightTower(text, pictures, sight)}, reader
+        return {"text": text, "image": SightTower(text, pictures, sight)}, reader
     towers: dict[Lane, Tower] = {}
     if source is not None:
         towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention)
@@ -191,7 +199,7 @@ def _load_towers(
     if len({tower.width for tower in towers.values()}) > 1:
         widths = " and ".join(f"{tower.width} for {lane}s" for lane, tower in towers.items())
         raise ConfigError(f"vectors of texts and of pictures cannot be compared: they have widths of {widths}")
-    return folder, towers, reader
+    return towers, reader
 
 
 def _say(card: ModelCard) -> None:

@@ -55,16 +55,21 @@ def read_picture_layout(model: PreTrainedModel) -> PictureLayout:
         ConfigError: It is not of a kind of model that is known here.
     """
     config = model.config
+    image_token, rows = getattr(config, "image_token_id", None), model.get_input_embeddings().weight.shape[0]
+    if not isinstance(image_token, int) or not 0 <= image_token < rows:
+        raise ConfigError(
+            f"config.json: image_token_id={image_token!r} is no token of the {rows} that the weights have"
+        )
     if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
         return PictureLayout(
-            image_token=config.image_token_id,
+            image_token=image_token,
             merge=config.vision_config.spatial_merge_size,
             tokens=0,
             grid_positions=True,
         )
     if config.model_type == "paligemma":
         edge = config.vision_config.image_size // config.vision_config.patch_size
-        return PictureLayout(image_token=config.image_token_id, merge=None, tokens=edge * edge, grid_positions=False)
+        return PictureLayout(image_token=image_token, merge=None, tokens=edge * edge, grid_positions=False)
     raise ConfigError(f"config.json: model_type={config.model_type!r} is not known to be shown pictures between texts")
 
 
@@ -88,6 +93,7 @@ class Sight:
         self._scale = scale
         self.parameters = sum(p.numel() for part in self.parts() for p in part.parameters())
         self._sample = sample
+        self._words = _ordinary_ids(model, layout.image_token)
         text_config = self.language.config
         if getattr(text_config, "use_bidirectional_attention", False):
             text_config.is_causal = False  # which its masks go by when it is run by itself
@@ -139,7 +145,7 @@ class Sight:
             ConfigError: They are not the same, or the model fails.
         """
         name, device = type(self._model).__name__, self._model.device
-        words, image = [3, 4, 5], self.layout.image_token
+        words, image = self._words[:3], self.layout.image_token
         sequence = self.made_up(0, words, frozenset())
         sequence = replace(sequence, ids=[*words, *sequence.ids, *words])
         row = torch.tensor([sequence.ids], device=device)
@@ -161,10 +167,14 @@ class Sight:
             raise ConfigError(f"{name} gives other vectors when shown a picture (relative difference {apart:.2g})")
 
     def made_up(self, tokens: int, words: Sequence[int], outputs: Outputs) -> TokenSequence:
-        """A picture with as many of these words behind it as make so many tokens of it, if it has not more itself."""
+        """A picture with as many of these words behind it as make so many tokens of it, if it has not more itself.
+
+        The image token is none of them: it may be the id of an ordinary word, but stands for an image here.
+        """
         shown = [self.layout.image_token] * self.layout.of(self._sample.patches)
         more = max(0, tokens - len(shown))
-        return TokenSequence([*shown, *words[:more]], outputs, images=(self._sample,))
+        others = [word if word != self.layout.image_token else self._words[0] for word in words[:more]]
+        return TokenSequence([*shown, *others], outputs, images=(self._sample,))
 
     def probe(self) -> tuple[PackedBatch, Shown]:
         """A batch of sequences with and without pictures between random words, of different lengths."""
@@ -172,7 +182,7 @@ class Sight:
         picture = self.made_up(0, (), frozenset())
 
         def words(count: int) -> list[int]:
-            return [int(word) for word in random.integers(3, min(1000, self.layout.image_token), size=count)]
+            return [self._words[place] for place in random.integers(len(self._words), size=count)]
 
         sequences = [
             replace(picture, ids=[*words(3), *picture.ids, *words(9)]),
@@ -220,6 +230,21 @@ class Sight:
     def parts(self) -> Iterator[torch.nn.Module]:
         """Everything but the language model."""
         return (part for part in self._model.children() if part is not self.language)
+
+
+def _ordinary_ids(model: PreTrainedModel, image_token: int) -> list[int]:
+    """Ids for words of made-up texts: none that stands for an image, a video or an end of one.
+
+    Raises:
+        ConfigError: The vocabulary has fewer than three.
+    """
+    names = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
+    marks = {image_token, *(getattr(model.config, name, None) for name in names)}
+    rows = model.get_input_embeddings().weight.shape[0]
+    words = [word for word in range(3, min(1000, rows)) if word not in marks]
+    if len(words) < 3:
+        raise ConfigError(f"the weights have only {rows} tokens, which are too few for words beside those of images")
+    return words
 
 
 def where_pictures_are(sequence: TokenSequence, layout: PictureLayout) -> NDArray[np.int64]:

@@ -11,13 +11,14 @@ from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import ModelInput, Payload, TokenIds, TokenSequence, Values
 from staged_pool.runtime.models.agreement import MISFITS
 from staged_pool.runtime.models.body import Body
-from staged_pool.runtime.models.checkpoint import Loaded, LoadedTokenizer
+from staged_pool.runtime.models.checkpoint import Loaded
 from staged_pool.runtime.models.folders.files import check_vocabulary
 from staged_pool.runtime.models.heads.build import build_heads
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.sight import Sight
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
+from staged_pool.runtime.models.tokenizing.loading import LoadedTokenizer
 from staged_pool.runtime.models.tokenizing.roles import filling_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tower import Outcome
@@ -121,6 +122,8 @@ def build_text_tower(
         roles=roles,
         sees=sight is not None,
         reads_one=loaded.image is not None or (folder.pictures is not None and not folder.pictures.converses),
+        truncation_side=source.truncation_side,
+        cleans_up=source.cleans_up,
     )
     if folder.scoring == "cross-encoder":
         tokenizer.require_pairs()

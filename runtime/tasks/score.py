@@ -120,6 +120,7 @@ def _pairs(request: ScoreRequest, card: ModelCard) -> list[ModelInput]:
                 max_first_tokens=request.max_query_tokens,
                 max_second_tokens=request.max_document_tokens,
                 instruction=request.instruction,
+                truncate_side=request.truncate_side,
             ),
             LABELS_ONLY,
             card.default_prompt,
@@ -142,7 +143,7 @@ def _alone(content: Content, role: Role, request: ScoreRequest, card: ModelCard)
     prompt = next((card.prompts[name] for name in PROMPTS_OF[role] if name in card.prompts), card.default_prompt)
     own = request.max_query_tokens if role == "query" else request.max_document_tokens
     added = not isinstance(content, Chat)  # a template writes all that the model is to see
-    source = TextInput(content, request.max_tokens, max_own_tokens=own, add_special_tokens=added)
+    source = TextInput(content, request.max_tokens, request.truncate_side, max_own_tokens=own, add_special_tokens=added)
     return ModelInput(source, outputs, prompt, role)
 
 

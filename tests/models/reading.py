@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import transformers
 
 from staged_pool.runtime.model import ModelInput, TokenSequence
-from staged_pool.runtime.models.checkpoint import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.specs import ModelFolder
+from staged_pool.runtime.models.tokenizing.loading import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import DENSE_ONLY, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput
@@ -47,6 +47,8 @@ def reader(source: LoadedTokenizer, **settings: Any) -> TextTokenizer:
         "vocabulary": source.backend.get_vocab_size(),
         "gives_types": source.gives_types,
         "special_tokens": source.special_tokens,
+        "truncation_side": source.truncation_side,
+        "cleans_up": source.cleans_up,
     }
     return TextTokenizer(source.backend, **{**common, **settings})
 

@@ -169,7 +169,7 @@ WRONG_SETTINGS: dict[str, tuple[Change, str]] = {
         "config.json: auto_map={'AutoModel': 'modeling.Mine'} asks for code of its own",
     ),
     "no heads": (edit("config.json", num_attention_heads=0), "FOLDER: the transformer cannot be loaded: "),
-    "a width that is a text": (edit("config.json", hidden_size="32"), "FOLDER: the tokenizer cannot be loaded: "),
+    "a width that is a text": (edit("config.json", hidden_size="32"), "FOLDER: the transformer cannot be loaded: "),
     "an unknown function": (edit("config.json", hidden_act="nope"), "FOLDER: the transformer cannot be loaded: "),
     "no room for a text": (
         write_object("sentence_bert_config.json", {"max_seq_length": 2}),

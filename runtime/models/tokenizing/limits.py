@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from staged_pool.runtime.requests import MODEL_MAX
+from staged_pool.runtime.requests import MODEL_MAX, Side
 from staged_pool.stages.errors import InvalidInput
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,12 @@ class InputLimits:
     """Longest input, special tokens included."""
     vocabulary: int
     """Token ids run from 0 to one less."""
+    truncation_side: Side = "right"
+    """The end that is cut off where a request does not say it."""
+
+    def side(self, asked: Side | None) -> Side:
+        """The end that is cut off an input of a request that asks for this one; None: it does not say."""
+        return self.truncation_side if asked is None else asked
 
     def check_length(self, tokens: int) -> None:
         """Raises `InvalidInput` for an input that is not to be cut and is longer than the model takes."""
@@ -58,6 +67,19 @@ def token_limit(max_tokens: int | None, model_max_tokens: int) -> int | None:
     if max_tokens < 0:
         raise InvalidInput(f"$max_tokens must be at least {MODEL_MAX}.", param="max_tokens")
     return max_tokens
+
+
+def kept(tokens: list[T], room: int | None, side: Side) -> list[T]:
+    """The tokens that are left of a text.
+
+    Args:
+        tokens: All of them, or something of each.
+        room: How many may be left. None: all.
+        side: The end that is cut off.
+    """
+    if room is None or room >= len(tokens):
+        return tokens
+    return tokens[:room] if side == "right" else tokens[len(tokens) - room :]
 
 
 def own_limit(max_own_tokens: int | None) -> int | None:

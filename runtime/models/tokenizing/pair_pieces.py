@@ -11,7 +11,7 @@ from typing import Final
 
 from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
 from staged_pool.runtime.models.specs import PairPieces
-from staged_pool.runtime.models.tokenizing.limits import InputLimits
+from staged_pool.runtime.models.tokenizing.limits import InputLimits, kept
 from staged_pool.runtime.models.tokenizing.pair_readings import (
     PairReading,
     begin_pair,
@@ -66,10 +66,11 @@ class PieceReader:
         readings = [reading for reading in begun if isinstance(reading, PairReading)]
         cut_texts(self._shared, readings)
         rooms = [self._room_of(reading) for reading in readings]
+        known = [room if reading.side == "right" else None for reading, room in zip(readings, rooms, strict=True)]
         # A query that is ranked against many documents is tokenized once.
-        wanted = {self._query(reading): room for reading, room in zip(readings, rooms, strict=True)}
+        wanted = {self._query(reading): room for reading, room in zip(readings, known, strict=True)}
         queries = dict(zip(wanted, self._encode(list(wanted), list(wanted.values())), strict=True))
-        documents = self._encode([self._document(reading) for reading in readings], rooms)
+        documents = self._encode([self._document(reading) for reading in readings], known)
         outcomes = iter(
             self._finish(reading, queries[self._query(reading)], document, room)
             for reading, document, room in zip(readings, documents, rooms, strict=True)
@@ -108,12 +109,13 @@ class PieceReader:
             if room is not None:
                 # As `only_second` of transformers cuts a pair whose second part is the separator and the document.
                 most, of = _QUERY_SHARE
-                query, document = query[: max(room, 0) * most // of], document[: max(room, 0)]
+                query = kept(query, max(room, 0) * most // of, reading.side)
+                document = kept(document, max(room, 0), reading.side)
                 of_pair = room + (len(self._after) if self._pieces.counts_after else 0) - len(self._first)
                 left = of_pair - len(query) - len(self._between)
                 if left < 1:
                     raise no_room(len(self._before) + len(query) + len(self._between) + len(self._after), reading.limit)
-                document = document[:left]
+                document = kept(document, left, reading.side)
             ids = [*self._before, *query, *self._between, *document, *self._after]
             if room is None:
                 self._limits.check_length(len(ids))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
-from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, kept, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
-from staged_pool.runtime.requests import PairInput
+from staged_pool.runtime.requests import PairInput, Side
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -24,6 +24,8 @@ class PairReading:
     instruction: str | None
     limit: int | None
     """Tokens of the whole sequence. None: nothing is cut."""
+    side: Side
+    """The end of a text that is cut off."""
     written: str = ""
     ids: TokenIds = field(default_factory=list)
 
@@ -53,17 +55,17 @@ def begin_pair(
             check_text(text)
     except InvalidInput as error:
         return error
-    return PairReading(given, pair, pair.first, pair.second, chosen, limit)
+    return PairReading(given, pair, pair.first, pair.second, chosen, limit, limits.side(pair.truncate_side))
 
 
 def cut_texts(shared: SharedTokenizer, readings: Sequence[PairReading]) -> None:
     """Cut queries and documents to their own limits, as texts: what is dropped is never written."""
     some = [reading for reading in readings if reading.pair.max_first_tokens is not None]
-    queries = _beginnings(shared, [(each.query, each.pair.max_first_tokens) for each in some])
+    queries = _kept(shared, [(each.query, each.pair.max_first_tokens, each.side) for each in some])
     for reading, query in zip(some, queries, strict=True):
         reading.query = query
     some = [reading for reading in readings if reading.pair.max_second_tokens is not None]
-    documents = _beginnings(shared, [(each.document, each.pair.max_second_tokens) for each in some])
+    documents = _kept(shared, [(each.document, each.pair.max_second_tokens, each.side) for each in some])
     for reading, document in zip(some, documents, strict=True):
         reading.document = document
 
@@ -87,12 +89,20 @@ def no_room(tokens: int, limit: int | None) -> InvalidInput:
     )
 
 
-def _beginnings(shared: SharedTokenizer, texts: Sequence[tuple[str, int | None]]) -> list[str]:
-    """The beginning of each text that so many tokens stand for."""
+def _kept(shared: SharedTokenizer, texts: Sequence[tuple[str, int | None, Side]]) -> list[str]:
+    """The part of each text that so many of its tokens stand for, without what is cut off one end."""
     if not texts:
         return []
-    encodings = shared.encode([text for text, _ in texts], [tokens for _, tokens in texts], offsets=True)
+    wanted = [tokens if side == "right" else None for _, tokens, side in texts]
+    encodings = shared.encode([text for text, *_ in texts], wanted, offsets=True)
     return [
-        text[: max((stop for _, stop in encoding.offsets[:tokens]), default=0)]
-        for (text, tokens), encoding in zip(texts, encodings, strict=True)
+        _part(text, kept(encoding.offsets, tokens, side), side)
+        for (text, tokens, side), encoding in zip(texts, encodings, strict=True)
     ]
+
+
+def _part(text: str, offsets: Sequence[tuple[int, int]], side: Side) -> str:
+    """What tokens at one end of a text stand for, from or up to that end's character."""
+    if side == "right":
+        return text[: max((stop for _, stop in offsets), default=0)]
+    return text[min((start for start, _ in offsets), default=len(text)) :]

@@ -141,10 +141,11 @@ class TemplateReader:
             reading.written = self._writer.write(reading.query, reading.document, reading.instruction)
         except InvalidInput as error:
             return error
-        if reading.limit is not None and len(reading.written) > _CHARACTERS_PER_TOKEN * reading.limit:
+        limit = reading.limit if reading.side == "right" else None
+        if limit is not None and len(reading.written) > _CHARACTERS_PER_TOKEN * limit:
             # Most of a document that is far too long is dropped in the end, and need not be tokenized.
             start, end = self._place(reading)
-            reading.written = self._shared.without_middle(reading.written, start, end, reading.limit)
+            reading.written = self._shared.without_middle(reading.written, start, end, limit)
         return reading
 
     def _finish(self, reading: PairReading) -> Prepared[TokenSequence] | InvalidInput:
@@ -154,13 +155,13 @@ class TemplateReader:
             if limit is None:
                 self._limits.check_length(tokens)
             elif tokens > limit:
-                ids = self._without_end(reading, tokens - limit)
+                ids = self._without_excess(reading, tokens - limit)
             return prepared_pair(reading, [*self._special.prefix, *ids, *self._special.suffix], self._limits)
         except InvalidInput as error:
             return error
 
-    def _without_end(self, reading: PairReading, excess: int) -> TokenIds:
-        """The ids without so many of them at the end of the document.
+    def _without_excess(self, reading: PairReading, excess: int) -> TokenIds:
+        """The ids without so many of them at the end, or the beginning, of the document.
 
         A token that stands for the end of the document and for the beginning of what follows counts to the latter.
 
@@ -175,6 +176,8 @@ class TemplateReader:
         after = next((place for place, stop in enumerate(stops) if stop > end), len(ids))
         if after - first < excess:
             raise no_room(len(ids) + len(self._special) - (after - first), reading.limit)
+        if reading.side == "left":
+            return ids[:first] + ids[first + excess :]
         return ids[: after - excess] + ids[after:]
 
     def _place(self, reading: PairReading) -> tuple[int, int]:

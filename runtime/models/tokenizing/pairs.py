@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
-from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, kept, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer, shared_beginning
 from staged_pool.runtime.models.tokenizing.special_tokens import PairSpecialTokens
-from staged_pool.runtime.requests import PairInput
+from staged_pool.runtime.requests import PairInput, Side
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -23,6 +23,8 @@ class _Reading:
     limit: int | None
     written_first: str
     """The first text with its prompt."""
+    side: Side
+    """The end that is cut off each text."""
     first: TokenIds = field(default_factory=list)
     second: TokenIds = field(default_factory=list)
 
@@ -63,7 +65,7 @@ class PairReader:
             check_text(pair.second)
         except InvalidInput as error:
             return error
-        return _Reading(given, pair, limit, first)
+        return _Reading(given, pair, limit, first, self._limits.side(pair.truncate_side))
 
     def _encode(self, readings: Sequence[_Reading]) -> None:
         prompts = list({r.given.prompt for r in readings if r.given.prompt and r.pair.max_first_tokens is not None})
@@ -90,12 +92,15 @@ class PairReader:
             reading.first = firsts[reading.written_first]
             if reading.pair.max_first_tokens is not None:
                 own = shared_beginning(reading.first, prompts.get(reading.given.prompt))
-                reading.first = reading.first[: own + reading.pair.max_first_tokens]
+                reading.first = [
+                    *reading.first[:own],
+                    *kept(reading.first[own:], reading.pair.max_first_tokens, reading.side),
+                ]
         encodings = self._shared.encode(
             [r.pair.second for r in readings], [_wanted(r, r.pair.max_second_tokens, whole=whole) for r in readings]
         )
         for reading, encoding in zip(readings, encodings, strict=True):
-            reading.second = encoding.ids[: reading.pair.max_second_tokens]
+            reading.second = kept(encoding.ids, reading.pair.max_second_tokens, reading.side)
 
     def _finish(self, reading: _Reading) -> Prepared[TokenSequence] | InvalidInput:
         first, second, limit = reading.first, reading.second, reading.limit
@@ -106,7 +111,7 @@ class PairReader:
             elif tokens > limit:
                 room = max(limit - len(self._special), 0)
                 n_first, n_second = longest_first(len(first), len(second), room)
-                first, second = first[:n_first], second[:n_second]
+                first, second = kept(first, n_first, reading.side), kept(second, n_second, reading.side)
             # A limit below the special tokens leaves no text at all, and not even all of them.
             ids = self._special.join(first, second)[:limit]
             self._limits.check_ids(ids)
@@ -143,5 +148,7 @@ def _wanted(reading: _Reading, own: int | None, *, whole: bool) -> int | None:
         whole: Whether the limit of both texts does not bound it: which of them is longer is not known from a beginning
             where both go beyond that.
     """
+    if reading.side == "left":
+        return None
     limit = None if reading.limit is None or whole else reading.limit + 1
     return min((tokens for tokens in (own, limit) if tokens is not None), default=None)

@@ -20,7 +20,7 @@ from staged_pool.runtime.models.tokenizing.limits import check_text, not_to_be_c
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import Chat, Image, Side, TextInput
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 
 Outcome: TypeAlias = Prepared[TokenSequence] | InvalidInput
@@ -49,6 +49,32 @@ class PictureReader:
         self._alone: SpecialTokens | None = None
         if spec.alone is not None:
             self._alone = read_frame(spec.alone, tokenizer.shared.tokenizer)
+        self._check_image_token()
+
+    def _check_image_token(self) -> None:
+        """See that what is written around an image has as many image tokens as it shows images.
+
+        Raises:
+            ConfigError: It has not: config.json and the tokenizer mean different tokens, or an ordinary one.
+        """
+        image = self._layout.image_token
+        if self._alone is not None:
+            shown, place = [*self._alone.prefix, *self._alone.suffix].count(image), "the text around an image"
+            wanted = 0
+        else:
+            message = {"role": "user", "content": (Image(b""),)}
+            try:
+                written = self._tokenizer.write_chat(Chat((message,)))
+            except InvalidInput:  # the template wants more than an image, or there is none: requests will tell
+                return
+            shown, place = self._tokenizer.shared.ids(written).count(image), "the chat template, for one image,"
+            wanted = 1
+        if shown != wanted:
+            name = self._tokenizer.shared.tokenizer.id_to_token(image)
+            raise ConfigError(
+                f"config.json: image_token_id={image} is {name!r} in the tokenizer, of which {place} has {shown} and "
+                f"not {wanted}: it must be the id of the token that the model's texts have in the place of an image"
+            )
 
     def read(self, inputs: Sequence[ModelInput]) -> list[Outcome]:
         """What the device is to read for each input, or what is wrong with it."""
@@ -119,7 +145,7 @@ class PictureReader:
         if limit is not None and len(ids) + len(special) > limit:
             if text.must_fit:
                 raise not_to_be_cut(limit)
-            ids = self._cut(ids, max(limit - len(special), 0), text.truncate_side)
+            ids = self._cut(ids, max(limit - len(special), 0), limits.side(text.truncate_side))
         ids = [*special.prefix, *ids, *special.suffix]
         self._check_length(ids)
         return TokenSequence(ids, given.outputs, images=pictures)

@@ -38,6 +38,7 @@ class SharedTokenizer:
         self.tokenizer = Tokenizer.from_str(source.to_str())
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        self.tokenizer.encode_special_tokens = source.encode_special_tokens  # which is not in the text of a tokenizer
         if lower_case:
             given = self.tokenizer.normalizer
             steps = [Lowercase(), *([given] if given is not None else [])]

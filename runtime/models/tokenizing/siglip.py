@@ -1,17 +1,16 @@
 """SigLIP's tokenizer, whose class in transformers is in Python, by the `tokenizer.json` that lies beside its own file.
 
-Before it looks up tokens, that class lowercases a text, leaves out punctuation and joins blanks. Whether the
-`tokenizer.json` does so too is tried out: there are some that do not.
+Before it looks up tokens, that class lowercases a text, leaves out punctuation and joins blanks. The
+`tokenizer.json` is tried out for that: there are some that do not do so.
 """
 
 from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
@@ -32,20 +31,18 @@ def is_siglip_tokenizer(body: Path) -> bool:
     return settings.content.get("tokenizer_class") == _CLASS and (body / "tokenizer.json").is_file()
 
 
-def load_siglip_tokenizer(body: Path) -> Any:
-    """The tokenizer of such a folder.
+def check_siglip_tokenizer(tokenizer: Tokenizer) -> None:
+    """Compare what stands in for that class with what it does.
+
+    Args:
+        tokenizer: Neither cuts nor pads.
 
     Raises:
         ConfigError: It does something else with texts than the class.
     """
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(body, local_files_only=True)
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
     for text, canonical in _SAME:
-        if backend.encode(text).ids != backend.encode(canonical).ids:
+        if tokenizer.encode(text).ids != tokenizer.encode(canonical).ids:
             raise ConfigError(
                 f"tokenizer.json: does not lowercase texts, leave out punctuation and join blanks, as {_CLASS} does, "
                 "which is in Python and not run"
             )
-    return tokenizer

@@ -8,11 +8,18 @@ from typing import Final, TypeAlias
 
 from staged_pool.runtime.model import ModelInput, Role, Span, TokenIds, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, plain_text
-from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, not_to_be_cut, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.limits import (
+    InputLimits,
+    check_text,
+    kept,
+    not_to_be_cut,
+    own_limit,
+    token_limit,
+)
 from staged_pool.runtime.models.tokenizing.roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import Encoding, SharedTokenizer, shared_beginning
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
-from staged_pool.runtime.requests import Chat, Output, TextInput
+from staged_pool.runtime.requests import Chat, Output, Side, TextInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -37,6 +44,8 @@ class _Reading:
     limit: int | None
     longest: int
     """What it may have uncut."""
+    side: Side
+    """The end that is cut off."""
     written: str = ""
     """The text that is tokenized, its prompt included."""
     prompt: TokenIds | None = None
@@ -99,16 +108,17 @@ class TextReader:
         try:
             asked = token_limit(text.max_tokens, self._limits.max_tokens)
             limit, longest = role.limit(asked, self._limits.max_tokens)
+            side = self._limits.side(text.truncate_side)
             if text.max_own_tokens is not None:
                 own_limit(text.max_own_tokens)
             if isinstance(source, tuple):
-                return _Reading(given, text, _NONE, role, limit, longest, bare=list(source))
+                return _Reading(given, text, _NONE, role, limit, longest, side, bare=list(source))
             written = given.prompt + source if isinstance(source, str) else self.write_chat(source, given.prompt)
             check_text(written)
         except InvalidInput as error:
             return error
         special = self._marked[name] if text.add_special_tokens else _NONE
-        return _Reading(given, text, special, role, limit, longest, written)
+        return _Reading(given, text, special, role, limit, longest, side, written)
 
     def write_chat(self, chat: Chat, prompt: str = "") -> str:
         """A conversation as one text. A prompt becomes a system message before it, as in sentence-transformers.
@@ -135,7 +145,18 @@ class TextReader:
 
     def _encodings(self, readings: Sequence[_Reading], *, offsets: bool = False) -> list[Encoding]:
         texts = [reading.written for reading in readings]
-        return self._shared.encode(texts, [_wanted(reading) for reading in readings], offsets=offsets)
+        return self._shared.encode(texts, [self._wanted(reading) for reading in readings], offsets=offsets)
+
+    def _wanted(self, reading: _Reading) -> int | None:
+        """How many leading tokens of a text have to be known; None for all."""
+        own = reading.text.max_own_tokens
+        limit = reading.limit if reading.side == "right" else None
+        if own is None:
+            return None if limit is None else limit + 1
+        if self._limits.truncation_side == "left":
+            return None
+        own += len(reading.prompt or ())
+        return own if limit is None else min(own, limit + 1)
 
     def _encode_prompts(self, readings: Sequence[_Reading]) -> None:
         some = [
@@ -157,7 +178,8 @@ class TextReader:
         text, special, limit = reading.text, reading.special, reading.limit
         bare = reading.bare if reading.bare is not None else []
         if text.max_own_tokens is not None:
-            bare = bare[: shared_beginning(bare, reading.prompt) + text.max_own_tokens]
+            before = shared_beginning(bare, reading.prompt)
+            bare = [*bare[:before], *kept(bare[before:], text.max_own_tokens, self._limits.truncation_side)]
         around = len(special)
         tokens = len(bare) + around
         start, end = 0, len(bare)
@@ -166,7 +188,7 @@ class TextReader:
                 if text.must_fit:
                     raise not_to_be_cut(limit)
                 room = max(limit - around, 0)
-                start, end = (0, room) if text.truncate_side == "right" else (end - room, end)
+                start, end = (0, room) if reading.side == "right" else (end - room, end)
             elif tokens > reading.longest:
                 if reading.given.may_split and limit is None:
                     return tuple(self._split(reading, bare))
@@ -219,16 +241,6 @@ class TextReader:
         alone = [*reading.special.prefix, *reading.prompt, *reading.special.suffix]
         tokens = len(alone) - (bool(alone) and alone[-1] in self._special_ids)
         return tokens if cut == 0 else max(tokens - cut, len(reading.special.prefix))
-
-
-def _wanted(reading: _Reading) -> int | None:
-    """How many leading tokens of a text have to be known; None for all."""
-    own = reading.text.max_own_tokens
-    limit = reading.limit if reading.text.truncate_side == "right" else None
-    if own is None:
-        return None if limit is None else limit + 1
-    own += len(reading.prompt or ())
-    return own if limit is None else min(own, limit + 1)
 
 
 def _spans(reading: _Reading, start: int, end: int) -> tuple[Span, ...] | None:

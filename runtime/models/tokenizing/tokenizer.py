@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from staged_pool.runtime.model import ModelInput, Role, Tokens, TokenSequence
 from staged_pool.runtime.models.specs import PairForm, PairPieces
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
+from staged_pool.runtime.models.tokenizing.decoding import without_gaps
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text
 from staged_pool.runtime.models.tokenizing.pair_pieces import PieceReader
 from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
@@ -21,7 +22,7 @@ from staged_pool.runtime.models.tokenizing.special_tokens import (
     find_special_tokens,
 )
 from staged_pool.runtime.models.tokenizing.texts import TextReader
-from staged_pool.runtime.requests import Chat, PairInput, TextInput
+from staged_pool.runtime.requests import Chat, PairInput, Side, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 
@@ -43,6 +44,8 @@ class TextTokenizer:
         sees: Whether the chat template is one for messages of texts and pictures.
         reads_one: The model reads one text or one image at a time. Without a chat template, a conversation of texts is
             then what it says, read as any other text.
+        truncation_side: The end that is cut off where a request does not say it.
+        cleans_up: Whether blanks before punctuation are removed from decoded text.
 
     Raises:
         ConfigError: The special tokens are not a fixed beginning and end, or leave the text no room; or the pair
@@ -69,9 +72,12 @@ class TextTokenizer:
         roles: Mapping[Role, RoleSpec] | None = None,
         sees: bool = False,
         reads_one: bool = False,
+        truncation_side: Side = "right",
+        cleans_up: bool = False,
     ) -> None:
         self.shared = SharedTokenizer(source, lower_case=lower_case)
-        self.limits = InputLimits(max_tokens, vocabulary)
+        self.limits = InputLimits(max_tokens, vocabulary, truncation_side)
+        self._cleans_up = cleans_up
         self.special = find_special_tokens(self.shared.tokenizer)
         if len(self.special) >= max_tokens:
             raise ConfigError(f"the model takes {max_tokens} tokens, which its special tokens alone fill")
@@ -153,7 +159,7 @@ class TextTokenizer:
             return ""
         self.limits.check_ids(ids)
         text: str = self.shared.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+        return without_gaps(text) if self._cleans_up else text
 
     def _read_pairs(
         self, pairs: Sequence[tuple[ModelInput, PairInput]]

@@ -182,10 +182,6 @@ def test_where_pairs_are_read_every_other_form_is_too(value: object) -> None:
         ({"input": [["a", "b"], ["a", "b", "c"]]}, "input[1]: a pair has 2 texts, not 3"),
         ({"input": [["a", 1]]}, "input[0][1]: Expected `str`, got `int`"),
         (
-            {"input": [["a", "b"]], "truncation_side": "left"},
-            "truncation_side: of a pair, the longer text is cut on the right",
-        ),
-        (
             {"input": [["a", "b"]], "add_special_tokens": False},
             "add_special_tokens: a pair is not a pair without the tokens between its texts",
         ),
