@@ -152,9 +152,9 @@ def _declared(file: JsonFile) -> Iterator[DeclaredToken]:
         return
     for name, value in file.content.items():
         if name in ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"):
-            values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
         else:
-            values = (value,) if name.endswith("_token") else ()
+            values = [value] if name.endswith("_token") else []
         for one in values:
             if (token := _token(one, special=True)) is not None:
                 yield token

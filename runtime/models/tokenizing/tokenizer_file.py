@@ -23,6 +23,8 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 _FIXED_MISTRAL: Final = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
 """A part of the right expression of Mistral's tokenizers, which the wrong one lacks."""
 
+_ACCENTS: Final = str.maketrans("\u00e9\u00ef", "ei")
+
 _RULES: Final[Mapping[str, tuple[Sequence[str], Callable[[str], str]]]] = {
     "do_lower_case": (("Hello World", "THE END", "A Bee"), str.lower),
     "strip_accents": (("caf\u00e9 na\u00efve", "\u00e9t\u00e9"), lambda text: text.translate(_ACCENTS)),
@@ -30,8 +32,6 @@ _RULES: Final[Mapping[str, tuple[Sequence[str], Callable[[str], str]]]] = {
     "add_prefix_space": (("hello", "the"), lambda text: f" {text}"),
 }
 """Texts, and what makes of them others that are read alike where the setting is on."""
-
-_ACCENTS: Final = str.maketrans("\u00e9\u00ef", "ei")
 
 
 def read_tokenizer_file(body: Path) -> Tokenizer | None:
