@@ -223,7 +223,7 @@ def encode_show(body: Body, cards: Iterable[ModelCard], *, started: float) -> by
     by_name = {card.name: card for card in cards}
     card = by_name.get(served_name(given, by_name))
     if card is None:
-        raise UnknownModel(f"model '{shortened(given)}' not found", param="model")
+        raise UnknownModel(f"The model `{shortened(given)}` does not exist.", param="model")
     family = _family(card)
     return dump(
         {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from staged_pool.api.server import Server
 from staged_pool.runtime.config import EngineConfig
 from tests.doubles import until
 from tests.models.conftest import TinyFolder, tiny_folder
+from tests.models.pictures import encode
 
 __all__ = ["Serve", "tiny_folder"]
 
@@ -45,6 +47,12 @@ def serve(tiny_folder: TinyFolder) -> Iterator[Serve]:
             return clients[key]
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def image_url() -> str:
+    """A data URL of a JPEG."""
+    return "data:image/jpeg;base64," + base64.b64encode(encode(48, 32)).decode()
 
 
 @asynccontextmanager

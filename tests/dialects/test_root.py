@@ -1,0 +1,51 @@
+"""text-embeddings-inference at its root, where clients ask that know no path: the hub's, LiteLLM's, chromadb's."""
+
+from __future__ import annotations
+
+import pytest
+from numpy.testing import assert_allclose
+
+from tests.dialects.conftest import Serve
+from tests.dialects.serving import answer, refusal
+
+EMBEDDER = "jina-matryoshka"
+TEXTS = ["The statement is executed.", "A module", "What does the operator yield?"]
+
+
+def test_an_embedder_gives_vectors_and_similarities(serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    for inputs in (TEXTS[0], TEXTS):
+        assert answer(client, "/", inputs=inputs) == answer(client, "/embed", inputs=inputs)
+    pair = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    assert_allclose(answer(client, "/", inputs=pair), answer(client, "/similarity", inputs=pair), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body"),
+    [
+        ("seqcls-multiclass", "/predict", {"inputs": TEXTS[0]}),
+        ("ce-bert-1label", "/rerank", {"query": TEXTS[0], "texts": TEXTS}),
+        ("ce-bert-1label", "/predict", {"inputs": [[TEXTS[0], TEXTS[1]]]}),
+        ("splade-bert", "/embed_sparse", {"inputs": TEXTS}),
+    ],
+)
+def test_the_kind_of_the_model_says_what_is_wanted(kind: str, path: str, body: dict[str, object], serve: Serve) -> None:
+    client = serve(kind)
+    assert answer(client, "/", **body) == answer(client, path, **body)
+
+
+def test_of_several_models_the_first_decides_what_the_fields_do_not(serve: Serve) -> None:
+    client = serve("seqcls-multiclass", EMBEDDER)
+    assert answer(client, "/", inputs="a") == answer(client, "/predict", inputs="a")
+    assert len(answer(client, "/", inputs={"source_sentence": "a", "sentences": ["b", "c"]})) == 2
+
+
+def test_errors_are_in_its_words(serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    assert refusal(client, "/", 422, input="a") == {
+        "error": "The body has neither `inputs`, nor `query` and `texts`",
+        "error_type": "Validation",
+    }
+    assert refusal(client, "/", 422, inputs=1)["error_type"] == "Validation"
+    assert refusal(serve("tokcls-ner"), "/", 501, inputs="a")["error_type"] == "Backend"
+    assert client.get("/").headers["content-type"].startswith("text/html")

@@ -1,0 +1,130 @@
+"""Voyage's routes: the requests of its Python client and of LiteLLM, and the fields that they read."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from tests.dialects.conftest import Serve
+from tests.dialects.serving import answer, refusal
+
+EMBEDDER = "jina-matryoshka"
+PROMPTED = "nomic-matryoshka"
+RANKER = "ce-bert-1label"
+TEXTS = ["The statement is executed.", "A module", "What does the operator yield?"]
+LONG = "the statement yields a module " * 60
+CLIENT: dict[str, Any] = {
+    "input_type": None,
+    "truncation": True,
+    "output_dtype": None,
+    "output_dimension": None,
+    "encoding_format": "base64",
+}
+"""Fields that Voyage's own client sends beside the inputs and the model."""
+
+
+def openai(client: Any, texts: Any, **fields: Any) -> Any:
+    got = answer(client, "/v1/embeddings", input=texts, **fields)
+    return np.array([row["embedding"] for row in got["data"]], np.float32)
+
+
+def unpacked(row: Any, dtype: str = "float32") -> Any:
+    return np.frombuffer(base64.b64decode(row["embedding"]), dtype)
+
+
+@pytest.mark.parametrize("input_type", [None, "query", "document"])
+def test_its_clients_request_is_answered_whether_or_not_the_model_has_prompts(
+    input_type: str | None, serve: Serve
+) -> None:
+    for kind in (EMBEDDER, PROMPTED):
+        client = serve(kind)
+        got = answer(client, "/v1/embeddings", input=TEXTS, model=kind, **(CLIENT | {"input_type": input_type}))
+        prompt = {} if input_type is None or kind == EMBEDDER else {"prompt_name": input_type}
+        assert_allclose([unpacked(row) for row in got["data"]], openai(client, TEXTS, **prompt), atol=1e-6)
+        assert got["usage"]["total_tokens"] > 0
+
+
+@pytest.mark.parametrize(("dtype", "numpy"), [("int8", "i1"), ("uint8", "u1"), ("binary", "i1"), ("ubinary", "u1")])
+def test_numbers_of_other_types_are_the_same_in_base64_and_in_lists(dtype: str, numpy: str, serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    asked = CLIENT | {"output_dtype": dtype, "output_dimension": 16}
+    packed = answer(client, "/v1/embeddings", input=TEXTS, **asked)["data"]
+    listed = answer(client, "/v1/embeddings", input=TEXTS, **(asked | {"encoding_format": None}))["data"]
+    vectors = openai(client, TEXTS, dimensions=16)
+    for row, other, vector in zip(packed, listed, vectors, strict=True):
+        assert_array_equal(unpacked(row, numpy), other["embedding"])
+        if dtype.endswith("binary"):
+            bits = np.array(other["embedding"]) + (128 if dtype == "binary" else 0)
+            assert_array_equal(np.unpackbits(bits.astype(np.uint8)), vector >= 0)
+        else:
+            zero = 128 if dtype == "uint8" else 0
+            assert_allclose((np.array(other["embedding"]) - zero) * other["scale"], vector, atol=other["scale"])
+
+
+def test_the_two_names_of_dimensions_may_not_differ(serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    assert_array_equal(openai(client, TEXTS, output_dimension=8), openai(client, TEXTS, dimensions=8))
+    both = refusal(client, "/v1/embeddings", 400, input="a", output_dimension=8, dimensions=16)
+    assert both["error"]["param"] == "output_dimension"
+
+
+def test_truncation_says_whether_a_long_text_is_cut(serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    limit = answer(client, "/tokenize", prompt="a")["max_model_len"]
+    assert answer(client, "/v1/embeddings", input=LONG, **CLIENT)["usage"]["total_tokens"] == limit
+    said = refusal(client, "/v1/embeddings", 400, input=["a", LONG], **(CLIENT | {"truncation": False}))
+    assert said["error"]["index"] == 1
+    ranker = serve(RANKER)
+    assert answer(ranker, "/v1/rerank", query="a", documents=[LONG], truncation=True)["usage"]["total_tokens"]
+    refused = refusal(ranker, "/v1/rerank", 400, query="a", documents=[LONG], truncation=False)
+    assert "set truncation" in refused["detail"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/multimodalembeddings"])
+def test_errors_have_the_detail_that_its_client_reads(path: str, serve: Serve) -> None:
+    client = serve(RANKER if "rerank" in path else EMBEDDER)
+    said = refusal(client, path, 400)
+    assert said["detail"] == said["error"]["message"]
+
+
+def test_its_ranking_is_data_and_has_documents_where_they_are_asked_for(serve: Serve) -> None:
+    client = serve(RANKER)
+    plain = answer(client, "/v1/rerank", query=TEXTS[2], documents=TEXTS)
+    wanted = [(entry["index"], entry["relevance_score"]) for entry in plain["results"]]
+    assert "data" not in plain
+    own = answer(client, "/v1/rerank", query=TEXTS[2], documents=TEXTS, model=RANKER, top_k=None, truncation=True)
+    assert [(entry["index"], entry["relevance_score"]) for entry in own["data"]] == wanted
+    assert set(own["data"][0]) == {"index", "relevance_score"}
+    assert own["usage"]["total_tokens"] == plain["usage"]["total_tokens"]
+    lite = answer(client, "/v1/rerank", query=TEXTS[2], documents=TEXTS, model=RANKER, top_k=2, return_documents=True)
+    assert [(entry["index"], entry["relevance_score"]) for entry in lite["data"]] == wanted[:2]
+    assert [entry["document"] for entry in lite["data"]] == [TEXTS[index] for index, _ in wanted[:2]]
+
+
+def test_inputs_of_several_parts_have_one_vector_each(serve: Serve) -> None:
+    client = serve(EMBEDDER)
+    inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
+    got = answer(client, "/v1/multimodalembeddings", inputs=inputs, model=EMBEDDER, **CLIENT)
+    assert_allclose([unpacked(row) for row in got["data"]], openai(client, TEXTS), atol=1e-6)
+    assert set(got["usage"]) == {"text_tokens", "image_pixels", "video_pixels", "total_tokens"}
+    assert got["usage"]["total_tokens"] == answer(client, "/v1/embeddings", input=TEXTS)["usage"]["prompt_tokens"]
+    video = [{"content": [{"type": "video_url", "video_url": "https://example.org/a.mp4"}]}]
+    said = refusal(client, "/v1/multimodalembeddings", 400, inputs=[*inputs, *video])["error"]
+    assert said["message"].startswith("inputs[3].content[0].type: `video_url` is not supported")
+    lacking = refusal(client, "/v1/multimodalembeddings", 400, inputs=[{"content": [{"type": "text"}]}])["error"]
+    assert lacking["message"] == "inputs[0].content[0].text: this field is required"
+
+
+def test_an_image_is_an_input(serve: Serve, image_url: str) -> None:
+    client = serve("clip")
+    inputs = [
+        {"content": [{"type": "image_base64", "image_base64": image_url}]},
+        {"content": [{"type": "text", "text": "a"}]},
+    ]
+    got = answer(client, "/v1/multimodalembeddings", inputs=inputs)
+    wanted = openai(client, [{"image": image_url}, {"text": "a"}])
+    assert_allclose([row["embedding"] for row in got["data"]], wanted, atol=1e-6)
