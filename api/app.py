@@ -9,16 +9,18 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from staged_pool.api import status
+from staged_pool.api.addresses import MODEL, Addresses
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.call import LINES, Answer, Call, Handler, Lines, priority_of
+from staged_pool.api.choice import no_route, wrong_method
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.dialects import words_of
-from staged_pool.api.entrance import is_preflight
+from staged_pool.api.entrance import METHODS, is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import HTML, PAGES
-from staged_pool.api.routes import ALIVE, PROBES, TASKS, Routes, alive, no_such_route
+from staged_pool.api.routes import ALIVE, PROBES, TASKS, Routes, alive
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
@@ -74,6 +76,9 @@ class Application:
         """The last refusal for overload of each kind."""
         resources = Routes(lobby, self._metrics, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
+        self._addresses = Addresses(
+            resources, lambda: [engine.card.name for engine in lobby.engines], self._config.root_path
+        )
         self._told = AtOnce(ALIVE, _content_headers(ALIVE))
         self._alive = frozenset(
             (method, path)
@@ -83,13 +88,15 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if b"%" in scope.get("raw_path", b""):  # no route has one, and a proxy may have let it pass as another path
-            await self._not_found(scope, receive, send)
+        self._addresses.place(scope)
+        if scope[MODEL] is not None and not self._lobby.knows(scope[MODEL]):
+            await self.respond(self._no_such_model, scope, receive, send)
         else:
             await self._resources.get(scope["path"], self._not_found)(scope, receive, send)
 
     def admit(self, scope: Scope) -> Problem | None:
         """Why a request must not enter, whatever it wants; asked before anything of its body is read."""
+        self._addresses.place(scope)
         if self._config.cors_origins and is_preflight(scope):
             return None
         return self._keys.admit(scope)
@@ -120,7 +127,7 @@ class Application:
     def tell_alive(self, scope: Scope) -> tuple[AtOnce, str] | None:
         """The answer to a request that asks only whether the server is alive, and its id, as of `refuse_at_once`. None:
         it asks for something else, or its connection is to be closed after the answer."""
-        if (scope["method"], scope["path"]) not in self._alive or self._lobby.leaving:
+        if (scope["method"], scope["path"]) not in self._alive or scope.get(MODEL) or self._lobby.leaving:
             return None
         call = _call(scope, _nothing_to_receive)
         self._finish(call, ALIVE, 0.0)
@@ -247,7 +254,16 @@ class Application:
         (log.debug if path in PROBES else log.info)("request.finished", **fields)
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.respond(no_such_route, scope, receive, send)
+        await self.respond(self._no_such_route, scope, receive, send)
+
+    async def _no_such_model(self, call: Call) -> Answer:
+        raise self._lobby.unknown(call.named_model or "")
+
+    async def _no_such_route(self, call: Call) -> Answer:
+        method, path = call.scope["method"], call.scope["path"]
+        if (method, path) == ("OPTIONS", "*"):
+            return Answer(status=204, headers=[(b"allow", ", ".join(METHODS).encode())])
+        return Answer.of(no_route(method, path, list(self._resources)), call.describe)
 
 
 class _Sample:
@@ -285,14 +301,20 @@ class _Resource:
         self._handlers = dict(handlers)
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]  # the server leaves the body out
-        self._allow = ", ".join(sorted(self._handlers)).encode()
+        self._allow = ", ".join(sorted(self._handlers))
+        self._handlers.setdefault("OPTIONS", self._options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self._handlers.get(scope["method"], self._wrong_method)
         await self._application.respond(handler, scope, receive, send)
 
+    async def _options(self, call: Call) -> Answer:
+        return Answer(status=204, headers=[(b"allow", self._allow.encode())])
+
     async def _wrong_method(self, call: Call) -> Answer:
-        return Answer(b'{"detail":"Method Not Allowed"}', 405, headers=[(b"allow", self._allow)], word="method")
+        problem = wrong_method(call.scope["method"], call.scope["path"], self._allow)
+        answer = Answer.of(problem, call.describe)
+        return replace(answer, headers=[*answer.headers, (b"allow", self._allow.encode())])
 
 
 def _content_headers(answer: Answer) -> Headers:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import getrandbits
 from typing import Final, TypeAlias
 
 from staged_pool.api import status
+from staged_pool.api.addresses import MODEL
 from staged_pool.api.asgi import Headers, Receive, Scope, Send
 from staged_pool.api.keys import TENANT
 from staged_pool.api.status import HttpRefusal, Problem
@@ -162,12 +164,18 @@ class Call:
     async def _body(self) -> bytes | bytearray:
         body: bytes | bytearray = (await self._receive()).get("body", b"")
         self.body_bytes = len(body)
-        return body
+        return body[len(BOM_UTF8) :] if body.startswith(BOM_UTF8) else body  # RFC 8259, section 8.1
 
     @property
     def wants_lines(self) -> bool:
         """Whether the client asks for an answer line by line."""
         return LINES in self.headers.get(b"accept", b"")
+
+    @property
+    def named_model(self) -> str | None:
+        """The model that the path names; None where it names none."""
+        name: str | None = self.scope.get(MODEL)
+        return name
 
     @property
     def tenant(self) -> str | None:

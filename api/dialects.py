@@ -10,7 +10,7 @@ from staged_pool.api.call import Answer, Call, Describe, Handler
 from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.status import Problem
 from staged_pool.api.wire import ollama, weaviate
-from staged_pool.api.wire.errors import nim_error, plain_error, shared_error
+from staged_pool.api.wire.errors import cohere_error, nim_error, plain_error, shared_error
 from staged_pool.api.wire.pieces import dump
 from staged_pool.api.wire.tei_tokens import tei_error
 from staged_pool.stages.errors import Unsupported
@@ -20,12 +20,14 @@ TEI_PATHS: Final = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict
 
 OLLAMA_PATHS: Final = frozenset({"/api/embed", "/api/embeddings", "/api/tags", "/api/ps", "/api/show", "/api/version"})
 WEAVIATE_PATHS: Final = frozenset({"/vectors", "/vectors/", "/vectorize", "/meta"})
+COHERE_PATHS: Final = frozenset({"/v1/embed", "/v2/embed", "/v2/rerank"})
 SHARED_PATHS: Final = frozenset({"/v1/embeddings", "/embeddings", "/v1/rerank", "/v1/multimodalembeddings"})
 """Which dialect asks shows only in the body, if at all: an error has the fields of each."""
 
 WORDS: Final[Mapping[str, Describe]] = {
     **dict.fromkeys(TEI_PATHS, tei_error),
     **dict.fromkeys(OLLAMA_PATHS | WEAVIATE_PATHS, plain_error),
+    **dict.fromkeys(COHERE_PATHS, cohere_error),
     **dict.fromkeys(SHARED_PATHS, shared_error),
     "/v1/ranking": nim_error,
 }
@@ -64,31 +66,28 @@ class Listings:
         }
 
     async def _tags(self, call: Call) -> Answer:
-        self._lobby.enter()
-        cards = [engine.card for engine in self._lobby.engines]
+        cards = [engine.card for engine in self._lobby.listed(call.named_model)]
         return Answer(ollama.encode_tags(cards, started=self._started))
 
     async def _running(self, call: Call) -> Answer:
-        self._lobby.enter()
-        return Answer(ollama.encode_running([engine.card for engine in self._lobby.engines]))
+        return Answer(ollama.encode_running([engine.card for engine in self._lobby.listed(call.named_model)]))
 
     async def _show(self, call: Call) -> Answer:
-        self._lobby.enter()
+        cards = [engine.card for engine in self._lobby.listed(call.named_model)]
         body = await call.json_body(any_type=True)
-        cards = [engine.card for engine in self._lobby.engines]
         return Answer(ollama.encode_show(body, cards, started=self._started))
 
     async def _meta(self, call: Call) -> Answer:
-        return Answer(weaviate.encode_meta(self._lobby.enter().card))
+        return Answer(weaviate.encode_meta(self._lobby.enter(call.named_model).card))
 
     async def _ready(self, call: Call) -> Answer:
-        return self._not_ready() or NO_CONTENT
+        return self._not_ready(call) or NO_CONTENT
 
     async def _nim_ready(self, call: Call) -> Answer:
-        return self._not_ready() or Answer(_health("Service is ready."))
+        return self._not_ready(call) or Answer(_health("Service is ready."))
 
-    def _not_ready(self) -> Answer | None:
-        if not (reason := self._lobby.not_ready):
+    def _not_ready(self, call: Call) -> Answer | None:
+        if not (reason := self._lobby.obstruction(call.named_model)):
             return None
         retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
         return Answer(_health(f"Service is not ready: {reason}."), 503, headers=retry)

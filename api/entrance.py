@@ -1,4 +1,4 @@
-"""What is done about a request before any part of the server looks at it: its path as we know it, and its origin."""
+"""Origins whose pages may read answers, and the prefix of a proxy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from staged_pool.api.asgi import App, Receive, Scope, Send
+from staged_pool.api.asgi import App, Scope
 from staged_pool.stages.errors import ConfigError
 
 METHODS: Final = ("GET", "HEAD", "POST")
@@ -21,33 +21,6 @@ PREFLIGHT_S: Final = 600
 
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 _ROOT_PATH: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*")
-
-
-class Entrance:
-    """Wraps an ASGI application: it sees paths without the prefix that a proxy has put before them.
-
-    A proxy may take the prefix off or leave it on: both are the same request.
-
-    Args:
-        app: Sees `path` and `raw_path` without the prefix.
-        root_path: The prefix, such as `/models`; empty for none.
-    """
-
-    def __init__(self, app: App, root_path: str) -> None:
-        self._app = app
-        self._root_path = root_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (path := below(self._root_path, scope["path"])) != scope["path"]:
-            raw_path = scope["raw_path"].removeprefix(self._root_path.encode())
-            scope = {**scope, "path": path, "raw_path": raw_path or b"/"}
-        await self._app(scope, receive, send)
-
-
-def below(root_path: str, path: str) -> str:
-    """`path` without the prefix `root_path`, where it has it as whole segments."""
-    rest = path.removeprefix(root_path)
-    return rest or "/" if len(rest) < len(path) and rest[:1] in ("", "/") else path
 
 
 def is_preflight(scope: Scope) -> bool:

@@ -25,7 +25,6 @@ from staged_pool.api.asgi import Headers, Message, Scope
 from staged_pool.api.bodies import unwritten
 from staged_pool.api.call import LINES, new_request_id
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.entrance import below
 from staged_pool.api.guard import TARGET_LIMIT_BYTES
 from staged_pool.api.traffic import Traffic
 
@@ -193,8 +192,13 @@ class Express:
             return None
         if (length := _length(request["method"], headers)) is None:
             return None
-        path = below(self._config.root_path, request["path"].decode("ascii"))
-        head = _Head(request["method"].decode("ascii"), path, list(headers.items()), length, request.end())
+        head = _Head(
+            request["method"].decode("ascii"),
+            request["path"].decode("ascii"),
+            list(headers.items()),
+            length,
+            request.end(),
+        )
         if head.size <= KNOWN_HEAD_BYTES and _OF_ONE.isdisjoint(headers):
             _put(self._heads, request[0], head)
         return head

@@ -30,6 +30,8 @@ KEY_LIMIT: Final = 4096
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")  # RFC 9110, section 5.6.2
 _KEY: Final = re.compile(r"[!-~]+")
 _BEARER: Final = re.compile(rb"bearer +(?P<key>[^ ]+) *", re.IGNORECASE)  # RFC 9110, section 11.4
+_AZURES: Final = b"api-key"
+"""Header in which clients of Azure send the key alone. `Authorization` goes before it."""
 _SENDS: Final = "send one as `Authorization: Bearer <key>`"
 
 
@@ -66,12 +68,13 @@ class Keys:
 
     def _check(self, scope: Scope) -> Problem | None:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if not given:
+        bare = [value.strip() for name, value in scope["headers"] if name == _AZURES and not given]
+        if not given and not bare:
             return Problem(row=status.UNAUTHORIZED, message=f"An API key is required; {_SENDS}")
-        bearer = _BEARER.fullmatch(given[0])
-        if bearer is None or len(given) > 1:
+        bearer = _BEARER.fullmatch(given[0]) if given else None
+        if len(given) + len(bare) > 1 or (given and bearer is None):
             return Problem(row=status.UNAUTHORIZED, message=f"The API key cannot be read; {_SENDS}")
-        if (tenant := self._tenant_of(bearer["key"])) is None:
+        if (tenant := self._tenant_of(bare[0] if bearer is None else bearer["key"])) is None:
             return Problem(row=status.UNAUTHORIZED, message="The API key is not one of this server's")
         scope[TENANT] = tenant
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.statistics import EngineStatistics
-from staged_pool.stages.errors import EngineStopped
+from staged_pool.stages.errors import EngineStopped, UnknownModel, shortened
 
 RETRY_AFTER_S = 5.0
 """For requests that come while the server starts or drains. Loading takes seconds, and so does a new process."""
@@ -41,12 +41,16 @@ class Lobby:
     @property
     def not_ready(self) -> str:
         """Why requests are not taken; empty while they are. With several models, one that takes none is named."""
+        return self.obstruction()
+
+    def obstruction(self, name: str | None = None) -> str:
+        """As `not_ready`, of the model of this name alone; None: of all."""
         if self._closed_for:
             return self._closed_for
-        several = len(self._engines) > 1
-        for name, engine in self._engines.items():
-            if fault := engine.fault:
-                return f"{name}: {fault}" if several else fault
+        several = len(self._engines) > 1 and name is None
+        for each, engine in self._engines.items():
+            if name in (None, each) and (fault := engine.fault):
+                return f"{each}: {fault}" if several else fault
         return ""
 
     def enter(self, name: str | None = None) -> Engine:
@@ -61,14 +65,31 @@ class Lobby:
         """
         if self._closed_for:
             raise EngineStopped(f"The server takes no requests: {self._closed_for}", retry_after_s=RETRY_AFTER_S)
-        first = next(iter(self._engines.values()))
-        engine = self._engines.get(name) if name else first
+        engine = self._engines.get(name) if name else next(iter(self._engines.values()))
         if engine is None:
-            first.check_model(name)  # says that it is not there
-            raise RuntimeError("a model that is there was not found")
+            raise self.unknown(name or "")
         if fault := engine.fault:
             raise EngineStopped(f"The server takes no requests: {fault}", retry_after_s=RETRY_AFTER_S)
         return engine
+
+    def listed(self, name: str | None) -> Sequence[Engine]:
+        """The engines that a request asks about: the one of the model that it names, or all.
+
+        Raises:
+            EngineStopped: See `enter`.
+            UnknownModel: See `enter`.
+        """
+        engine = self.enter(name)
+        return self.engines if name is None else (engine,)
+
+    def knows(self, name: str) -> bool:
+        """A model has this name, or may have it: which there are is not known while they load."""
+        return name in self._engines or not self._engines
+
+    def unknown(self, name: str) -> UnknownModel:
+        """The refusal of a request for a model that is not served."""
+        message = f"The model `{shortened(name)}` does not exist. Served: {', '.join(self._engines)}"
+        return UnknownModel(message, param="model")
 
     def statistics(self) -> Mapping[str, EngineStatistics]:
         """A snapshot of each engine, by its model's name; empty until they are loaded."""

@@ -86,6 +86,9 @@ class StrictReader(h11.Connection):
     The body of a request that says how long it is becomes an event when it is here, or enough of it.
     """
 
+    is_kept = False
+    """The request is of HTTP/1.0, and its client asks to keep the connection (RFC 9112, section C.2.2)."""
+
     ended = False
     """The connection is gone: requests that wait behind the first one have nobody who asks."""
 
@@ -111,6 +114,9 @@ class StrictReader(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._body_left = _body_bytes(event)
+            self.is_kept = _keeps_http10(event)
+            if self.is_kept:
+                self._cstate.keep_alive = True  # h11 knows no HTTP/1.0 that does
         elif isinstance(event, h11.Data):
             self._body_left = max(0, self._body_left - len(event.data))
         return event
@@ -120,6 +126,11 @@ def _body_bytes(request: h11.Request) -> int:
     """The length of its body; 0 where that is not known before its end. What h11 lets through is a number."""
     headers = dict(request.headers)
     return 0 if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
+
+
+def _keeps_http10(request: h11.Request) -> bool:
+    options = [value.lower() for name, value in request.headers if name == b"connection"]
+    return request.http_version == b"1.0" and b"keep-alive" in [part.strip() for part in b",".join(options).split(b",")]
 
 
 class Stream(HTTPStream):  # type: ignore[misc]
@@ -147,6 +158,8 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
 
     async def _send_h11_event(self, event: Any) -> None:
         """Send the head of an answer together with what follows it: a client that waits is woken once, not twice."""
+        if isinstance(event, h11.Response) and self.connection.is_kept:
+            event = _keeping(event)
         try:
             data = self.connection.send(event)
         except h11.LocalProtocolError:
@@ -223,6 +236,18 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0":
             raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + self.connection.trailing_data[0])
+
+
+def _keeping(answer: h11.Response) -> h11.Response:
+    """The same answer, which tells a client of HTTP/1.0 that the connection stays; h11 takes that back if it does not.
+
+    Without a length the end of the connection is the end of the answer.
+    """
+    names = {name for name, _ in answer.headers}
+    if b"connection" in names or b"content-length" not in names:
+        return answer
+    headers = [*answer.headers, (b"connection", b"keep-alive")]
+    return h11.Response(status_code=answer.status_code, headers=headers, reason=answer.reason)
 
 
 class Http2(H2Protocol):  # type: ignore[misc]

@@ -13,9 +13,11 @@ import anyio.to_thread
 import msgspec
 
 from staged_pool import __version__
+from staged_pool.api.addresses import ONE_MODEL
 from staged_pool.api.call import Answer, Call, Handler
+from staged_pool.api.choice import check_able, no_model, pick, served
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.dialects import Listings
+from staged_pool.api.dialects import Listings, words_of
 from staged_pool.api.keys import OPEN
 from staged_pool.api.lobby import RETRY_AFTER_S, Lobby
 from staged_pool.api.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -80,6 +82,7 @@ class Routes:
             "/decode": {"POST": self._decode},
             "/info": {"GET": self._info},
             "/v1/models": {"GET": self._models},
+            ONE_MODEL: {"GET": self._one_model},
             "/models": {"GET": self._models_with_load},
             "/version": {"GET": _version},
             "/health": {"GET": alive},
@@ -96,15 +99,16 @@ class Routes:
         }
 
     async def _task(self, task: Task, call: Call) -> Answer:
-        self._lobby.enter()  # before anything else is done
-        if not any(task.able(engine.card) for engine in self._lobby.engines):
-            return await no_such_route(call)
+        self._lobby.enter(call.named_model)  # before anything else is done
+        engines = self._lobby.engines
+        if not any(task.able(engine.card) for engine in engines):
+            raise no_model(task, engines)
         if task.forms:
             body, boundary = await call.form_or_json_body()
         else:
             body, boundary = await call.json_body(any_type=task.any_type), None
         if task.at_once is not None and (at_once := task.at_once(body)) is not None:
-            await self._engine_for(task, body, boundary)
+            await self._engine_for(task, call, body, boundary)
             return Answer(at_once)
         return await self._ask(task, call, body, boundary)
 
@@ -112,12 +116,13 @@ class Routes:
         theirs = None if task.mark is None else await self._peek(task.mark, body)
         if theirs is not None:
             call.describe = theirs
-        engine = await self._engine_for(task, body, boundary)
+        engine = await self._engine_for(task, call, body, boundary)
         call.model = engine.card.name
         call.timeline = Timeline()
         if task.read_lines is not None and call.wants_lines and theirs is None:
             return await self._stream(task.read_lines, engine, call, body, boundary)
-        exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary)
+        placed = call.named_model is not None
+        exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary, placed=placed)
         with _in_words_of(exchange, call):
             written = await engine.submit(
                 exchange.decode,
@@ -134,7 +139,8 @@ class Routes:
         """The results line by line, and as the answer what is known at the end."""
         if call.lines is None:
             raise RuntimeError("lines are for requests that are answered by their handler")
-        exchange = LineExchange(read, body, engine.card, call.request_id, boundary=boundary)
+        placed = call.named_model is not None
+        exchange = LineExchange(read, body, engine.card, call.request_id, boundary=boundary, placed=placed)
         with _in_words_of(exchange, call):
             tokens = await engine.stream(
                 exchange.decode,
@@ -148,51 +154,63 @@ class Routes:
             )
         return Answer(exchange.last(tokens))
 
-    async def _engine_for(self, task: Task, body: Body, boundary: bytes | None) -> Engine:
-        """The engine of the model that a body names; where it names none, the first that can do the task."""
+    async def _engine_for(self, task: Task, call: Call, body: Body, boundary: bytes | None) -> Engine:
+        """The engine of the model that the path or the body names; where neither does, of the one that is meant."""
         engines = self._lobby.engines
         name: str | None = None
         if task.model_of is not None:
             name = await self._peek(partial(task.model_of, served=[engine.card.name for engine in engines]), body)
         elif len(engines) > 1:
             name = await self._model_of(body, boundary)
-        if not name:
-            name = next((engine.card.name for engine in engines if task.able(engine.card)), None)
-        engine = self._lobby.enter(name)
-        if not task.able(engine.card):
-            raise Unsupported(f"The model does not support {task.name} API")
-        return engine
+        if (placed := call.named_model) is not None:
+            if name not in (None, "", placed) and any(name == engine.card.name for engine in engines):
+                message = f"model: the path asks the model `{placed}`, and the body names `{name}`; drop one of them"
+                raise InvalidInput(message, param="model")
+            name = placed
+        if name:
+            engine = self._lobby.enter(name)
+            check_able(task, engine, engines)
+            return engine
+        able = await self._peek(task.narrow, body) if task.narrow and len(engines) > 1 and boundary is None else None
+        return self._lobby.enter(pick(task, engines, able).card.name)
 
     async def _invocations(self, call: Call) -> Answer:
-        self._lobby.enter()
+        self._lobby.enter(call.named_model)
         body = await call.json_body()
         paths = await self._peek(invocations.candidates, body)
-        cards = [engine.card for engine in self._lobby.engines]
-        for task in map(self._tasks.__getitem__, paths):
-            if any(map(task.able, cards)):
+        engines = self._lobby.engines
+        name = call.named_model or (await self._model_of(body, None) if len(engines) > 1 else None)
+        asked = [self._lobby.enter(name)] if name else engines
+        for path, task in ((path, self._tasks[path]) for path in paths):
+            if any(task.able(engine.card) for engine in asked):
+                call.describe = words_of(path)
                 return await self._ask(task, call, body)
-        raise Unsupported(f"The model does not support {self._tasks[paths[0]].name} API")
+        if name:
+            check_able(self._tasks[paths[0]], asked[0], engines)
+        message = f"The model does not support {self._tasks[paths[0]].name} API"
+        raise Unsupported(f"{message}; served: {served(engines)}")
 
     async def _root(self, call: Call) -> Answer:
         """A request of text-embeddings-inference to its root: what it is for follows from the body and the model."""
         call.describe = tei_tokens.tei_error
-        self._lobby.enter()
+        engines = self._lobby.listed(call.named_model)
         body = await call.json_body()
-        cards = [engine.card for engine in self._lobby.engines]
+        cards = [engine.card for engine in engines]
         path = await self._peek(partial(invocations.root_path, cards=cards), body)
         task = self._tasks[path]
         if not any(map(task.able, cards)):
-            raise Unsupported(f"The model does not support {task.name} API")
+            message = f"The model does not support {task.name} API"
+            raise Unsupported(f"{message}; served: {served(self._lobby.engines)}")
         return await self._ask(task, call, body)
 
     async def _tokenize(self, call: Call) -> Answer:
-        self._lobby.enter()
+        self._lobby.enter(call.named_model)
         body = await call.json_body()
         if await self._peek(tei_tokens.is_tokenize, body):
             call.describe = tei_tokens.tei_error
             return await self._tokenize_texts(body, call)
         source, wanted = await self._read(partial(aside.read, tokens.decode_tokenize), body)
-        engine = self._lobby.enter(wanted.model)
+        engine = self._tokenizer(call, wanted.model)
         call.words = Words({"input": "prompt" if isinstance(source, str) else "messages"})
         found = await engine.tokenize(source, add_special_tokens=bool(wanted.add_special_tokens))
         return Answer(
@@ -200,7 +218,7 @@ class Routes:
         )
 
     async def _tokenize_texts(self, body: Body, call: Call) -> Answer:
-        engine = self._lobby.enter()
+        engine = self._tokenizer(call)
         texts, wanted = await self._read(tei_tokens.decode_tokenize, body)
         _check_count(len(texts), engine, "inputs")
         prompt = tei_tokens.prompt_of(wanted.prompt_name, engine.card)
@@ -214,13 +232,13 @@ class Routes:
         return Answer(tei_tokens.encode_tokens(texts, found))
 
     async def _detokenize(self, call: Call) -> Answer:
-        self._lobby.enter()
+        self._lobby.enter(call.named_model)
         wanted = await self._read(tokens.decode_detokenize, await call.json_body())
-        engine = self._lobby.enter(wanted.model)
+        engine = self._tokenizer(call, wanted.model)
         return Answer(tokens.encode_text(await engine.detokenize(wanted.tokens)))
 
     async def _decode(self, call: Call) -> Answer:
-        engine = self._lobby.enter()
+        engine = self._tokenizer(call)
         lists, skips, call.words = await self._read(tei_tokens.decode_ids, await call.json_body())
         _check_count(len(lists), engine, "ids")
         found = []
@@ -230,8 +248,23 @@ class Routes:
         return Answer(dump(found))
 
     async def _info(self, call: Call) -> Answer:
-        engine = self._lobby.enter()
+        engine = self._lobby.enter(call.named_model)
         return Answer(tei_tokens.encode_info(engine.card, engine.config, auto_truncate=self._config.auto_truncate))
+
+    def _tokenizer(self, call: Call, model: str | None = None) -> Engine:
+        """The engine whose tokenizer is meant: ids of one model are nothing to another.
+
+        Raises:
+            InvalidInput: Neither the path nor the body names one of several.
+        """
+        name = call.named_model or model
+        engines = self._lobby.engines
+        if not name and len(engines) > 1:
+            self._lobby.enter()  # says why, where requests are not taken
+            names = ", ".join(engine.card.name for engine in engines)
+            message = f"model: each model has its own tokens; name one in `model`, or put /m/NAME before: {names}"
+            raise InvalidInput(message, param="model")
+        return self._lobby.enter(name)
 
     async def _model_of(self, body: Body, boundary: bytes | None) -> str | None:
         if boundary is None:
@@ -249,20 +282,26 @@ class Routes:
         return await anyio.to_thread.run_sync(decode, body, limiter=self._readers)
 
     async def _models(self, call: Call) -> Answer:
-        self._lobby.enter()
-        cards = [engine.card for engine in self._lobby.engines]
+        cards = [engine.card for engine in self._lobby.listed(call.named_model)]
         return Answer(openai.encode_models(cards, created=self._started))
 
+    async def _one_model(self, call: Call) -> Answer:
+        card = self._lobby.enter(call.named_model).card
+        return Answer(dump(openai.model_object(card, created=self._started)))
+
     async def _models_with_load(self, call: Call) -> Answer:
-        self._lobby.enter()
-        models = [(engine.card, engine.statistics()) for engine in self._lobby.engines]
+        models = [(engine.card, engine.statistics()) for engine in self._lobby.listed(call.named_model)]
         return Answer(infinity.encode_models(models, created=self._started))
 
     async def _ready(self, call: Call) -> Answer:
-        if reason := self._lobby.not_ready:
+        if reason := self._lobby.obstruction(call.named_model):
             retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
             return Answer(msgspec.json.encode({"ready": False, "reason": reason}), 503, headers=retry)
-        return Answer(msgspec.json.encode({"ready": True, "models": [engine.card for engine in self._lobby.engines]}))
+        return Answer(
+            msgspec.json.encode(
+                {"ready": True, "models": [engine.card for engine in self._lobby.listed(call.named_model)]}
+            )
+        )
 
     async def _load(self, call: Call) -> Answer:
         inside = sum(statistics.admission.requests for statistics in self._lobby.statistics().values())
@@ -272,29 +311,29 @@ class Routes:
         return Answer(self._metrics.text(), content_type=METRICS_TYPE)
 
     async def _stages(self, call: Call) -> Answer:
-        self._loaded()
+        self._loaded(call)
         return Answer(msgspec.json.encode({"models": self._lobby.statistics()}))
 
     async def _flush_cache(self, call: Call) -> Answer:
-        for engine in self._loaded():
+        for engine in self._loaded(call):
             engine.clear_image_cache()
             engine.clear_result_cache()
         return Answer()
 
     async def _reset_mm_cache(self, call: Call) -> Answer:
-        for engine in self._loaded():
+        for engine in self._loaded(call):
             engine.clear_image_cache()
         return Answer()
 
-    def _loaded(self) -> Sequence[Engine]:
-        """All engines, also those that take no requests.
+    def _loaded(self, call: Call) -> Sequence[Engine]:
+        """The engine that the path names, or all, also those that take no requests.
 
         Raises:
             EngineStopped: There are none yet.
         """
         if not (engines := self._lobby.engines):
             self._lobby.enter()  # raises, and says why
-        return engines
+        return [engine for engine in engines if call.named_model in (None, engine.card.name)]
 
     async def _openapi(self, call: Call) -> Answer:
         self._lobby.enter()  # which routes there are depends on the models
@@ -327,10 +366,6 @@ def _of_input(index: int) -> Iterator[None]:
 
 async def _page(path: str, call: Call) -> Answer:
     return Answer(PAGES[path].body, content_type=HTML, headers=PAGES[path].headers)
-
-
-async def no_such_route(call: Call) -> Answer:
-    return Answer(b'{"detail":"Not Found"}', 404, word="route")
 
 
 def _check_count(count: int, engine: Engine, field: str) -> None:

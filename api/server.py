@@ -21,7 +21,7 @@ from staged_pool.api.app import Application
 from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connections import take_connections
-from staged_pool.api.entrance import Entrance, cors
+from staged_pool.api.entrance import cors
 from staged_pool.api.express import Express
 from staged_pool.api.guard import Guard
 from staged_pool.api.http3 import Http3
@@ -221,7 +221,7 @@ class Server:
         def readable(app: App) -> App:
             return cors(app, origins) if origins else app
 
-        guard = Guard(
+        return Guard(
             readable(application),
             lambda problem: readable(application.refuse(problem)),
             self._config,
@@ -229,7 +229,6 @@ class Server:
             turn_away=application.turn_away,
             admit=application.admit,
         )
-        return Entrance(guard, self._config.root_path) if self._config.root_path else guard
 
     async def _end_of_http(self) -> None:
         await self._stop_http.wait()

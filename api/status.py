@@ -50,6 +50,8 @@ UNEXPECTED: Final = Row(500, "InternalServerError", "bug")
 
 BAD_FRAMING: Final = Row(400, "BadRequestError", "bad_framing")
 UNAUTHORIZED: Final = Row(401, "AuthenticationError", "unauthorized")
+NO_ROUTE: Final = Row(404, "NotFoundError", "route")
+WRONG_METHOD: Final = Row(405, "MethodNotAllowedError", "method")
 SLOW_BODY: Final = Row(408, "TimeoutError", "slow_body")
 TOO_MANY_PIECES: Final = Row(400, "BadRequestError", "too_many_pieces")
 BODY_TOO_LARGE: Final = Row(413, "RequestTooLargeError", "body_too_large")
@@ -58,6 +60,9 @@ UNSUPPORTED_MEDIA: Final = Row(415, "UnsupportedMediaTypeError", "unsupported_me
 BODIES_TOO_LARGE: Final = Row(429, "RateLimitError", "bodies_too_large")
 HEADERS_TOO_LARGE: Final = Row(431, "HeadersTooLargeError", "headers_too_large")
 TOO_MANY_REQUESTS: Final = Row(503, "ServiceUnavailableError", "too_many_requests")
+
+_DETAILS: Final = {NO_ROUTE: "Not Found", WRONG_METHOD: "Method Not Allowed"}
+"""What vLLM's server answers alone, and its clients look for."""
 
 RETRY_S: Final[dict[type[BaseException], float]] = {errors.DeviceLost: 10.0, errors.OutOfMemory: 1.0}
 """When to come back after an error that does not say so itself, in seconds. A lost device needs a new process."""
@@ -78,12 +83,16 @@ class Problem:
     def status(self) -> int:
         return self.row.status
 
-    def body(self) -> bytes:
-        """The error object. `code` repeats the status as a number, as vLLM's clients expect."""
+    def fields(self) -> dict[str, object]:
+        """The error object, and what stands beside it. `code` repeats the status, as vLLM's clients expect."""
         error = {"message": self.message, "type": self.row.type, "param": self.param, "code": self.status}
         if self.index is not None:
             error["index"] = self.index
-        return orjson.dumps({"error": error})
+        return {"error": error} | ({"detail": _DETAILS[self.row]} if self.row in _DETAILS else {})
+
+    def body(self) -> bytes:
+        """The same as JSON."""
+        return orjson.dumps(self.fields())
 
     def answer(self) -> tuple[int, bytes]:
         """The status, and the body as most dialects have it."""

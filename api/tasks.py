@@ -54,6 +54,43 @@ class Task:
     """The answer to a body that asks nothing of the model; None where it asks something."""
     model_of: Callable[..., str | None] | None = None
     """The name of the model that a body asks for, by `body` and the names that are `served`. None: its `model`."""
+    output: str = ""
+    """What a model gives for it, for errors; empty: as `_OUTPUTS` has it for the name."""
+    narrow: Callable[[Body], Callable[[ModelCard], bool]] | None = None
+    """Reads from a body what else it asks of a model, where `able` is true of all."""
+
+    @property
+    def gives(self) -> str:
+        """What a model that can do it gives."""
+        return self.output or _OUTPUTS.get(self.name, self.name)
+
+    def meant(self, card: ModelCard) -> bool:
+        """The model was made for this task; others may be able to do it, too."""
+        preferred = _PREFERRED.get(self.name)
+        return preferred is None or preferred(card)
+
+
+def _is_reranker(card: ModelCard) -> bool:
+    return card.scoring == "cross-encoder"
+
+
+def _is_classifier(card: ModelCard) -> bool:
+    return card.scoring is None
+
+
+_OUTPUTS: Final[Mapping[str, str]] = {
+    "Embeddings": "vectors",
+    "Score": "scores",
+    "Rerank (Score)": "scores",
+    "Classification": "labels",
+    "Token Classification": "labels of tokens",
+    "Pooling": "what `task` asks for",
+}
+_PREFERRED: Final[Mapping[str, Callable[[ModelCard], bool]]] = {
+    "Score": _is_reranker,
+    "Rerank (Score)": _is_reranker,
+    "Classification": _is_classifier,
+}
 
 
 def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
@@ -91,7 +128,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/vectorize": Task("Embeddings", _gives(Output.DENSE), weaviate.read_vectors),
         "/v1/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="1")),
         "/v2/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="2")),
-        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling, forms=True),
+        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling, forms=True, narrow=pooling.able_of),
         "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify, forms=True),
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,
@@ -102,8 +139,15 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/v1/reranking": Task("Rerank (Score)", _scores, mixedbread.read_reranking),
         "/v2/rerank": replace(ranking, read=partial(rerank, version="2", kind="list")),
         "/embed": Task("Embeddings", _gives(Output.DENSE), partial(embed, output=Output.DENSE)),
-        "/embed_all": Task("Embeddings", _gives(Output.MULTI_VECTOR), partial(embed, output=Output.MULTI_VECTOR)),
-        "/embed_sparse": Task("Embeddings", _gives(Output.SPARSE), partial(embed, output=Output.SPARSE)),
+        "/embed_all": Task(
+            "Embeddings",
+            _gives(Output.MULTI_VECTOR),
+            partial(embed, output=Output.MULTI_VECTOR),
+            output="vectors of tokens",
+        ),
+        "/embed_sparse": Task(
+            "Embeddings", _gives(Output.SPARSE), partial(embed, output=Output.SPARSE), output="sparse vectors"
+        ),
         "/predict": Task(
             "Classification", _gives(Output.LABELS), partial(tei.read_predict, auto_truncate=auto_truncate)
         ),

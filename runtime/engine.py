@@ -325,7 +325,8 @@ class Engine(EngineTasks):
             UnknownModel: It is another one.
         """
         if name and name != self._model.card.name:
-            raise UnknownModel(f"The model `{shortened(name)}` does not exist.", param="model")
+            served = self._model.card.name
+            raise UnknownModel(f"The model `{shortened(name)}` does not exist. Served: {served}", param="model")
 
     async def tokenize(self, source: str | Chat, *, add_special_tokens: bool = True) -> Tokens:
         """The token ids of a text or a conversation, and what each stands for; an image token is there as often as its

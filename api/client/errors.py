@@ -61,6 +61,8 @@ class Problem(msgspec.Struct, kw_only=True):
     param: str | None = None
     index: int | None = None
     code: int | str | None = None
+    is_route: bool = False
+    """The route is what is not there, as a `detail` beside the object says."""
 
 
 class _Body(msgspec.Struct):
@@ -106,6 +108,8 @@ def error_of(status: int, body: bytes, retry_after_s: float | None = None) -> St
         said.message = f"The server answered with status {status} and no reason"
     if status in (401, 403):
         return Unauthorized(said.message)
+    if status == 404 and ours and said.is_route:
+        return Unsupported(said.message)
     if status == 404 and not ours:
         return Unsupported(
             "The server has no such route: it is another service or version, or its model has no such task"
@@ -132,6 +136,7 @@ def _said(body: bytes) -> tuple[Problem, bool]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Problem(), False
     if isinstance(found.error, Problem):
+        found.error.is_route = found.detail == "Not Found"
         return found.error, True
     for text in (found.error, found.message, found.detail):
         if isinstance(text, str):

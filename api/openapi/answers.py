@@ -32,12 +32,18 @@ class Error(Answer):
     """The answer to a request that failed."""
 
     error: ErrorDetail
+    message: str | msgspec.UnsetType = msgspec.UNSET
+    """The same once more, where clients of Cohere look for it."""
+    detail: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a route or a method that there is not."""
 
 
 class SharedError(Answer):
     """The answer to a request that failed, on a path that several dialects share."""
 
     error: ErrorDetail
+    message: str
+    """The same once more, where clients of Cohere look for it."""
     detail: str
     """The message again, for clients of Voyage."""
 

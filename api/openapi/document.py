@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -103,6 +104,9 @@ _TEI_TIMES: Final[Schema] = {
 }
 
 
+_NOT_IN_IDS: Final = str.maketrans("", "", " {}")
+_PLACES: Final = re.compile(r"\{(\w+)\}")
+
 _FORM: Final[Schema] = {
     "type": "object",
     "description": "The fields of the JSON, each as JSON or as a text. Files are pictures, and inputs.",
@@ -162,10 +166,10 @@ def _operation(
 ) -> dict[str, Any]:
     needs_key = with_keys and path not in OPEN
     described: dict[str, Any] = {
-        "operationId": f"{method.lower()} {path}".replace("/", "_").replace(" ", ""),
+        "operationId": f"{method.lower()} {path}".replace("/", "_").translate(_NOT_IN_IDS),
         "summary": operation.summary,
         "tags": [operation.tag],
-        "parameters": list(_parameters(operation)),
+        "parameters": [*_path_parameters(path), *_parameters(operation)],
         "responses": dict(_responses(operation, known, needs_key=needs_key)),
     }
     if operation.text:
@@ -180,6 +184,17 @@ def _operation(
         if operation.forms:
             described["requestBody"]["content"]["multipart/form-data"] = {"schema": _FORM}
     return described
+
+
+def _path_parameters(path: str) -> Iterator[Schema]:
+    for name in _PLACES.findall(path):
+        yield {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": "Served name of a model; slashes may be escaped or not.",
+            "schema": {"type": "string"},
+        }
 
 
 def _parameters(operation: Operation) -> Iterator[Schema]:

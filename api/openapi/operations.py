@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from staged_pool.api.addresses import ONE_MODEL
 from staged_pool.api.openapi import answers, dialects, served
 from staged_pool.api.openapi.operation import (
     BOTH,
@@ -169,8 +170,10 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         (
             *(answers.Embeddings, answers.Classifications, answers.InfinityClassifications, answers.Ranking),
             *(list[answers.TeiRanked], dialects.WeaviateScores, answers.Scores, answers.Pooling),
+            *(answers.CohereEmbeddings, list[answers.LabelScore], list[list[answers.LabelScore]]),
+            *(list[float], list[list[float]], list[list[list[float]]], list[list[answers.TeiSparseValue]]),
         ),
-        "For SageMaker: what a body asks for is seen from its fields.",
+        "For SageMaker: what a body asks for is seen from its fields, or from a `task` of /pooling, score or rerank.",
         content_types=(*BYTES, LINES),
         errors=BOTH,
         examples={"texts": {"input": _TEXTS}},
@@ -206,6 +209,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     ),
     **dialects.LISTINGS,
     "/v1/models": get("What is served", "Models", served.Models),
+    ONE_MODEL: get("One model that is served", "Models", served.ServedModel),
     "/models": get("What is served, for clients of Infinity", "Models", served.InfinityModels),
     "/info": get("The model, for clients of text-embeddings-inference", "Models", served.TeiInfo, errors=TEI),
     "/version": get("Version of the server", "Models", served.Version),

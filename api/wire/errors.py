@@ -12,10 +12,16 @@ def plain_error(problem: Problem) -> tuple[int, bytes]:
     return problem.status, orjson.dumps({"error": problem.message})
 
 
+def cohere_error(problem: Problem) -> tuple[int, bytes]:
+    """The same for Cohere's clients, which read `message`."""
+    return problem.status, orjson.dumps({**problem.fields(), "message": problem.message})
+
+
 def shared_error(problem: Problem) -> tuple[int, bytes]:
-    """The same for a path that several dialects share: the object that OpenAI's clients read, and Voyage's `detail`."""
-    body = problem.body()
-    return problem.status, body[:-1] + b',"detail":' + orjson.dumps(problem.message) + b"}"
+    """The same for a path that several dialects share: the object that OpenAI's clients read, Cohere's `message`, and
+    Voyage's `detail`."""
+    detail = {"detail": problem.message, **problem.fields()}
+    return problem.status, orjson.dumps({**detail, "message": problem.message})
 
 
 def nim_error(problem: Problem) -> tuple[int, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from staged_pool.api.wire import aside, forms
@@ -57,9 +57,10 @@ class Received(Generic[W]):
         card: Of the served model.
         request_id: Becomes part of the answer's `id`.
         boundary: Of a form. None: the body is JSON.
+        placed: The path names the model; what the body says of it does not count.
     """
 
-    __slots__ = ("_body", "_boundary", "_card", "_read", "_request_id", "_writer", "words")
+    __slots__ = ("_body", "_boundary", "_card", "_placed", "_read", "_request_id", "_writer", "words")
 
     def __init__(
         self,
@@ -69,7 +70,9 @@ class Received(Generic[W]):
         request_id: str,
         *,
         boundary: bytes | None = None,
+        placed: bool = False,
     ) -> None:
+        self._placed = placed
         self._read = read
         self._body = body
         self._boundary = boundary
@@ -87,7 +90,7 @@ class Received(Generic[W]):
         else:
             request, self._writer = aside.read_marked(self._read_json, forms.read_form(body, self._boundary))
         self.words = request.words
-        return request
+        return replace(request, model=None) if self._placed else request
 
     def _read_json(self, body: Body) -> tuple[Request, W]:
         return self._read(body, self._card)

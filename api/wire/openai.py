@@ -262,18 +262,19 @@ def _entries(
 
 def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:
     """Write the list of the models that are served. `created` is in seconds since 1970."""
-    data = [
-        {
-            "id": card.name,
-            "object": "model",
-            "created": created,
-            "owned_by": "staged-pool",
-            "root": card.name,
-            "parent": None,
-            "max_model_len": card.max_tokens,
-            "permission": [],
-            "staged_pool": msgspec.to_builtins(card),
-        }
-        for card in cards
-    ]
-    return dump({"object": "list", "data": data})
+    return dump({"object": "list", "data": [model_object(card, created=created) for card in cards]})
+
+
+def model_object(card: ModelCard, *, created: int) -> dict[str, object]:
+    """One served model, as clients know it. `created` is in seconds since 1970."""
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "staged-pool",
+        "root": card.name,
+        "parent": None,
+        "max_model_len": card.max_tokens,
+        "permission": [],
+        "staged_pool": msgspec.to_builtins(card),
+    }

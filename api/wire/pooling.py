@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
@@ -48,7 +48,19 @@ class PoolingBody(EncodingFields, kw_only=True):
     prompt: str | None = None
 
 
+class _TaskOnly(msgspec.Struct):
+    task: Any = None
+
+
 _BODY: Final = msgspec.json.Decoder(PoolingBody)
+_TASK: Final = msgspec.json.Decoder(_TaskOnly)
+
+
+def able_of(body: Body) -> Callable[[ModelCard], bool]:
+    """What a body asks of a model: the outputs of its tasks. What is no task is left to `read_pooling`."""
+    task = jsons.decode(_TASK, body).task
+    wanted = {OUTPUTS.get(each) for each in (task if isinstance(task, list) else [task]) if isinstance(each, str)}
+    return lambda card: wanted <= {None, *card.outputs}
 
 
 def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRequest | TokenClassifyRequest, Write]:

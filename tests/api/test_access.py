@@ -14,10 +14,10 @@ import pytest
 from blockbuster import BlockBuster
 from structlog.typing import EventDict
 
+from staged_pool.api.addresses import below
 from staged_pool.api.app import Application
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
-from staged_pool.api.entrance import below
 from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics

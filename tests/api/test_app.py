@@ -297,10 +297,12 @@ async def test_the_first_model_listed_is_the_one_served() -> None:
     assert response.json()["data"][0]["id"] == "letters"
 
 
-async def test_an_unknown_route_is_a_bare_404(logged: Logged) -> None:
+async def test_an_unknown_route_is_404_and_names_the_nearest(logged: Logged) -> None:
     async with served() as client:
-        response = await client.post("/v1/nothing")
-    assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
+        response = await client.post("/v1/embedings")
+    assert (response.status_code, response.json()["detail"]) == (404, "Not Found")
+    assert "POST /v1/embedings" in response.json()["error"]["message"]
+    assert "Did you mean /v1/embeddings" in response.json()["error"]["message"]
     assert finished(logged)["error"] == "route"
 
 

@@ -37,7 +37,7 @@ async def served(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
             yield client
 
 
-@pytest.mark.parametrize(("name", "served_by"), [("other", "other"), ("letters", "letters"), ("", "letters")])
+@pytest.mark.parametrize(("name", "served_by"), [("other", "other"), ("letters", "letters")])
 async def test_a_request_goes_to_the_model_that_it_names(name: str, served_by: str) -> None:
     async with served() as client:
         answer = (await client.post("/v1/embeddings", json={"model": name, "input": "abc"})).json()
@@ -49,7 +49,19 @@ async def test_a_request_goes_to_the_model_that_it_names(name: str, served_by: s
     }
 
 
-async def test_a_request_that_names_none_goes_to_the_first_that_can_do_its_task() -> None:
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/v2/embed", "/score", "/tokenize", "/pooling"])
+async def test_a_request_that_could_mean_several_models_is_told_of_them(path: str) -> None:
+    fields = {"input": "a", "inputs": "a", "texts": ["a"], "queries": "a", "documents": "b", "prompt": "a"}
+    async with served() as client:
+        response = await client.post(path, json=fields)
+    said = response.json()["error"] if path == "/embed" else response.json()["error"]["message"]
+    assert response.status_code == (422 if path == "/embed" else 400)
+    assert "letters" in said
+    assert "other" in said
+    assert "/m/NAME" in said
+
+
+async def test_a_request_that_names_none_goes_to_the_only_one_that_can_do_its_task() -> None:
     async with served() as client:
         by_task = await client.post("/classify", json={"input": "abc"})
         by_name = await client.post("/classify", json={"input": "abc", "model": "other"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +116,16 @@ def test_headers_of_requests_and_answers_are_described() -> None:
 
 
 def test_invocations_may_answer_whatever_the_routes_that_it_leads_to_do() -> None:
-    bodies = ({"input": "a"}, {"query": "a"}, {"text_1": "a", "text_2": "b"})
+    bodies: tuple[Mapping[str, object], ...] = (
+        {"input": "a"},
+        {"query": "a"},
+        {"text_1": "a", "text_2": "b"},
+        {"texts": ["a"]},
+        {"inputs": "a"},
+        {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    )
     leads_to = {path for body in bodies for path in candidates(json.dumps(body).encode())}
-    assert len(leads_to) == 5
+    assert len(leads_to) == 11
     may = set(map(str, OPERATIONS["/invocations"]["POST"].answer))
     assert {str(answer) for path in leads_to for answer in OPERATIONS[path]["POST"].answer} == may
 
@@ -191,7 +198,8 @@ async def test_every_example_is_answered_as_described_by_real_models(folders: li
                     for example in examples:
                         if content:
                             _validate(whole, content["schema"], example)
-                        response = await client.request(method, path, json=example)
+                        model = lobby.engines[0].card.name
+                        response = await client.request(method, path.replace("{id}", model), json=example)
                         succeeded = OPERATIONS[path][method.upper()].status
                         assert response.status_code == succeeded, (path, example, response.text)
                         _validate_answer(whole, operation, response)

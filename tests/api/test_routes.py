@@ -291,7 +291,10 @@ async def test_rerank_keeps_the_best_and_leaves_documents_out_if_told() -> None:
 )
 async def test_the_route_of_a_task_that_no_model_can_do_is_not_there(card: ModelCard, route: str, name: str) -> None:
     response = await ask(card, route, input="a")
-    assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
+    assert (response.status_code, response.json()["detail"]) == (404, "Not Found")
+    has = "classify" if card is CLASSIFIER else "embed, sparse, token_embed, score"
+    message = f"No served model gives {TASKS[route].gives}; served: letters ({has})"
+    assert response.json()["error"] == {"message": message, "type": "NotFoundError", "param": None, "code": 404}
     assert TASKS[route].name == name
 
 
@@ -314,7 +317,8 @@ async def test_a_task_that_only_another_model_can_do_is_answered_501() -> None:
             right = await client.post("/predict", json={"inputs": "a"})
             absent = await client.post("/classify_tokens", json={"input": "a", "model": "others"})
     assert error_of(wrong, 501) == {
-        "message": "The model does not support Embeddings API",
+        "message": "The model does not support Embeddings API: `others` gives no vectors; "
+        "served: letters (embed, sparse, token_embed, score), others (classify)",
         "type": "NotImplementedError",
         "param": None,
         "code": 501,
@@ -365,7 +369,7 @@ def message_of(response: httpx.Response, status: int) -> str:
 async def test_every_task_answers_404_for_another_model(route: str) -> None:
     card, body = BODIES[route]
     response = await ask(card, route, **body, model="other")
-    assert message_of(response, 404) == "The model `other` does not exist."
+    assert message_of(response, 404) == "The model `other` does not exist. Served: letters"
 
 
 @pytest.mark.parametrize("route", TASKS)
@@ -453,7 +457,7 @@ async def test_large_bodies_of_tokens_are_read_off_the_event_loop() -> None:
 
 async def test_of_the_name_of_an_unknown_model_little_is_repeated_and_in_one_line() -> None:
     error = error_of(await ask(EMBEDDER, "/v1/embeddings", input="a", model="a\n" + "b" * 500), 404)
-    assert error["message"] == f"The model `a {'b' * 37}…` does not exist."
+    assert error["message"] == f"The model `a {'b' * 37}…` does not exist. Served: letters"
 
 
 async def test_a_conversation_is_tokenized_with_the_beginning_of_the_answer() -> None:

@@ -289,6 +289,10 @@ def test_infinitys_labels_and_models(serve: Serve) -> None:
 def test_of_several_models_the_one_that_is_named_must_be_able(serve: Serve) -> None:
     client = serve("seqcls-multiclass", EMBEDDER)
     error = refusal(client, "/v2/embed", 501, texts=["a"], model="seqcls-multiclass")["error"]
-    assert (error["type"], error["message"]) == ("NotImplementedError", "The model does not support Embeddings API")
+    assert error["type"] == "NotImplementedError"
+    assert error["message"] == (
+        "The model does not support Embeddings API: `seqcls-multiclass` gives no vectors; "
+        f"served: seqcls-multiclass (classify), {EMBEDDER} (embed, token_embed, score)"
+    )
     assert answer(client, "/v2/embed", texts=["a"])["response_type"] == "embeddings_by_type"
-    assert refusal(client, "/classify_tokens", 404, input="a", model=EMBEDDER) == {"detail": "Not Found"}
+    assert refusal(client, "/classify_tokens", 404, input="a", model=EMBEDDER)["detail"] == "Not Found"

@@ -134,7 +134,8 @@ def test_what_is_wrong_is_said(body: dict[str, Any], said: str, serve: Serve) ->
 def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> None:
     client = serve(EMBEDDER)
     unknown = (refusal(client, "/v1/embeddings", 404, input="a", model="x"))["error"]
-    assert (unknown["message"], unknown["type"]) == ("The model `x` does not exist.", "NotFoundError")
+    assert unknown["message"].startswith("The model `x` does not exist. Served: ")
+    assert unknown["type"] == "NotFoundError"
     text = client.post("/v1/embeddings", content=b'{"input":"a"}', headers={"content-type": "text/plain"})
     assert text.status_code == 415
     message = text.json()["error"]["message"]
@@ -143,7 +144,7 @@ def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> 
         wrong = client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
         assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "BadRequestError")
     for path in ("/classify", "/classify_tokens", "/predict", "/embed_sparse", "/nothing"):
-        assert refusal(client, path, 404, input="a") == {"detail": "Not Found"}
+        assert refusal(client, path, 404, input="a")["detail"] == "Not Found"
     assert (client.get("/v1/embeddings")).status_code == 405
     plain = refusal(client, "/pooling", 400, input="a", task="classify")["error"]
     assert (plain["type"], plain["param"]) == ("BadRequestError", "task")
@@ -236,9 +237,9 @@ def test_labels_are_those_of_the_pipeline(serve: Serve, tiny_folder: TinyFolder)
     usual = answer(client, "/classify", input=TEXTS)
     raw = answer(client, "/classify", input=TEXTS, use_activation=False)
     again = answer(client, "/invocations", input=TEXTS)
-    assert refusal(client, "/score", 404, queries="a", documents="b") == {"detail": "Not Found"}
-    assert refusal(client, "/rerank", 404, query="a", documents=["b"]) == {"detail": "Not Found"}
-    assert refusal(client, "/v1/embeddings", 404, input="a") == {"detail": "Not Found"}
+    assert refusal(client, "/score", 404, queries="a", documents="b")["detail"] == "Not Found"
+    assert refusal(client, "/rerank", 404, query="a", documents=["b"])["detail"] == "Not Found"
+    assert refusal(client, "/v1/embeddings", 404, input="a")["detail"] == "Not Found"
     probabilities = np.array([row["probs"] for row in usual["data"]])
     logits = np.array([row["probs"] for row in raw["data"]])
     assert_allclose(probabilities, oracle.labels(folder, TEXTS), atol=1e-5)

@@ -64,6 +64,11 @@ def test_what_a_proxy_says_is_a_failure_with_its_status(status: int, body: bytes
 
 def test_a_route_that_is_not_there_is_not_an_unknown_model() -> None:
     assert type(error_of(404, b'{"detail":"Not Found"}')) is errors.Unsupported
+    found = error_of(
+        404, b'{"error":{"message":"No served model gives labels","param":null,"code":404},"detail":"Not Found"}'
+    )
+    assert (type(found), str(found)) == (errors.Unsupported, "No served model gives labels")
+    assert type(error_of(404, b'{"error":{"message":"m","param":"model"}}')) is errors.UnknownModel
 
 
 def test_a_failed_batch_is_named_and_its_index_counts_over_the_whole_call() -> None:
