@@ -76,9 +76,10 @@ class Addresses:
             route, inner = found
             if inner is not None and route != ONE_MODEL:
                 continue  # two names
-            first = first or (route, name)
             if name in served:
                 return route, name
+            if route != "/" or "/" not in name:  # else any path at all would be a name
+                first = first or (route, name)
         return first
 
     def _plain(self, target: str) -> tuple[str, str | None] | None:

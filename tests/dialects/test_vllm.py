@@ -143,8 +143,10 @@ def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> 
     for body in (b"{", b"[]", b"1"):
         wrong = client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
         assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "BadRequestError")
-    for path in ("/classify", "/classify_tokens", "/predict", "/embed_sparse", "/nothing"):
+    for path in ("/classify", "/classify_tokens", "/nothing"):
         assert refusal(client, path, 404, input="a")["detail"] == "Not Found"
+    for path in ("/predict", "/embed_sparse"):
+        assert refusal(client, path, 404, inputs="a")["error"].startswith("No served model gives ")
     assert (client.get("/v1/embeddings")).status_code == 405
     plain = refusal(client, "/pooling", 400, input="a", task="classify")["error"]
     assert (plain["type"], plain["param"]) == ("BadRequestError", "task")
