@@ -19,6 +19,7 @@ from staged_pool.api.flags import (
     AttentionFlag,
     BackendFlag,
     CudaGraphs,
+    Deterministic,
     DeviceFlag,
     DTypeFlag,
     ForwardWorkers,
@@ -37,6 +38,7 @@ from staged_pool.api.flags import (
     TaskFlag,
     TorchThreads,
     TrustRemoteCode,
+    TuneFlag,
     flag,
 )
 from staged_pool.api.keys import read_keys
@@ -143,6 +145,8 @@ def serve(
     trust_remote_code: TrustRemoteCode = False,
     device: DeviceFlag = _DEFAULT.device,
     dtype: DTypeFlag = _DEFAULT.dtype,
+    tune: TuneFlag = _DEFAULT.tune,
+    deterministic: Deterministic = False,
     cuda_graphs: CudaGraphs = _DEFAULT.cuda_graphs,
     attention: AttentionFlag = _DEFAULT.attention,
     matryoshka: Matryoshka = None,
@@ -376,6 +380,8 @@ def serve(
             split_long_inputs=split_long_inputs,
             device=device,
             dtype=dtype,
+            tune=tune,
+            deterministic=deterministic,
             cuda_graphs=cuda_graphs,
             attention=attention,
             torch_threads=torch_threads,

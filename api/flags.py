@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from staged_pool.runtime.config import Attention, DType, ImagePath, Task
+from staged_pool.runtime.config import Attention, DType, ImagePath, Task, Tune
 
 Backend: TypeAlias = Literal["asyncio", "trio"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -88,6 +88,27 @@ CudaGraphs = Annotated[
         "--cuda-graphs/--no-cuda-graphs",
         "Device",
         "Record small batches of small models on a GPU, and replay them. Takes seconds at load, and some memory.",
+    ),
+]
+TuneFlag = Annotated[
+    Tune,
+    flag(
+        "--tune",
+        "Device",
+        "How the quickest of several ways to compute the same is chosen on a CPU; they differ in the last bits. auto: "
+        "measured once, and kept in a decision file in the user's cache folder (XDG_CACHE_HOME), so that a restart "
+        "gives the same bits and loads quickly. off: by a table of processors; replicas agree without a file, and may "
+        "be slower. again: measure anew and keep that, such as after a first start on a busy machine.",
+    ),
+]
+Deterministic = Annotated[
+    bool,
+    flag(
+        "--deterministic",
+        "Device",
+        "The same bits for the same text on a CPU: alone, in any batch, after any other. Each input has a forward to "
+        "itself, on one thread, and --tune is off. Batches gain nothing any more: many short texts take about twice as "
+        "long, and a long one as many times as there are cores.",
     ),
 ]
 DTypeFlag = Annotated[

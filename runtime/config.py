@@ -15,6 +15,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Attention = Literal["auto", "packed", "padded"]
 Task = Literal["auto", "embed", "sparse", "score"]
 ImagePath = Literal["fast", "exact"]
+Tune = Literal["auto", "off", "again"]
 
 MOST_IMAGE_THREADS: Final = 16
 """By default: each may hold a whole picture, or be a process of its own (see `models/images/own_code.py`)."""
@@ -70,8 +71,19 @@ class EngineConfig:
 
     dtype: DType = "auto"
     """Of the weights. `auto`: bfloat16 where a GPU computes in it natively, else float16; on a CPU bfloat16 where that
-    is found to be quicker than float32. It is up to three times as fast there, with cosines to float32 above 0.9998.
-    float16 is for GPUs."""
+    is found to be quicker than float32 (see `tune`). It is up to three times as fast there, with cosines to float32
+    above 0.9998. float16 is for GPUs."""
+
+    tune: Tune = "auto"
+    """How the quickest of several ways to compute the same is chosen on a CPU; they differ in the last bits. `auto`: as
+    in a decision file of this processor and version of torch, in the user's cache folder; what is not in it is measured
+    once, and written there. `off`: by a table of processors; nothing is measured, so loading is quicker, and replicas
+    on equal machines agree without a file. `again`: as `auto`, but everything is measured anew."""
+
+    deterministic: bool = False
+    """Whether the same text has the same bits alone, in any batch and after any other, on a CPU. Each input then has a
+    forward to itself, on one thread, and ways are chosen as with `tune` off. Batches gain nothing any more: many short
+    texts take about twice as long, and a long one as many times as there are cores."""
 
     cuda_graphs: bool = True
     """Whether small batches of small models are recorded on a GPU, and replayed. That takes seconds at load and some
@@ -243,9 +255,12 @@ class EngineConfig:
             ("attention", ("auto", "packed", "padded")),
             ("task", ("auto", "embed", "sparse", "score")),
             ("image_path", ("fast", "exact")),
+            ("tune", ("auto", "off", "again")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+        if self.deterministic and self.tune == "again":
+            raise ConfigError("tune='again': with deterministic nothing is measured")
         device_names(self.device)
         AllowedHosts.of(self.allow_media_domains)
         if self.model == "":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -13,6 +17,10 @@ from hypothesis import settings
 from tests.doubles import captured_logs
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Decision files of the tests are not the user's, and each question is measured once for all of them.
+os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "huggingface"))
+os.environ["XDG_CACHE_HOME"] = _cache = tempfile.mkdtemp(prefix="staged-pool-tests-")
+atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: two cores, and more threads than that
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

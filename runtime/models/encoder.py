@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Row, SparseVector, Tokens, Values
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.launch import Replica, Replicas
-from staged_pool.runtime.models.threads import Rest, ThreadPlan
+from staged_pool.runtime.models.threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.tower import Outcome, Tower
@@ -48,7 +48,8 @@ class Encoder:
     """None: the model reads no pictures."""
     pictures: PictureReader | None = None
     """None: pictures are no tokens to it."""
-    rest: Rest = field(default_factory=Rest)
+    each_alone: bool = False
+    """Each input has a forward to itself: what it becomes has nothing to do with the others of its batch."""
 
     @property
     def towers(self) -> Mapping[Lane, Tower]:
@@ -86,8 +87,10 @@ class Encoder:
             DeviceLost: The device can no longer be trusted.
         """
         tokens = sum(payload.tokens for payload in payloads)
-        with self.rest.ended() as rested, self.replicas.freest(tokens) as replica:
-            self.plans[_lane(payloads[0])].use(tokens, at_once, rested=rested)
+        with self.replicas.freest(tokens) as replica:
+            self.plans[_lane(payloads[0])].use(tokens, at_once)
+            if self.each_alone:
+                return [row for payload in payloads for row in compute(replica, [payload])]
             return compute(replica, payloads)
 
     def warm_up(self, lane: Lane) -> None:

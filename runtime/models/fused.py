@@ -8,7 +8,7 @@ values of a layer once more, a quarter of a forward of MiniLM in bfloat16.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from staged_pool.runtime.models.attention import PACKED
 from staged_pool.runtime.models.products import (
     FEW,
+    LAYOUTS,
     MANY,
     LayerShape,
     Product,
@@ -26,6 +27,7 @@ from staged_pool.runtime.models.products import (
     few_tokens,
     quickest_product,
     splits_pay,
+    usual_product,
 )
 from staged_pool.runtime.models.stack import (
     Group,
@@ -36,6 +38,7 @@ from staged_pool.runtime.models.stack import (
     split_layer,
 )
 from staged_pool.runtime.models.structures import LayerParts, take_apart
+from staged_pool.runtime.models.tuning import has_wide_vectors, tuning
 
 
 class Activation(NamedTuple):
@@ -75,6 +78,9 @@ _UNSUPPORTED: Final = (
 """Arguments that change what a layer computes."""
 
 
+_MOST_FEW_TOKENS: Final = 4096
+"""A decision file that says more is not believed."""
+
 _MOST_TWICE_BYTES: Final = 64 << 20
 """Of matrices that are held in two layouts. Those of MiniLM fit. Larger ones are not worth it: where `split` pays, it
 does nearly as well for few tokens without memory of its own."""
@@ -98,19 +104,19 @@ class FusedLayers(nn.Module):
         self.config = parts[0].config
         self.is_causal = parts[0].causal  # where functions of transformers look for it
         shape = _shape(parts[0])
-        many = product or quickest_product(shape, MANY)
-        few = product or (quickest_product(shape, FEW) if short and _matrix_bytes(parts) <= _MOST_TWICE_BYTES else many)
+        many = product or _product(shape, MANY)
+        few = product or (_product(shape, FEW) if short and _matrix_bytes(parts) <= _MOST_TWICE_BYTES else many)
         self.layers = [_fused(one, many) for one in parts]
         """In their order."""
         self.layers_of_few = self.layers
         """The same for a few tokens."""
         self.few_alone = self.few_shared = 0
         """Up to how many tokens are few, on one thread and on several."""
-        threads = torch.get_num_threads()
-        if few == many == "plain" and product is None and splits_pay(shape, threads):
+        threads = tuning().threads
+        if few == many == "plain" and product is None and _splits(shape, threads):
             few = "split"
         if few != many:
-            self.few_alone, self.few_shared = (few_tokens(shape, few, many, count) for count in (1, threads))
+            self.few_alone, self.few_shared = (_few(shape, few, many, count) for count in (1, threads))
         if self.few_alone or self.few_shared:
             split = few == "split"
             self.layers_of_few = (
@@ -230,6 +236,44 @@ def _shape(parts: LayerParts) -> LayerShape:
     return LayerShape(width, inner, parts.heads, parts.down.weight.dtype, *activation)
 
 
+def _product(shape: LayerShape, batches: tuple[Group, ...]) -> Product:
+    """How layers of a shape multiply such batches on this processor, at every start."""
+    tokens = "+".join(str(batch.sequences * batch.tokens) for batch in batches)
+    found = tuning().choose(
+        f"product, {tokens} tokens, {_said(shape)}",
+        table=cast("str", usual_product()),
+        measure=lambda: quickest_product(shape, batches),
+        allowed=lambda kept: kept in LAYOUTS,
+    )
+    return cast("Product", found)
+
+
+def _splits(shape: LayerShape, threads: int) -> bool:
+    """Threads that share a few tokens multiply with parts of the matrices, at every start."""
+    return tuning().choose(
+        f"split among {threads}, {_said(shape)}",
+        table=threads > 1 and not has_wide_vectors(),
+        measure=lambda: splits_pay(shape, threads),
+        allowed=lambda kept: isinstance(kept, bool),
+    )
+
+
+def _few(shape: LayerShape, few: Product, many: Product, threads: int) -> int:
+    """Up to how many tokens are few, at every start."""
+    if few == "split":
+        return few_tokens(shape, few, many, threads)  # which is not measured
+    return tuning().choose(
+        f"few tokens on {threads}, {few} and {many}, {_said(shape)}",
+        table=0,
+        measure=lambda: few_tokens(shape, few, many, threads),
+        allowed=lambda kept: type(kept) is int and 0 <= kept <= _MOST_FEW_TOKENS,
+    )
+
+
+def _said(shape: LayerShape) -> str:
+    return ", ".join(f"{name} {value}" for name, value in shape._asdict().items() if value)
+
+
 def _matrix_bytes(parts: Sequence[LayerParts]) -> int:
     linears = [linear for one in parts for linear in (*one.projections, one.out, one.up, one.down)]
     return sum(linear.weight.nbytes for linear in linears)
@@ -238,7 +282,7 @@ def _matrix_bytes(parts: Sequence[LayerParts]) -> int:
 def _fused(parts: LayerParts, product: Product) -> Layer:
     """A layer's weights, as the kernels take them."""
     if product == "split":
-        return split_layer(_fused(parts, "plain"), torch.get_num_threads())
+        return split_layer(_fused(parts, "plain"), tuning().threads)
     activation, factor = _ACTIVATIONS[type(parts.activation)]
     first, second = (scale.unsqueeze(1) for scale in parts.scales) if parts.scales else (1.0, 1.0)
     first_norm, second_norm = parts.norms

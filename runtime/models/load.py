@@ -25,18 +25,35 @@ from staged_pool.runtime.models.image_tower import build_image_tower
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.launch import Launcher, Replica, Replicas
-from staged_pool.runtime.models.processor import bfloat16_pays
+from staged_pool.runtime.models.processor import bfloat16_pays, bfloat16_usually_pays
 from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
-from staged_pool.runtime.models.threads import ThreadPlan, plan_threads, plan_workers, use_threads
+from staged_pool.runtime.models.threads import (
+    SIZES,
+    WORKERS,
+    ThreadPlan,
+    alone_tokens,
+    plan_workers,
+    use_threads,
+    usual_alone_tokens,
+    usual_workers,
+)
 from staged_pool.runtime.models.tokenizing.loading import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
 from staged_pool.runtime.models.tower import Tower
+from staged_pool.runtime.models.tuning import Tuning, tuning
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 from staged_pool.stages.log import get_logger
+
+_MOST_WORKERS: Final = 16
+"""Forwards at once where each has one thread."""
+
+_TRIED_ON_ONE_THREAD: Final = 200_000_000
+"""Weights. What a smaller model computes is tried on one thread: the forwards are short, and where other programs use
+the cores, threads that share one wait for each other at every part of every layer."""
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -52,9 +69,14 @@ def load_model(config: EngineConfig) -> Encoder:
     Raises:
         ConfigError: The model cannot be found, read or run here, or a setting does not fit it.
     """
+    threads = config.torch_threads or usable_cores()
+    choices = Tuning("off" if config.deterministic else config.tune, threads=threads)
     with ExitStack() as undo:
-        encoder = _load(config, undo)
+        with choices.current():
+            encoder = _load(config, undo)
         undo.pop_all()
+    if choices.measured:
+        log.info("model.measured", model=encoder.card.name, decisions=choices.measured)
     return encoder
 
 
@@ -65,7 +87,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     dtype = _dtype(config.dtype, devices)
     if kind != "cpu" and (config.forward_workers or 1) > 1:
         raise ConfigError(f"forward_workers={config.forward_workers}: a {kind} device runs one forward at a time")
-    threads = config.torch_threads or usable_cores()
+    threads = tuning().threads
     use_threads(threads)
 
     resolved = resolve(
@@ -139,8 +161,9 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         ),
         replicas=Replicas(replicas),
         tokenizer=tokenizer,
-        plans={lane: ThreadPlan(threads, alone_tokens=0, rested_tokens=0) for lane in towers},
+        plans={lane: ThreadPlan(threads, alone_tokens=0, always_alone=config.deterministic) for lane in towers},
         images=readers[0] if readers else None,
+        each_alone=config.deterministic,
         pictures=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
     )
     batch_tokens = config.batch_tokens(kind)
@@ -148,15 +171,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         for tower in dict.fromkeys(replica.towers.values()):
             _warm_up(replica, tower, batch_tokens)
     if kind == "cpu":
-        runs = {lane: partial(_run, replicas[0], tower) for lane, tower in towers.items()}
-        plans = {lane: plan_threads(threads, run, towers[lane].max_tokens) for lane, run in runs.items()}
-        workers = max(
-            len(devices), config.forward_workers or plan_workers(threads, next(iter(runs.values())), first.max_tokens)
-        )
-        encoder = replace(encoder, plans=plans, card=replace(encoder.card, forward_workers=workers))
-        alone = {lane: plan.alone_tokens for lane, plan in plans.items()}
-        rested = {lane: plan.rested_tokens for lane, plan in plans.items()}
-        log.info("model.threads", threads=threads, alone_tokens=alone, rested_tokens=rested, forward_workers=workers)
+        encoder = _with_threads(encoder, config, threads)
     else:
         for replica in replicas:
             record_forwards(resolved.name, replica, wanted=config.cuda_graphs)
@@ -166,6 +181,42 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     _say(encoder.card)
     return encoder
+
+
+def _with_threads(encoder: Encoder, config: EngineConfig, threads: int) -> Encoder:
+    """Say how many threads a forward of each lane gets on a CPU, and how many forwards run at once."""
+    use_threads(threads)
+    card, towers = encoder.card, encoder.towers
+    replica, first = next(iter(encoder.replicas)), next(iter(towers.values()))
+
+    def question(what: str, tower: Tower) -> str:
+        model = f"{tower.architecture} of {tower.parameters} parameters, {tower.max_tokens} tokens"
+        return f"{what} of {threads} threads, {model}, {card.dtype}, {card.attention}"
+
+    if config.deterministic:
+        workers = config.forward_workers or min(threads, _MOST_WORKERS)
+    else:
+        plans = {}
+        for lane, tower in towers.items():
+            run, longest = partial(_run, replica, tower), tower.max_tokens
+            alone = tuning().choose(
+                question(f"tokens for one ({lane})", tower),
+                table=usual_alone_tokens(tower.parameters, longest) if threads > 1 else 0,
+                measure=partial(alone_tokens, threads, run, longest),
+                allowed=lambda kept: type(kept) is int and kept in (0, *SIZES),
+            )
+            plans[lane] = ThreadPlan(threads, alone)
+        encoder = replace(encoder, plans=plans)
+        workers = config.forward_workers or tuning().choose(
+            question("forwards at once", first),
+            table=usual_workers(threads),
+            measure=lambda: plan_workers(threads, partial(_run, replica, first), first.max_tokens),
+            allowed=lambda kept: type(kept) is int and kept in WORKERS and kept <= threads,
+        )
+    workers = max(len(encoder.devices), workers)
+    alone_by_lane = {lane: plan.alone_tokens for lane, plan in encoder.plans.items()}
+    log.info("model.threads", threads=threads, alone_tokens=alone_by_lane, forward_workers=workers)
+    return replace(encoder, card=replace(card, forward_workers=workers))
 
 
 def _load_towers(
@@ -186,6 +237,8 @@ def _load_towers(
     if reader is not None:
         undo.callback(reader.close)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code, allow_pickle=config.allow_pickle)
+    if sum(weight.numel() for weight in loaded.whole.parameters()) < _TRIED_ON_ONE_THREAD:
+        use_threads(1)
     if folder.pictures is not None and source is not None and reader is not None:
         sight = open_eyes(loaded, reader)
         text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
@@ -233,7 +286,13 @@ def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
             raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32 or bfloat16")
         return _DTYPES[wanted]
     if on_cpu:
-        return torch.bfloat16 if bfloat16_pays() else torch.float32
+        pays = tuning().choose(
+            "bfloat16",
+            table=bfloat16_usually_pays(),
+            measure=bfloat16_pays,
+            allowed=lambda kept: isinstance(kept, bool),
+        )
+        return torch.bfloat16 if pays else torch.float32
     return torch.bfloat16 if all(map(multiplies_bfloat16, devices)) else torch.float16
 
 

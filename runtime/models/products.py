@@ -29,6 +29,7 @@ import torch
 from staged_pool.runtime.models.linear import prepacked
 from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, split_layer
 from staged_pool.runtime.models.threads import threads_kept
+from staged_pool.runtime.models.tuning import has_wide_vectors
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")
@@ -37,7 +38,9 @@ Product = Literal["fused", "prepacked", "plain", "split"]
 """`fused`: oneDNN's, of weights in its own layout, with activations and sums in it. `prepacked`: the same without them.
 `plain`: MKL's, of weights as [in, out]. `split`: the same in parts, of which each is one thread's."""
 
-_LAYOUTS: Final[tuple[Product, ...]] = ("fused", "prepacked", "plain")
+LAYOUTS: Final[tuple[Product, ...]] = ("fused", "prepacked", "plain")
+"""The ways that have a layout of their own."""
+
 _PARTED: Final[tuple[Product, ...]] = ("plain", "split")
 
 FEW: Final = (Group(sequences=1, tokens=16, seen=16), Group(sequences=4, tokens=16, seen=16))
@@ -89,7 +92,7 @@ def quickest_product(shape: LayerShape, batches: tuple[Group, ...]) -> Product:
         shape: Of the layer.
         batches: What it is given; of several, each counts as much as the others (the geometric mean).
     """
-    return _quickest(shape, batches, _LAYOUTS, threads=1, worth_it=_WORTH_IT if batches == MANY else _SOONER)
+    return _quickest(shape, batches, LAYOUTS, threads=1, worth_it=_WORTH_IT if batches == MANY else _SOONER)
 
 
 @cache
@@ -125,6 +128,11 @@ def splits_pay(shape: LayerShape, threads: int) -> bool:
     the one way and 71 in the other (oneDNN 70, in a layout of its own); 200 tokens 221 and 210.
     """
     return threads > 1 and _quickest(shape, (_SHARED,), _PARTED, threads=threads, worth_it=_SOONER) == "split"
+
+
+def usual_product() -> Product:
+    """The way that is the quickest on most processors of a kind: see the measurements above."""
+    return "fused" if has_wide_vectors() else "plain"
 
 
 def _quickest(

@@ -8,7 +8,6 @@ Forwards beside each other never wait for each other.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -22,23 +21,24 @@ import torch
 
 from staged_pool.runtime.threads import is_first
 
-_SIZES: Final = (8, 16, 32, 64, 128, 256)
+SIZES: Final = (8, 16, 32, 64, 128, 256)
 """Tokens of the batches that are tried."""
 
 _TRIES: Final = 3
-_SITTINGS: Final = 5
+_SITTINGS: Final = 2
 """Of so many tries each, at most."""
+
+_ALONE_PRODUCTS: Final = 400_000_000
+"""Multiplications of a batch from which on more threads are worth it: MiniLM on two cores of a Zen 4, 32 tokens."""
 
 _WORTH_IT: Final = 1.1
 """More threads must be quicker by this factor: they take cores from tokenizing."""
 
-RESTED_S: Final = 0.004
-"""Cores that had no forward for so long have rested. A client that asks again at once leaves 1 to 2 ms."""
-
 _REST_S: Final = 0.02
-"""Before each of the tries that are to show what a rest does."""
+"""Before each of the tries. A system that packs threads onto few cores while little goes on gives one that is woken
+behind a rest the core of the one that wakes it, and sees only milliseconds later that both are busy."""
 
-_WORKERS: Final = (1, 2, 4)
+WORKERS: Final = (1, 2, 4)
 """Forwards at once that are tried. With more, each batch takes so long that requests wait for it."""
 
 _WORKER_TEXTS: Final = 8
@@ -69,62 +69,35 @@ def use_threads(count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """Which batches run on one thread, and which on all."""
+    """Which batches run on one thread, and which on all.
+
+    The size of a batch decides, and nothing that depends on the time: with other threads a forward may give other bits.
+    """
 
     threads: int
     alone_tokens: int
     """Batches of up to so many tokens run on one thread."""
-    rested_tokens: int
-    """And of up to so many behind a rest, which is at least as many."""
+    always_alone: bool = False
+    """Every forward runs on one thread, whatever else runs."""
 
-    def use(self, tokens: int, at_once: int = 1, *, rested: bool = False) -> None:
+    def use(self, tokens: int, at_once: int = 1) -> None:
         """Set the calling thread's number of torch threads.
 
         Args:
             tokens: Of the batch that it will run.
             at_once: Batches that share the threads.
-            rested: The cores have had a rest, see `Rest`.
         """
-        alone = tokens <= (self.rested_tokens if rested else self.alone_tokens)
         # Also where there is but one: a thread that was never told begins with as many as there are cores.
-        use_threads(1 if alone else self._share(at_once))
+        use_threads(1 if self.always_alone or tokens <= self.alone_tokens else self._share(at_once))
 
     def use_most(self) -> None:
         """Set as many as a forward will ever get from the calling thread."""
-        use_threads(self._share(1))
+        use_threads(1 if self.always_alone else self._share(1))
 
     def _share(self, at_once: int) -> int:
         # A thread that shares its forwards keeps others for that, which hardly spin before they sleep where there are
         # more of them than cores. So only one has enough for all cores: that which gets the forwards that are alone.
         return max(1, self.threads // (at_once if is_first() else max(2, at_once)))
-
-
-class Rest:
-    """Knows whether the cores had a forward a moment ago.
-
-    A system that packs threads onto few cores while little goes on gives one that is woken behind a rest the core of
-    the one that wakes it, and sees only milliseconds later that both are busy. Until then two threads that share a
-    forward take turns, and wait for each other: on two cores of a virtual Xeon with its matrix unit, a text of 12
-    tokens took 7.2 ms on both, and 4.2 on one (3.2 and 3.5 without a rest).
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running = 0
-        self._since = -math.inf
-
-    @contextmanager
-    def ended(self) -> Iterator[bool]:
-        """A block that runs a forward, in any thread; whether there was a rest before it."""
-        with self._lock:
-            rested = not self._running and time.perf_counter() - self._since > RESTED_S
-            self._running += 1
-        try:
-            yield rested
-        finally:
-            with self._lock:
-                self._running -= 1
-                self._since = time.perf_counter()
 
 
 @contextmanager
@@ -137,44 +110,50 @@ def threads_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def plan_threads(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> ThreadPlan:
-    """Find out, by running batches of growing size both ways, from which size on more threads are quicker.
+def alone_tokens(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> int:
+    """Find out, by running batches of growing size both ways, up to which size one thread is as quick as all.
 
-    The quickest of a few tries counts: on a machine with other work that is the one least disturbed. More threads are
-    disturbed more easily. So that they are not quicker has to be seen again and again, and the first size that gains by
-    them decides, whatever would be seen of larger ones. Behind a rest a few tries have to do, and the size is searched
-    for: each costs a rest.
+    Each try follows a rest, as a request does that comes by itself. The quickest of a few tries counts: on a machine
+    with other work that is the one least disturbed. More threads are disturbed more easily, so that they are not
+    quicker has to be seen twice.
 
     Args:
         threads: All of them.
         forward: Runs a batch of inputs of so many tokens each, on as many threads as are set.
         longest: Tokens of the longest input; a size beyond it is not tried.
+
+    Returns:
+        Tokens: 0, or one of the sizes that are tried.
     """
-    sizes = [size for size in _SIZES if threads > 1 and size <= longest]
-    alone = next((place for place, size in enumerate(sizes) if _gains(threads, forward, size)), len(sizes))
-    behind_a_rest = partial(_gains, threads, forward, rest_s=_REST_S, sittings=1)
-    rested = bisect_left(sizes, True, lo=alone, key=behind_a_rest)
+    sizes = [size for size in SIZES if threads > 1 and size <= longest]
+    place = bisect_left(sizes, True, key=partial(_gains, threads, forward))
     use_threads(threads)
-    alone_tokens, rested_tokens = ([0, *sizes][place] for place in (alone, rested))
-    return ThreadPlan(threads, alone_tokens, rested_tokens)
+    return [0, *sizes][place]
 
 
-def _gains(
-    threads: int,
-    forward: Callable[[Sequence[int]], object],
-    size: int,
-    *,
-    rest_s: float = 0.0,
-    sittings: int = _SITTINGS,
-) -> bool:
-    """Whether so many threads are quicker than one with a batch of one input of this size, which follows a rest."""
+def usual_alone_tokens(parameters: int, longest: int) -> int:
+    """The same by the size of the model, without trying: threads gain from some 0.8 GFLOP on.
+
+    Args:
+        parameters: Of the model, each of which is a multiplication and a sum for a token.
+        longest: Tokens of the longest input.
+    """
+    return max((size for size in SIZES if size <= longest and size * parameters < _ALONE_PRODUCTS), default=0)
+
+
+def usual_workers(threads: int) -> int:
+    """How many forwards at once get most done on most machines."""
+    return max(workers for workers in WORKERS if workers == 1 or workers**2 <= 2 * threads)
+
+
+def _gains(threads: int, forward: Callable[[Sequence[int]], object], size: int) -> bool:
+    """So many threads are quicker than one with a batch of one input of this size, which follows a rest."""
     quickest = dict.fromkeys((1, threads), math.inf)
-    for _ in range(sittings):
+    for _ in range(_SITTINGS):
         for _ in range(_TRIES):
             for count in quickest:
                 use_threads(count)
-                if rest_s:
-                    time.sleep(rest_s)
+                time.sleep(_REST_S)
                 quickest[count] = min(quickest[count], _seconds(forward, [size]))
         if quickest[1] > _WORTH_IT * quickest[threads]:
             return True
@@ -184,7 +163,7 @@ def _gains(
 def plan_workers(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> int:
     """Find out, by running the same batches in different ways, how many forwards at once get most done.
 
-    The quickest of a few tries counts, as for `plan_threads`. That one at a time gets more done is confirmed by as many
+    The quickest of a few tries counts, as for `alone_tokens`. That one at a time gets more done is confirmed by as many
     again: it is rare, and one slow moment of the machine must not decide about all the time that the model is served.
 
     Args:
@@ -194,7 +173,7 @@ def plan_workers(threads: int, forward: Callable[[Sequence[int]], object], longe
         longest: Tokens of the longest input.
     """
     batch = [min(_WORKER_TEXT_TOKENS, longest)] * _WORKER_TEXTS
-    choices = [workers for workers in _WORKERS if workers <= threads]
+    choices = [workers for workers in WORKERS if workers <= threads]
     if len(choices) < 2:
         return 1
     quickest = dict.fromkeys(choices, math.inf)

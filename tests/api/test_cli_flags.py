@@ -27,6 +27,8 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
     "split_long_inputs": (["--split-long-inputs"], True),
     "device": (["--device", "cuda:0,cuda:1"], "cuda:0,cuda:1"),
     "dtype": (["--dtype", "bfloat16"], "bfloat16"),
+    "tune": (["--tune", "off"], "off"),
+    "deterministic": (["--deterministic"], True),
     "cuda_graphs": (["--no-cuda-graphs"], False),
     "attention": (["--attention", "padded"], "padded"),
     "torch_threads": (["--torch-threads", "3"], 3),

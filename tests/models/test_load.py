@@ -225,8 +225,9 @@ def test_float16_is_refused_on_a_cpu(folder: Path) -> None:
 
 
 @pytest.fixture
-def unknown_processor() -> Iterator[None]:
+def unknown_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What was found out about this one does not count for the test, nor what the test finds for others."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     processor.bfloat16_pays.cache_clear()
     yield
     processor.bfloat16_pays.cache_clear()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,13 +25,13 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.products import FEW, MANY, LayerShape, Product
 from staged_pool.runtime.models.stack import Group, Layer
 from staged_pool.runtime.models.threads import (
-    RESTED_S,
-    Rest,
+    SIZES,
     ThreadPlan,
-    plan_threads,
+    alone_tokens,
     plan_workers,
-    threads_kept,
     use_threads,
+    usual_alone_tokens,
+    usual_workers,
 )
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads import OwnThreads, is_first
@@ -39,6 +39,12 @@ from tests.doubles import captured_logs
 from tests.models.asking import embed, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.dtypes import PREPACKED
+
+
+@pytest.fixture(autouse=True)
+def own_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured of processors that are made up is not kept for other tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("dtype", PREPACKED)
@@ -89,7 +95,7 @@ def test_a_processor_without_kernels_for_prepacked_weights_multiplies_without(
     def missing(weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("this path needs another processor")
 
-    config = EngineConfig(model=str(tiny_folder(kind)), dtype="float32")
+    config = EngineConfig(model=str(tiny_folder(kind)), dtype="float32", tune="again")
     usual = embed(load_model(config), ["a few words"], Output.DENSE).embeddings
     monkeypatch.setattr(linear, "prepacked", missing)
     monkeypatch.setattr(products, "prepacked", missing)
@@ -175,7 +181,9 @@ def multiply(monkeypatch: pytest.MonkeyPatch, *, few: Product, many: Product) ->
 
 
 def seeing_tower(tiny_folder: TinyFolder) -> ImageTower:
-    tower = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32", torch_threads=2)).towers["image"]
+    tower = load_model(
+        EngineConfig(model=str(tiny_folder("clip")), dtype="float32", torch_threads=2, tune="again")
+    ).towers["image"]
     assert isinstance(tower, ImageTower)
     return tower
 
@@ -193,7 +201,7 @@ def fused_in(model: nn.Module) -> list[FusedLayers]:
 def test_few_tokens_may_multiply_in_another_way_than_many(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", torch_threads=2)
+    config = EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", torch_threads=2, tune="again")
     multiply(monkeypatch, few="plain", many="plain")
     (usual,) = fused_in(text_tower(load_model(config)).body.model)
     multiply(monkeypatch, few="prepacked", many="plain")
@@ -226,7 +234,7 @@ def test_matrices_are_held_in_one_layout_where_two_are_not_worth_it(
     (seeing,) = fused_in(seeing_tower(tiny_folder).eye.image)  # a picture is many tokens
     assert ways(seeing) == ("plain", "plain")
     monkeypatch.setattr(fused, "_MOST_TWICE_BYTES", 100)
-    model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
+    model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", tune="again"))
     (reading,) = fused_in(text_tower(model).body.model)
     assert ways(reading) == ("plain", "plain")
 
@@ -281,18 +289,19 @@ def test_whether_splits_pay_is_measured_on_all_threads(monkeypatch: pytest.Monke
 def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:
     before = torch.get_num_threads()
     try:
-        plan = ThreadPlan(2, alone_tokens=32, rested_tokens=64)
+        plan = ThreadPlan(2, alone_tokens=32)
         plan.use(32)
         assert torch.get_num_threads() == 1
         plan.use(33)
         assert torch.get_num_threads() == 2
-        plan.use(64, rested=True)
-        assert torch.get_num_threads() == 1
-        plan.use(65, rested=True)
-        assert torch.get_num_threads() == 2
         plan.use(33, 2)
         assert torch.get_num_threads() == 1
         plan.use(33, 5)
+        assert torch.get_num_threads() == 1
+        plan = ThreadPlan(2, alone_tokens=0, always_alone=True)
+        plan.use(512)
+        assert torch.get_num_threads() == 1
+        plan.use_most()
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
@@ -336,44 +345,46 @@ async def test_only_the_first_thread_has_enough_for_all_cores() -> None:
         meeting.wait()
 
     async with OwnThreads("forwards").running(2) as threads:
-        await threads.run_on_each(use, ThreadPlan(8, alone_tokens=32, rested_tokens=32))
+        await threads.run_on_each(use, ThreadPlan(8, alone_tokens=32))
     assert seen == {True: [8, 4, 2, 8], False: [4, 4, 2, 4]}
 
 
 def test_texts_and_pictures_have_plans_of_their_own(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> ThreadPlan:
+    tried: list[int] = []
+
+    def measured(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> int:
         forward([longest])
-        return ThreadPlan(threads, alone_tokens=longest, rested_tokens=longest)
+        tried.append(longest)
+        return SIZES[len(tried)]
 
-    monkeypatch.setattr("staged_pool.runtime.models.load.plan_threads", plan)
-    model = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32", torch_threads=2))
-    most = {lane: tower.max_tokens for lane, tower in model.towers.items()}
-    assert len(set(most.values())) == 2
-    assert {lane: plan.alone_tokens for lane, plan in model.plans.items()} == most
+    monkeypatch.setattr("staged_pool.runtime.models.load.alone_tokens", measured)
+    model = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32", torch_threads=2, tune="again"))
+    assert tried == [tower.max_tokens for tower in model.towers.values()]
+    assert [plan.alone_tokens for plan in model.plans.values()] == [*SIZES[1:3]]
 
 
-def test_a_gain_that_is_seen_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_threads_are_worth_it_where_that_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tries = 0.0, Counter[int]()
-    before_rests: list[dict[int, int]] = []
     before = torch.get_num_threads()
 
     def forward(batch: Sequence[int]) -> None:
         nonlocal clock
         threads = torch.get_num_threads()
         tries[threads] += 1
-        clock += 3.0 if threads == 1 else 2.0 if tries[threads] == 9 else 4.0
+        clock += 3.0 if threads == 1 else 2.0 if tries[threads] == 5 else 4.0
 
-    monkeypatch.setattr("staged_pool.runtime.models.threads._SIZES", (8,))
-    monkeypatch.setattr("staged_pool.runtime.models.threads.time.sleep", lambda _: before_rests.append({**tries}))
+    monkeypatch.setattr("staged_pool.runtime.models.threads.SIZES", (8,))
+    monkeypatch.setattr("staged_pool.runtime.models.threads.time.sleep", lambda _: None)
     monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
     try:
-        assert plan_threads(2, forward, 512) == ThreadPlan(2, alone_tokens=0, rested_tokens=8)
+        assert alone_tokens(2, forward, 512) == 0
+        assert tries == {1: 6, 2: 6}
+        assert alone_tokens(2, forward, 512) == 8
     finally:
         torch.set_num_threads(before)
-    assert before_rests[0] == {1: 9, 2: 9}
 
 
-def test_the_plan_is_made_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_try_follows_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, wakes = 0.0, 0.0
     before = torch.get_num_threads()
 
@@ -390,52 +401,23 @@ def test_the_plan_is_made_of_what_was_measured(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
     monkeypatch.setattr("staged_pool.runtime.models.threads.time.sleep", rest)
     try:
-        assert plan_threads(2, forward, 512) == ThreadPlan(2, alone_tokens=32, rested_tokens=128)
-        assert plan_threads(2, forward, 64) == ThreadPlan(2, alone_tokens=32, rested_tokens=64)
-        assert plan_threads(2, forward, 20) == ThreadPlan(2, alone_tokens=16, rested_tokens=16)
-        assert plan_threads(1, forward, 512) == ThreadPlan(1, alone_tokens=0, rested_tokens=0)
+        found = [alone_tokens(threads, forward, longest) for threads, longest in ((2, 512), (2, 64), (2, 20), (1, 512))]
     finally:
         torch.set_num_threads(before)
+    assert found == [128, 64, 16, 0]
 
 
-def test_cores_have_rested_once_they_had_no_forward_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 0.0
-    monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
-    rest, seen = Rest(), []
-    for pause_s, forward_s in ((0.0, 9.0), (0.001, 9.0), (2 * RESTED_S, 0.0)):
-        clock += pause_s
-        with rest.ended() as rested:
-            seen.append(rested)
-            clock += forward_s
-    clock += 2 * RESTED_S
-    with pytest.raises(RuntimeError), rest.ended() as rested:
-        raise RuntimeError
-    with rest.ended() as after_a_failure:
-        pass
-    clock += 2 * RESTED_S
-    with rest.ended() as first:
-        clock += 2 * RESTED_S
-        with rest.ended() as beside_it:
-            pass
-    assert seen == [True, False, True]
-    assert (rested, after_a_failure) == (True, False)
-    assert (first, beside_it) == (True, False)
+@pytest.mark.parametrize(
+    ("parameters", "longest", "tokens"),
+    [(22_700_000, 512, 16), (110_000_000, 512, 0), (1000, 512, 256), (1000, 20, 16)],
+)
+def test_threads_by_the_table_go_by_the_size_of_the_model(parameters: int, longest: int, tokens: int) -> None:
+    assert usual_alone_tokens(parameters, longest) == tokens
 
 
-def test_a_forward_behind_a_rest_is_run_by_the_plan_for_it(
-    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", torch_threads=2))
-    plan = ThreadPlan(2, alone_tokens=0, rested_tokens=512)
-    model = dataclasses.replace(model, plans={"text": plan}, rest=Rest())
-    clock, seen = 0.0, list[int]()
-    monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
-    with threads_kept():
-        for pause_s in (0.0, 0.0, 1.0):
-            clock += pause_s
-            embed(model, ["a text"], Output.DENSE)
-            seen.append(torch.get_num_threads())
-    assert seen == [1, 2, 1]
+@pytest.mark.parametrize(("threads", "workers"), [(1, 1), (2, 2), (4, 2), (8, 4), (64, 4)])
+def test_forwards_at_once_by_the_table(threads: int, workers: int) -> None:
+    assert usual_workers(threads) == workers
 
 
 def _seconds_of(seconds: dict[int, float]) -> Callable[..., float]:
