@@ -121,7 +121,7 @@ def square(edge: int) -> dict[str, int]:
             "vit-labels",
             edit("config.json", model_type="swin", architectures=["SwinForImageClassification"]),
             "config.json: model_type='swin' is not a model of pictures that is supported: clip, siglip, siglip2, vit, "
-            "dinov2, dinov2_with_registers",
+            "dinov2, dinov2_with_registers, dinov3_vit",
             id="another classifier",
         ),
         pytest.param(
@@ -180,7 +180,7 @@ def square(edge: int) -> dict[str, int]:
             "bert-mean",
             lambda folder: write_modules(folder, first="sentence_transformers.models.CLIPModel"),
             "config.json: model_type='bert' is not a model of pictures that is supported: clip, siglip, siglip2, vit, "
-            "dinov2, dinov2_with_registers",
+            "dinov2, dinov2_with_registers, dinov3_vit",
             id="CLIPModel of texts",
         ),
         pytest.param(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,15 +16,17 @@ import pytest
 import torch
 import transformers as hf
 from numpy.typing import NDArray
+from PIL import Image as Pillow
 from safetensors.torch import load_file
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.requests import MODEL_MAX, Output, TextInput
+from staged_pool.runtime.requests import MODEL_MAX, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError
 from tests.models import gte_oracle, oracle
 from tests.models.asking import classify, embed, score
+from tests.models.images.pictures import encode, picture
 from tests.models.tiny import EVERY, write_json, write_modules
 from tests.models.tiny.bodies import Body
 from tests.models.tiny.hub import (
@@ -46,6 +49,7 @@ from tests.models.tiny.hub import (
     with_tensors,
     without_tensor,
 )
+from tests.models.tiny.images import dinov3
 
 Array = NDArray[np.float32]
 
@@ -195,16 +199,17 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
             like("bert-plain"),
             claims("NomicVisionModel", model_type="nomic_bert"),
             lambda folder: (folder / "tokenizer.json").unlink(),
+            lambda folder: write_json(folder / "preprocessor_config.json", {"size": 224}),
         ),
-        f"NomicVisionModel, {HEAD}",
+        "config.json: architectures names NomicVisionModel, which is not supported",
     ),
-    "DINOv3": (
-        after(like("dinov2"), claims("DINOv3ViTModel", model_type="dinov3_vit")),
-        "model_type='dinov3_vit' reads images, and not texts: it is not supported; of models of images only clip, ",
+    "Swin": (
+        after(like("dinov2"), claims("SwinModel", model_type="swin")),
+        "model_type='swin' reads images, and not texts: it is not supported; of models of images only clip, ",
     ),
     "ColModernVBERT": (
-        after(like("bert-plain"), claims("ColModernVBertForRetrieval", model_type="colmodernvbert")),
-        "ColModernVBertForRetrieval",
+        after(like("bert-plain"), claims("ColModernVBertForRetrieval", model_type="colmodernvbert", vision_config={})),
+        "model_type='colmodernvbert' (ColModernVBertForRetrieval) reads images in a way that is not supported",
     ),
     "code of its own": (
         after(like("bert-plain"), claims("MineModel", model_type="mine", auto_map=CODE)),
@@ -374,3 +379,19 @@ def test_the_model_card_says_that_vectors_may_be_cut(tmp_path: Path) -> None:
     folder = made(like("bert-mean"), tmp_path / "model")
     (folder / "README.md").write_text("---\ntags:\n- loss:MatryoshkaLoss\n---\n")
     assert loaded(folder).card.matryoshka
+
+
+def test_dinov3_gives_the_vectors_of_transformers_on_images_that_are_resized_in_floating_point(tmp_path: Path) -> None:
+    folder = made(dinov3, tmp_path / "model")
+    data = [encode(picture(333, 217, 2), "PNG"), encode(picture(61, 47, 4), "PNG")]
+    found = embed(loaded(folder), [Image(one) for one in data], Output.DENSE).dense
+    assert found is not None
+    model = hf.DINOv3ViTModel.from_pretrained(folder).eval()
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    mean, std = (torch.tensor(settings[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
+    for row, one in zip(found, data, strict=True):
+        pixels = torch.tensor(np.array(Pillow.open(io.BytesIO(one)).convert("RGB"))).permute(2, 0, 1).float() / 255
+        pixels = torch.nn.functional.interpolate(pixels[None], (64, 64), mode="bilinear", antialias=True)
+        with torch.inference_mode():
+            wanted = model(pixel_values=(pixels - mean) / std).pooler_output[0].numpy()
+        assert np.abs(row - wanted).max() < CLOSE

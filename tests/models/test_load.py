@@ -115,7 +115,9 @@ def test_a_model_without_an_encoder_is_refused(folder: Path) -> None:
 
 def test_a_model_that_is_not_of_text_is_refused(folder: Path) -> None:
     transformers.ResNetConfig().save_pretrained(folder)
-    assert refusal(folder) == "config.json: model_type='resnet' is not a text model"
+    assert refusal(folder).startswith(
+        "config.json: model_type='resnet' reads images, and not texts: it is not supported"
+    )
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:

@@ -37,6 +37,10 @@ _OTHER_INPUTS: Final[Mapping[str, str]] = {
 """What a class of transformers reads, by its `main_input_name`."""
 
 
+_PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Files of folders whose models read more than texts."""
+
+
 def check_class(folder: ModelFolder, *, own_code: bool) -> None:
     """Refuse a folder whose class is none that can be read without its head, or that reads no texts.
 
@@ -61,6 +65,8 @@ def _check_head(folder: ModelFolder, *, ran: bool) -> None:
     if not name or name in _headless() or (ran and name.endswith(_OWN_HEADLESS) and not _is_rewarding(name)):
         return
     alone = "--task embed (task='embed') reads its transformer alone, as an embedding model"
+    if any((folder.body / file).is_file() for file in _PROCESSORS):
+        raise ConfigError(f"config.json: architectures names {name}, which is not supported")
     if name in _names(_WRITES):
         raise ConfigError(
             f"config.json: architectures names {name}, which writes texts with a decoder: it is no pooling model; "

@@ -57,7 +57,7 @@ _TWO_TOWERS: Final[Mapping[str, _Texts]] = {
 """By `model_type`. SigLIP was trained on texts of 64 tokens, padding among them:
 https://huggingface.co/docs/transformers/model_doc/siglip."""
 
-_ENCODERS: Final = ("vit", "dinov2", "dinov2_with_registers")
+_ENCODERS: Final = ("vit", "dinov2", "dinov2_with_registers", "dinov3_vit")
 
 _CLASSIFIER: Final = "ForImageClassification"
 

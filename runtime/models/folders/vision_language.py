@@ -53,7 +53,10 @@ def with_pictures(folder: ModelFolder) -> ModelFolder:
     family = CONVERSING.get(str(kind))
     if family is None:
         if "vision_config" in folder.config:
-            raise ConfigError(f"config.json: model_type={kind!r} is shown pictures, which is not supported")
+            raise ConfigError(
+                f"config.json: model_type={kind!r} ({name}) reads images in a way that is not supported; of models of "
+                f"texts and images only {', '.join((*CONVERSING, *PAGE_RETRIEVERS))} and clip, siglip, siglip2 are"
+            )
         return folder
     known = (f"{family}Model", f"{family}ForConditionalGeneration")
     if name not in known:  # such as ColQwen2 of another library

@@ -84,6 +84,11 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
     """
     from transformers import AutoImageProcessor
 
+    from staged_pool.runtime.models.images.float_resize import CLASSES, FloatResizeProcessor
+
+    file = _read(folder)
+    if file.content.get("image_processor_type") in CLASSES:
+        return FloatResizeProcessor(file)
     try:
         return AutoImageProcessor.from_pretrained(
             folder, backend="pil", local_files_only=True, trust_remote_code=trust_remote_code
@@ -139,12 +144,16 @@ def _settings_of(folder: Path, processor: Any, name: str) -> ImageSettings:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
+    from staged_pool.runtime.models.images.float_resize import FloatResizeProcessor
+
     kind = type(processor)
     # A class that changes a step says so by a method of its own; the others differ in their defaults only.
     if kind is Qwen2VLImageProcessorPil:
         return _qwen(folder, processor, name)
     if kind is Siglip2ImageProcessorPil:
         return _naflex(folder, processor, name)
+    if kind is FloatResizeProcessor:
+        return _not_understood(folder, kind.__name__, "it resizes in floating point")
     steps = ("preprocess", "_preprocess", "resize", "center_crop", "rescale", "normalize", "process_image",
              "_preprocess_image_like_inputs", "_standardize_kwargs", "convert_to_rgb")  # fmt: skip
     if isinstance(processor, PilBackend) and all(_same(kind, PilBackend, step) for step in steps):

@@ -221,6 +221,23 @@ def _dinov2_registers(folder: Path) -> None:
     _save(folder, hf.Dinov2WithRegistersModel(config), None, _dinov2_processor())
 
 
+def dinov3(folder: Path) -> None:
+    """Its processor resizes in floating point; transformers has it on torchvision alone."""
+    config = hf.DINOv3ViTConfig(
+        hidden_size=IMAGE_WIDTH, image_size=EDGE, num_register_tokens=4, key_bias=True, patch_size=PATCH, **_LAYERS
+    )
+    model = hf.DINOv3ViTModel(config)
+    _widen(model)
+    model.save_pretrained(folder)
+    size = {"height": EDGE, "width": EDGE}
+    write_json(
+        folder / "preprocessor_config.json",
+        {"image_processor_type": "DINOv3ViTImageProcessorFast", "size": size, "resample": 2, "do_rescale": True,
+         "rescale_factor": 1 / 255, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
+         "default_to_square": True, "do_center_crop": None, "do_pad": None, "data_format": "channels_first"},
+    )  # fmt: skip
+
+
 def _dinov2_labels(folder: Path) -> None:
     _save(folder, hf.Dinov2ForImageClassification(_dinov2_config(**labelled(LABELS))), None, _dinov2_processor())
 

@@ -1,0 +1,71 @@
+"""An image processor that resizes in floating point, as DINOv3 was trained: bytes are brought to 0..1 first.
+
+transformers has this processor on torchvision alone. It rescales, resizes with antialiasing, and normalises, in this
+order (`DINOv3ViTImageProcessor`), all of which torch does by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.stages.errors import ConfigError
+
+CLASSES: Final = ("DINOv3ViTImageProcessor", "DINOv3ViTImageProcessorFast")
+
+_MODES: Final[Mapping[int, str]] = {2: "bilinear", 3: "bicubic"}
+_KNOWN: Final[Mapping[str, object]] = {"do_center_crop": False, "do_pad": False, "default_to_square": True}
+"""Steps that are not done here, and the values with which they change nothing."""
+
+
+class FloatResizeProcessor:
+    """Makes what the model reads of an RGB image. Keeps nothing between calls: any thread may call it.
+
+    Args:
+        file: `preprocessor_config.json`.
+
+    Raises:
+        ConfigError: A setting asks for a step that is not done here; names it.
+    """
+
+    do_resize: bool
+
+    def __init__(self, file: JsonFile) -> None:
+        for field, value in _KNOWN.items():
+            if file.content.get(field) not in (None, value):
+                raise ConfigError(f"{file.name}: {field}={file.content[field]!r} is not supported, only {value!r}")
+        size = JsonFile(f"{file.name}: size", file.get("size", dict, {"height": 224, "width": 224}))
+        self.do_resize = file.get("do_resize", bool, True)
+        self._size = size.size("height"), size.size("width")
+        resample = file.get("resample", int, 2)
+        if resample not in _MODES:
+            raise ConfigError(f"{file.name}: resample={resample} is neither bilinear (2) nor bicubic (3)")
+        self._mode = _MODES[resample]
+        self._factor = file.content.get("rescale_factor", 1 / 255) if file.get("do_rescale", bool, True) else 1.0
+        normalize = file.get("do_normalize", bool, True)
+        self._mean, self._std = (
+            torch.tensor(file.get(field, list, usual) if normalize else plain).view(3, 1, 1)
+            for field, usual, plain in (
+                ("image_mean", [0.485, 0.456, 0.406], [0.0, 0.0, 0.0]),
+                ("image_std", [0.229, 0.224, 0.225], [1.0, 1.0, 1.0]),
+            )
+        )
+
+    def __call__(self, images: Image.Image, return_tensors: str = "np") -> dict[str, Any]:
+        """The pixels of one image, `pixel_values` [1, 3, height, width] in float32.
+
+        Args:
+            images: RGB; one.
+            return_tensors: Only `np`.
+        """
+        pixels: Tensor = torch.from_numpy(np.array(images)).permute(2, 0, 1)[None].float() * self._factor
+        if self.do_resize:
+            pixels = F.interpolate(pixels, self._size, mode=self._mode, antialias=True, align_corners=False)
+        return {"pixel_values": ((pixels - self._mean) / self._std).numpy()}
