@@ -9,6 +9,7 @@ from typing import Final, Literal
 from staged_pool.runtime.cores import usable_cores
 from staged_pool.runtime.device_names import device_names
 from staged_pool.runtime.media.hosts import AllowedHosts
+from staged_pool.runtime.reranking import AskedFor
 from staged_pool.stages.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -261,6 +262,7 @@ class EngineConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         if self.deterministic and self.tune == "again":
             raise ConfigError("tune='again': with deterministic nothing is measured")
+        AskedFor.of(self.score_template, self.score_tokens)
         device_names(self.device)
         AllowedHosts.of(self.allow_media_domains)
         if self.model == "":

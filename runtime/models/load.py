@@ -21,6 +21,7 @@ from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.folders.files import check_files
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.folders.resolver import resolve
+from staged_pool.runtime.models.heads.build import check_answers
 from staged_pool.runtime.models.image_tower import build_image_tower
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
@@ -106,6 +107,8 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     check_files(folder, own_code=config.trust_remote_code)
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
+    for note in folder.doubts:
+        log.warning("model.assumed", model=resolved.name, note=note)
 
     # What is quick to find wrong comes first: weights may take minutes.
     source = load_tokenizer(folder, own_code=config.trust_remote_code) if folder.heads else None
@@ -113,6 +116,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         for note in source.notes:
             log.info("model.tokenizer", model=resolved.name, note=note)
         folder = with_written_markers(folder, source.backend)
+        check_answers(folder.heads, source.backend)
     replicas: list[Replica] = []
     readers: list[ImageReader] = []
     for device in devices:
@@ -156,7 +160,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
             torch_threads=threads,
             forward_workers=max(len(devices), config.forward_workers or 1),
             launched_ahead=0 if kind == "cpu" else 1,
-            notes=folder.notes,
+            notes=(*folder.doubts, *folder.notes),
             load_s=0.0,
         ),
         replicas=Replicas(replicas),

@@ -335,3 +335,6 @@ class ModelFolder:
 
     notes: tuple[str, ...] = ()
     """What the reader had to assume, for the log."""
+
+    doubts: tuple[str, ...] = ()
+    """What it assumed on little evidence, for the log as a warning."""

@@ -400,7 +400,9 @@ def test_a_language_model_whose_card_calls_it_an_embedder_gives_vectors(line: st
 def test_qwen3_is_asked_qwen3_rerankers_question_where_the_user_says_that_it_scores(root: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(root / "Qwen3-Reranker-0.6B", tmp_path / "model")
     assert "is a language model" in refusal(folder)
-    assert "assumed to be a Qwen3-Reranker" in read_folder(folder, task="score").notes[0]
+    assert "assumed to be a Qwen3-Reranker" in read_folder(folder, task="score").doubts[0]
+    (note,) = load_model(EngineConfig(model=str(folder), task="score")).card.notes
+    assert "the softmax of the logits of yes and no" in note
 
 
 def test_models_with_an_lm_head_of_another_name_are_language_models_too(root: Path, tmp_path: Path) -> None:
@@ -478,6 +480,7 @@ def test_tokens_and_template_of_the_user_make_the_score(tokens: str, task: str, 
     ("settings", "message"),
     [
         ({"score_tokens": "a,b,c"}, "score_tokens='a,b,c': must be the token that means yes"),
+        ({"score_tokens": ("yes", "no")}, "score_tokens=('yes', 'no'): must be a text"),
         ({"score_tokens": "yes,"}, "score_tokens='yes,': must be"),
         ({"score_tokens": "yes,yes"}, "score_tokens='yes,yes': must be"),
         ({"score_tokens": ""}, "score_tokens='': must be"),

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from staged_pool.runtime.models.folders.classifier import Labelling, language_model
 from staged_pool.runtime.models.folders.rerankers import FAMILIES, QWEN3, Family, looks_like_qwen3, recognise
 from staged_pool.runtime.models.specs import LogitScoreSpec, PairForm, PairTemplate
+from staged_pool.runtime.reranking import AskedFor
 from staged_pool.stages.errors import ConfigError
 
 _DECODERS: Final = frozenset({"qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "llama", "mistral"})
 """Values of model_type that rerankers of the families have."""
-
-_FIELD: Final = re.compile(r"\{(instruction|query|document)\}")
-
-
-@dataclass(frozen=True, slots=True)
-class AskedFor:
-    """What the user says of a reranker."""
-
-    template: str | None
-    """With the fields `{query}`, `{document}` and, if wanted, `{instruction}`."""
-    tokens: tuple[str, ...]
-    """The answer that means yes, and the one that means no where there are two; empty: not said."""
-
-    @classmethod
-    def of(cls, template: str | None, tokens: str | None) -> AskedFor:
-        """Check and take apart `EngineConfig.score_template` and `EngineConfig.score_tokens`.
-
-        Raises:
-            ConfigError: The template lacks a field or has it twice; or the tokens are not one or two.
-        """
-        if template is not None:
-            fields = _FIELD.findall(template)
-            for name in ("query", "document"):
-                if fields.count(name) != 1:
-                    raise ConfigError(
-                        f"score_template={template!r}: must have one field {{{name}}}, has {fields.count(name)}"
-                    )
-        if tokens is None:
-            return cls(template, ())
-        names = tuple(name.strip() for name in tokens.split(","))
-        if not 1 <= len(names) <= 2 or not all(names) or len(set(names)) != len(names):
-            raise ConfigError(
-                f"score_tokens={tokens!r}: must be the token that means yes, or that and another one that means no, "
-                "with a comma between them"
-            )
-        return cls(template, names)
-
-    @property
-    def head(self) -> LogitScoreSpec:
-        """The logits of the answers: their difference, or that of a single one."""
-        true, *false = self.tokens
-        return LogitScoreSpec(true_token=true, false_token=false[0] if false else None)
-
-    @property
-    def score(self) -> str:
-        """The score in words, for the log."""
-        true, *false = self.tokens
-        return f"the softmax of the logits of {true} and {false[0]}" if false else f"the logit of {true}"
 
 
 def read_asked_model(
@@ -94,16 +46,17 @@ def read_asked_model(
         note = f"read as score_template says; score: {asked.score}"
         if found is not None:
             note += f"; what {found[0].name} is trained for is replaced"
-        return language_model(asked.head, "sigmoid" if asked.head.false_token else "identity", own, note)
+        return _by_the_user(asked, own, note)
     if found is not None:
         family, evidence = found
         _check_alike(path, family, evidence, asked)
         return _of_family(family, own, f"read as {family.name}, as {evidence}")
     if asked.tokens and own is not None:
         note = f"read as the chat template says; score: {asked.score}"
-        return language_model(asked.head, "sigmoid" if asked.head.false_token else "identity", own, note)
+        return _by_the_user(asked, own, note)
     if said and asked.template is None and not asked.tokens and own is None and looks_like_qwen3(config, body):
-        return _of_family(QWEN3, None, "assumed to be a Qwen3-Reranker: nothing says it but task='score'")
+        guessed = _of_family(QWEN3, None, "assumed to be a Qwen3-Reranker: nothing says it but task='score'")
+        return replace(guessed, notes=(), doubts=guessed.notes)
     known = ", ".join(family.name for family in FAMILIES)
     missing = [name for name, given in (("template", asked.template or own), ("tokens", asked.tokens)) if not given]
     raise ConfigError(
@@ -138,7 +91,7 @@ def replaced_answers(labelling: Labelling, asked: AskedFor, file: str) -> Labell
             "score_template (--score-template) too, to replace both"
         )
     note = f"read as score_template says; score: {asked.score}; what {file} says is replaced"
-    return replace(labelling, heads=(asked.head,), notes=(*labelling.notes, note))
+    return replace(labelling, heads=(_answers(asked),), notes=(*labelling.notes, note))
 
 
 def unasked_note(
@@ -167,6 +120,16 @@ def unasked_note(
         f"a sequence classifier made of {found[0].name}, as {found[1]}: query and document are read without the "
         "question that it was trained with, unless they hold it or score_template (--score-template) writes it",
     )
+
+
+def _by_the_user(asked: AskedFor, template: PairTemplate | None, note: str) -> Labelling:
+    return language_model(_answers(asked), "sigmoid" if len(asked.tokens) > 1 else "identity", template, note)
+
+
+def _answers(asked: AskedFor) -> LogitScoreSpec:
+    """The logits that the user names: two, whose difference counts, or one."""
+    true, *false = asked.tokens
+    return LogitScoreSpec(true_token=true, false_token=false[0] if false else None)
 
 
 def _of_family(family: Family, own: PairTemplate | None, why: str) -> Labelling:

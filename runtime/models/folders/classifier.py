@@ -44,6 +44,8 @@ class Labelling:
     pair_template: PairForm | None = None
     notes: tuple[str, ...] = ()
     """What had to be assumed, for the log."""
+    doubts: tuple[str, ...] = ()
+    """What was assumed on little evidence, for the log as a warning."""
 
     def fields(self) -> dict[str, Any]:
         """By name."""

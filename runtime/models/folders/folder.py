@@ -11,7 +11,7 @@ from pathlib import Path
 
 from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
-from staged_pool.runtime.models.folders.asked import AskedFor, read_asked_model, replaced_answers, unasked_note
+from staged_pool.runtime.models.folders.asked import read_asked_model, replaced_answers, unasked_note
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
 from staged_pool.runtime.models.folders.chain import read_head, read_pooling_modes
 from staged_pool.runtime.models.folders.foreign import MODULES, check_layout
@@ -47,6 +47,7 @@ from staged_pool.runtime.models.specs import (
     SpladeSpec,
     TokenWeightsSpec,
 )
+from staged_pool.runtime.reranking import AskedFor
 from staged_pool.stages.errors import ConfigError
 
 
@@ -235,7 +236,7 @@ def _label_folder(
         prompt = ""  # it is the instruction
     elif kind is not None:
         labelling = classifier.read_classifier(kind, config, settings, pair_template=template)
-        labelling = replace(labelling, notes=unasked_note(path, body, config, chat, template))
+        labelling = replace(labelling, doubts=unasked_note(path, body, config, chat, template))
     elif classifier.is_language_model(config):
         labelling = read_asked_model(path, body, config, asked, chat=chat, own=template, said=task == "score")
     else:

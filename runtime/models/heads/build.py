@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -14,6 +16,7 @@ from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
 from staged_pool.runtime.models.heads.sparse import TokenWeightsHead, build_splade
 from staged_pool.runtime.models.specs import (
     DenseSpec,
+    HeadSpec,
     LabelsSpec,
     LogitScoreSpec,
     ModelFolder,
@@ -72,6 +75,18 @@ def build_heads(
     if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and not folder.image_heads:
         heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
     return heads
+
+
+def check_answers(heads: Iterable[HeadSpec], tokenizer: Tokenizer) -> None:
+    """See that the tokenizer has the answers that are read of a language model, before its weights are.
+
+    Raises:
+        ConfigError: One of them is not a single token.
+    """
+    for spec in heads:
+        if isinstance(spec, LogitScoreSpec):
+            for token in (spec.true_token, spec.false_token):
+                _token_id(token, tokenizer)
 
 
 def _token_id(token: int | str | None, tokenizer: Tokenizer) -> int | None:
