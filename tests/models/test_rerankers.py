@@ -1,7 +1,7 @@
 """Rerankers that are language models: their scores are those of their authors' formula, written out here.
 
-The oracle is the folder's own tokenizer and transformers alone: the texts below are the authors', the logits are those
-of the whole model behind the last token.
+The oracle is the folder's own tokenizer.json and transformers alone: the texts below are the authors', the logits are
+those of the whole model behind the last token.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
@@ -55,14 +56,15 @@ CTXL_CARD = "Check whether a given document contains information helpful to answ
 
 
 class Oracle:
-    """A folder's tokenizer and language model, as transformers loads them."""
+    """A folder's tokenizer.json, and its chat template and language model as transformers loads them."""
 
     def __init__(self, folder: Path) -> None:
+        self.file = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def ids(self, text: str, *, special: bool = False) -> list[int]:
-        found: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        found: list[int] = self.file.encode(text, add_special_tokens=special).ids
         return found
 
     def logits(self, ids: Sequence[int]) -> Any:
@@ -75,7 +77,7 @@ class Oracle:
         of_query = self.ids("A: " + query)[: max_length * 3 // 4]
         of_document = self.ids("B: " + document)[:max_length]
         separator, prompt = self.ids("\n"), self.ids(BGE_PROMPT)
-        first, second = [self.tokenizer.bos_token_id, *of_query], separator + of_document
+        first, second = [self.file.token_to_id("<bos>"), *of_query], separator + of_document
         excess = len(first) + len(second) - (max_length + len(separator) + len(prompt))
         second = second[: len(second) - max(excess, 0)]
         return float(self.logits(first + second + separator + prompt)[self.ids("Yes")[0]])
@@ -258,7 +260,7 @@ def test_a_limit_of_the_request_is_one_on_the_whole_sequence(root: Path) -> None
 def test_limits_of_query_and_document_come_first(root: Path) -> None:
     folder = root / "mxbai-rerank-base-v2"
     texts = oracle(folder)
-    offsets = texts.tokenizer(LONG, return_offsets_mapping=True)["offset_mapping"]
+    offsets = texts.file.encode(LONG, add_special_tokens=False).offsets
 
     model = load_model(EngineConfig(model=str(folder), dtype="float32"))
     pair = PairInput(first=LONG, second=LONG, max_first_tokens=5, max_second_tokens=9)

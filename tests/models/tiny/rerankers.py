@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers as hf
-from tokenizers import Tokenizer, processors
+from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 
 from tests.models.tiny.bodies import WIDTH, qwen3_config, save_body
 from tests.models.tiny.vocabularies import CORPUS, _trained_bpe
@@ -19,6 +19,12 @@ CHAT = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Qwen's, in short: it knows any role."""
+
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Qwen's words: line breaks in a row are one."""
 
 
 def gemma(folder: Path, **tokenizer: Any) -> Path:
@@ -93,6 +99,9 @@ def _save(folder: Path, kind: type[hf.PreTrainedModel], config: Any, tokenizer: 
 
 def _tokenizer(begin: str = "", **settings: Any) -> hf.PreTrainedTokenizerFast:
     tokenizer = Tokenizer.from_str(_answering_bpe())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_WORDS), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
     if begin:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=[(begin, tokenizer.token_to_id(begin))]
