@@ -12,7 +12,7 @@ from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.call import LINES, Answer, Call, Handler, Lines, priority_of
-from staged_pool.api.choice import no_route, wrong_method
+from staged_pool.api.choice import no_route
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.dialects import words_of
 from staged_pool.api.entrance import METHODS, is_preflight
@@ -266,6 +266,9 @@ class Application:
         return Answer.of(no_route(method, path, list(self._resources)), call.describe)
 
 
+_NO_PREFLIGHT: Final = "Pages of other origins may ask this server only where --cors-origin allows them; others may:"
+
+
 class _Sample:
     """Lets one event in a while through, and counts the others."""
 
@@ -309,11 +312,16 @@ class _Resource:
         await self._application.respond(handler, scope, receive, send)
 
     async def _options(self, call: Call) -> Answer:
+        if is_preflight(call.scope):  # of a page whose origin the server knows nothing of
+            return self._not_allowed(call, f"{_NO_PREFLIGHT} {self._allow}")
         return Answer(status=204, headers=[(b"allow", self._allow.encode())])
 
     async def _wrong_method(self, call: Call) -> Answer:
-        problem = wrong_method(call.scope["method"], call.scope["path"], self._allow)
-        answer = Answer.of(problem, call.describe)
+        what = f"{call.scope['path']} is not asked with {shortened(call.scope['method'])}, but:"
+        return self._not_allowed(call, f"{what} {self._allow}")
+
+    def _not_allowed(self, call: Call, message: str) -> Answer:
+        answer = Answer.of(Problem(row=status.WRONG_METHOD, message=message), call.describe)
         return replace(answer, headers=[*answer.headers, (b"allow", self._allow.encode())])
 
 

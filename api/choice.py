@@ -84,11 +84,6 @@ def no_route(method: str, path: str, routes: Sequence[str]) -> Problem:
     return Problem(row=status.NO_ROUTE, message=message)
 
 
-def wrong_method(method: str, path: str, allowed: str) -> Problem:
-    """The problem of a route that has no such method."""
-    return Problem(row=status.WRONG_METHOD, message=f"{path} is not asked with {shortened(method)}, but: {allowed}")
-
-
 def served(engines: Sequence[Engine]) -> str:
     """The served models, each with what it can do."""
     return _named([f"{engine.card.name} ({', '.join(abilities(engine.card))})" for engine in engines])

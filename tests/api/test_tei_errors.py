@@ -128,5 +128,5 @@ async def test_a_body_that_is_too_large_is_told_in_the_words_of_the_route(path: 
         async with served.client() as client:
             response = await client.post(path, json={"inputs": "a" * 2000})
     assert response.status_code == 413
-    shape = {"error", "detail"} if path == "/v1/embeddings" else {"error", "error_type"}
+    shape = {"error", "detail", "message"} if path == "/v1/embeddings" else {"error", "error_type"}
     assert set(response.json()) == shape

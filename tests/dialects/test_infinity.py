@@ -53,9 +53,9 @@ def test_documents_of_its_clients_rankings_are_texts(path: str, serve: Serve) ->
     assert all(set(entry["document"]) == {"text", "multi_modal"} for entry in others["results"])
 
 
-def test_no_model_is_the_first_that_can_do_it(serve: Serve) -> None:
+def test_no_model_is_the_one_that_was_made_for_it(serve: Serve) -> None:
     client = serve(EMBEDDER, RANKER)
-    assert answer(client, "/rerank", query="a", documents=["b"], model=NO_MODEL, raw_scores=False)["model"] == EMBEDDER
+    assert answer(client, "/rerank", query="a", documents=["b"], model=NO_MODEL, raw_scores=False)["model"] == RANKER
     assert answer(client, "/embeddings", input="a", model=NO_MODEL)["model"] == EMBEDDER
 
 
