@@ -123,7 +123,7 @@ def outputs(names: Output | str | Iterable[Output | str]) -> Outputs:
     try:
         return frozenset(map(Output, (names,) if isinstance(names, str) else names))
     except (ValueError, TypeError):
-        known = ", ".join(sorted((Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR)))
+        known = ", ".join(sorted((Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR, Output.TOKEN_WEIGHTS)))
         raise InvalidInput(f"outputs must be one or several of {known}.", param="outputs") from None
 
 

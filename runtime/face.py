@@ -77,7 +77,8 @@ class EngineTasks(ABC):
 
         Args:
             inputs: Texts, the token ids of texts, pictures, or conversations, which may show some.
-            outputs: Any of `dense`, `sparse` and `multi_vector` that the model has; all come from one forward.
+            outputs: Any of `dense`, `sparse`, `multi_vector` and `token_weights` that the model has; all come from one
+                forward.
             dimensions: Keep the first so many values of each dense vector, normalised again; only for models that
                 were trained for it.
             normalize: False returns vectors as pooled.
@@ -90,7 +91,7 @@ class EngineTasks(ABC):
             cache_salt: See the class.
 
         Returns:
-            `embeddings`: float32 [inputs, width]; `sparse`, `multi_vector`; `usage.prompt_tokens`.
+            `embeddings`: float32 [inputs, width]; `sparse`, `multi_vector`, `token_weights`; `usage.prompt_tokens`.
         """
         arguments.whole_number("dimensions", dimensions)
         arguments.text("prompt_name", prompt_name)

@@ -32,6 +32,8 @@ class Output(enum.StrEnum):
     """One logit for each label."""
     TOKEN_LABELS = "token_labels"
     """One logit for each label and token."""
+    TOKEN_WEIGHTS = "token_weights"
+    """One weight for each token, of which `sparse` has the largest of each entry of the vocabulary."""
 
 
 Outputs: TypeAlias = frozenset[Output]
@@ -170,13 +172,13 @@ class EmbedRequest(Request):
     """What the caller calls the inputs, for errors. None: as everybody does."""
 
     outputs: Outputs = DENSE_ONLY
-    """Any of dense, sparse and multi_vector that the model has."""
+    """Any of dense, sparse, multi_vector and token_weights that the model has."""
 
     dimensions: int | None = None
     """Keep the first so many values of each dense vector, and normalise it again. None: all of them."""
 
     normalize: bool = True
-    """False returns vectors as pooled, also where the model normalises them."""
+    """False returns vectors as pooled, also where the model normalises them; and weights before their activation."""
 
     prompt_name: str | None = None
     """Put this one of the model's prompts before each text. None: the model's default, if it has one."""

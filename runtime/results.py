@@ -27,6 +27,8 @@ class EmbedResult:
     sparse: tuple[SparseVector, ...] | None = None
     multi_vector: tuple[NDArray[np.float32], ...] | None = None
     """[tokens, width] each."""
+    token_weights: tuple[NDArray[np.float32], ...] | None = None
+    """[tokens] each, without the special tokens at both ends."""
     usage: Usage
     model: str
     """The served name."""

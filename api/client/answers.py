@@ -44,6 +44,7 @@ class OutputsObject(msgspec.Struct):
     embed: bytes | list[float] | None = None
     sparse: SparseObject | None = None
     token_embed: list[list[float]] | None = None
+    token_classify: bytes | list[float] | None = None
 
 
 class PooledObject(msgspec.Struct):

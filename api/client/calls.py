@@ -29,6 +29,7 @@ TASKS: Final[Mapping[Output, str]] = {
     Output.DENSE: "embed",
     Output.SPARSE: "sparse",
     Output.MULTI_VECTOR: "token_embed",
+    Output.TOKEN_WEIGHTS: "token_classify",
 }
 """What the route `/pooling` calls each output."""
 
@@ -55,7 +56,7 @@ def embed(
 
     Args:
         inputs: Inputs, or the token ids of texts.
-        outputs: Any of `dense`, `sparse` and `multi_vector`.
+        outputs: Any of `dense`, `sparse`, `multi_vector` and `token_weights`.
         dimensions: Keep the first so many values of each dense vector, normalised again.
         normalize: False returns vectors as pooled.
         prompt_name: Put this one of the model's prompts before each text.

@@ -30,13 +30,21 @@ def read_outputs(answer: Answer, count: int, outputs: frozenset[Output]) -> Embe
     dense = [row.embed for row in rows if row.embed is not None]
     sparse = [SparseVector(integers(row.sparse.indices), floats(row.sparse.values)) for row in rows if row.sparse]
     multi = [np.asarray(row.token_embed, np.float32) for row in rows if row.token_embed is not None]
-    for output, found in ((Output.DENSE, dense), (Output.SPARSE, sparse), (Output.MULTI_VECTOR, multi)):
+    weights = [floats(row.token_classify) for row in rows if row.token_classify is not None]
+    lists: dict[Output, Sequence[object]] = {
+        Output.DENSE: dense,
+        Output.SPARSE: sparse,
+        Output.MULTI_VECTOR: multi,
+        Output.TOKEN_WEIGHTS: weights,
+    }
+    for output, found in lists.items():
         if output in outputs and len(found) != count:
             raise BadAnswer(f"The answer lacks {output.value} of {count - len(found)} inputs")
     return EmbedResult(
         dense=matrix(dense) if Output.DENSE in outputs else None,
         sparse=tuple(sparse) if Output.SPARSE in outputs else None,
         multi_vector=tuple(multi) if Output.MULTI_VECTOR in outputs else None,
+        token_weights=tuple(weights) if Output.TOKEN_WEIGHTS in outputs else None,
         usage=Usage(body.usage.prompt_tokens),
         model=body.model,
     )
@@ -51,6 +59,9 @@ def join_vectors(parts: Sequence[EmbedResult]) -> EmbedResult:
         sparse=None if first.sparse is None else tuple(one for part in parts for one in part.sparse or ()),
         multi_vector=(
             None if first.multi_vector is None else tuple(one for part in parts for one in part.multi_vector or ())
+        ),
+        token_weights=(
+            None if first.token_weights is None else tuple(one for part in parts for one in part.token_weights or ())
         ),
         usage=_usage(parts),
         model=first.model,

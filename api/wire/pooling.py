@@ -19,28 +19,31 @@ from staged_pool.api.wire.raw import write_raw
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
-from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TokenClassifyRequest
+from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, Outputs, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import InvalidInput, shortened
 
 Task: TypeAlias = Literal["embed", "token_embed", "sparse", "classify", "token_classify"]
 
-OUTPUTS: Final[Mapping[Task, Output]] = {
-    "embed": Output.DENSE,
-    "token_embed": Output.MULTI_VECTOR,
-    "sparse": Output.SPARSE,
-    "classify": Output.LABELS,
-    "token_classify": Output.TOKEN_LABELS,
+TASKS: Final[Mapping[Output, Task]] = {
+    Output.DENSE: "embed",
+    Output.MULTI_VECTOR: "token_embed",
+    Output.SPARSE: "sparse",
+    Output.LABELS: "classify",
+    Output.TOKEN_LABELS: "token_classify",
+    Output.TOKEN_WEIGHTS: "token_classify",
 }
-_TASKS: Final[Mapping[Output, Task]] = {output: task for task, output in OUTPUTS.items()}
-_VECTORS: Final[frozenset[Task]] = frozenset({"embed", "token_embed", "sparse"})
+"""Names of outputs, as vLLM has them; no model has both of those for each token."""
+_OF_EMBED: Final = frozenset({Output.DENSE, Output.MULTI_VECTOR, Output.SPARSE, Output.TOKEN_WEIGHTS})
+"""Outputs of one forward that may be asked for together."""
 
 
 class PoolingBody(EncodingFields, kw_only=True):
     """The body of a request; fields that are not named are ignored."""
 
-    task: Task | list[Task] | None = None
-    """None: the first that the model has. A list: several of the vectors, each under its name."""
+    task: str | list[str] | None = None
+    """`embed`, `token_embed`, `sparse`, `classify` or `token_classify`; `score` of a cross-encoder is `classify`.
+    None: the first that the model has. A list: several of the vectors and weights, each under its name."""
     dimensions: Dimensions | None = None
     use_activation: bool | None = None
     prompt_name: str | None = None
@@ -66,34 +69,52 @@ def able_of(body: Body) -> Callable[[ModelCard], bool]:
 def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRequest | TokenClassifyRequest, Write]:
     """See `Read`."""
     fields = jsons.decode(_BODY, body)
-    given = _TASKS[card.outputs[0]] if fields.task is None else fields.task
-    tasks = tuple(dict.fromkeys(given)) if isinstance(given, list) else (given,)
-    if not tasks:
-        raise wrong("task", "at least one task is needed")
-    if missing := [task for task in tasks if OUTPUTS[task] not in card.outputs]:
-        able = ", ".join(f"'{_TASKS[output]}'" for output in card.outputs)
-        raise InvalidInput(f"Unsupported task: '{missing[0]}' Supported tasks: ({able})", param="task")
-    if len(tasks) > 1 and not _VECTORS.issuperset(tasks):
-        raise wrong("task", f"only {', '.join(sorted(_VECTORS))} can be asked for together")
+    asked = _asked(fields.task, card)
+    tasks = tuple(asked)
+    if len(tasks) > 1 and not _OF_EMBED.issuperset(asked.values()):
+        raise wrong("task", f"of the model's tasks, only {_embedding(card)} can be asked for together")
     if fields.dimensions is not None and "embed" not in tasks:
         raise wrong("dimensions", "only for the task embed")
-    if not _VECTORS.issuperset(tasks) and (fields.prompt_name, fields.prompt) != (None, None):
-        raise wrong("prompt_name", f"prompts are for {', '.join(sorted(_VECTORS))}")
+    if not _OF_EMBED.issuperset(asked.values()) and (fields.prompt_name, fields.prompt) != (None, None):
+        raise wrong("prompt_name", "prompts are for embeddings, and not for labels")
     if fields.prompt_name is not None and fields.prompt is not None:
         raise wrong("prompt_name", "give either `prompt` or `prompt_name`")
-    encoding, by_name = fields.encoding(), isinstance(given, list)
+    encoding, by_name = fields.encoding(), isinstance(fields.task, list)
     if encoding.dtype in INTEGERS and "sparse" in tasks:
         raise wrong("embed_dtype", f"the weights of sparse vectors are written as floats, not as {encoding.dtype}")
     if encoding.is_bytes and (by_name or "sparse" in tasks):
         raise wrong("encoding_format", "bytes hold one array for each input: ask for one task, and not for sparse")
-    request = _request(fields, tasks)
+    request = _request(fields, frozenset(asked.values()))
     write = partial(encode_pooling, tasks=tasks, by_name=by_name, encoding=encoding)
     return request, named(write, fields.request_id)
 
 
-def _request(fields: PoolingBody, tasks: tuple[Task, ...]) -> EmbedRequest | ClassifyRequest | TokenClassifyRequest:
+def _asked(given: str | list[str] | None, card: ModelCard) -> dict[Task, Output]:
+    """The tasks of a request in its order, and what the model gives for each.
+
+    Raises:
+        InvalidInput: The model cannot do one of them; names those that it can.
+    """
+    able: dict[str, Output] = {TASKS[output]: output for output in reversed(card.outputs)}
+    if card.scoring == "cross-encoder":
+        able["score"] = Output.LABELS
+    names = [TASKS[card.outputs[0]]] if given is None else [given] if isinstance(given, str) else given
+    if not names:
+        raise wrong("task", "at least one task is needed")
+    for name in names:
+        if name not in able:
+            known = ", ".join(f"'{TASKS[output]}'" for output in card.outputs)
+            raise InvalidInput(f"Unsupported task: '{shortened(name)}' Supported tasks: ({known})", param="task")
+    return {TASKS[able[name]]: able[name] for name in names}
+
+
+def _embedding(card: ModelCard) -> str:
+    return ", ".join(sorted(TASKS[output] for output in card.outputs if output in _OF_EMBED)) or "none"
+
+
+def _request(fields: PoolingBody, outputs: Outputs) -> EmbedRequest | ClassifyRequest | TokenClassifyRequest:
     activate = fields.use_activation is not False
-    if tasks == ("token_classify",):
+    if outputs == {Output.TOKEN_LABELS}:
         texts, places = text_inputs(fields)
         words = vllm_words(places)
         return TokenClassifyRequest(
@@ -106,7 +127,7 @@ def _request(fields: PoolingBody, tasks: tuple[Task, ...]) -> EmbedRequest | Cla
         )
     inputs, places = inputs_of(fields)
     words = vllm_words(places)
-    if tasks == ("classify",):
+    if outputs == {Output.LABELS}:
         return ClassifyRequest(
             inputs=inputs, words=words, model=fields.model, cache_salt=fields.cache_salt, activate=activate
         )
@@ -115,7 +136,7 @@ def _request(fields: PoolingBody, tasks: tuple[Task, ...]) -> EmbedRequest | Cla
         words=words,
         model=fields.model,
         cache_salt=fields.cache_salt,
-        outputs=frozenset(OUTPUTS[task] for task in tasks),
+        outputs=outputs,
         dimensions=fields.dimensions,
         normalize=activate,
         prompt_name=fields.prompt_name,
@@ -176,7 +197,8 @@ def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: Task
         return tuple(result.scores)
     if task == "embed":
         return tuple(result.embeddings)
-    return (result.sparse if task == "sparse" else result.multi_vector) or ()
+    found = {"sparse": result.sparse, "token_embed": result.multi_vector, "token_classify": result.token_weights}[task]
+    return found or ()
 
 
 def _encoded(row: Values, encoding: Encoding) -> Any:

@@ -114,7 +114,7 @@ class TokenWeightsSpec:
     projection: Projection
     """To one value."""
     left_out: tuple[str, ...]
-    """Tokens that have no weight, in the tokenizer's own spelling."""
+    """Tokens that have no weight, in the tokenizer's own spelling. The first two stand before and behind a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from staged_pool.stages.work import Parts, Plan
 
 Number = TypeVar("Number", np.float32, np.int32)
 
-_VECTORS: Final[Outputs] = frozenset({Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR})
+_VECTORS: Final[Outputs] = frozenset({Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR, Output.TOKEN_WEIGHTS})
 
 PROMPTS_OF: Final[Mapping[Role, tuple[str, ...]]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names of prompts that say what a text is; the first that a model has is the one for it."""
@@ -112,9 +112,18 @@ def _finish(request: EmbedRequest, card: ModelCard, rows: Sequence[object], toke
         )
         if Output.MULTI_VECTOR in request.outputs
         else None,
+        token_weights=tuple(_weights(request, row) for row in whole)
+        if Output.TOKEN_WEIGHTS in request.outputs
+        else None,
         usage=Usage(tokens),
         model=card.name,
     )
+
+
+def _weights(request: EmbedRequest, row: Row) -> NDArray[np.float32]:
+    """relu(w h + b) of each token, see `TokenWeightsHead`; as the head gives it where it is not to be activated."""
+    given = array(row, Output.TOKEN_WEIGHTS)
+    return np.maximum(given, np.float32(0)) if request.normalize else owned(given)
 
 
 def _finish_some(

@@ -153,6 +153,25 @@ def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> 
     assert plain["message"].startswith("Unsupported task: 'classify' Supported tasks: (")
 
 
+def test_weights_of_tokens_go_with_the_ids_of_tokenize(serve: Serve) -> None:
+    """The way of vLLM's own test of BGE-M3: ids of `/tokenize` and weights of `/pooling` make lexical weights."""
+    client = serve("bge-m3")
+    texts = ["What is BGE M3?", "a text, and a text again", ""]
+    rows = answer(client, "/pooling", input=texts, task="token_classify")["data"]
+    sparse = answer(client, "/pooling", input=texts, task="sparse")["data"]
+    for text, row, wanted in zip(texts, rows, sparse, strict=True):
+        ids = answer(client, "/tokenize", prompt=text)["tokens"]
+        weights = row["data"]
+        assert len(weights) == len(ids) - 2
+        largest: dict[int, float] = {}
+        for token, weight in zip(ids[1:], weights, strict=False):
+            largest[token] = max(weight, largest.get(token, 0.0))
+        lexical = dict(zip(wanted["data"]["indices"], wanted["data"]["values"], strict=True))
+        assert {token: weight for token, weight in largest.items() if token in lexical} == pytest.approx(
+            lexical, abs=1e-5
+        )
+
+
 def test_chats_are_their_rendered_templates(serve: Serve, tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = tmp_path / "chat"
     shutil.copytree(tiny_folder(EMBEDDER), folder)

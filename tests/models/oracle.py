@@ -231,6 +231,13 @@ def _bge_m3_weights(folder: Path, text: str) -> dict[int, float]:
     return found
 
 
+def bge_m3_token_weights(folder: Path, text: str) -> tuple[list[int], Array]:
+    """Ids and relu(linear(hidden)) of each token between <s> and </s>, as vLLM's `token_classify` gives them."""
+    _, ids, hidden = _bge_m3_hidden(folder, text)
+    weights: Array = torch.relu(_linear(folder / "sparse_linear.pt", hidden))[1:-1, 0].numpy()
+    return ids[1:-1], weights
+
+
 def _bge_m3_vectors(folder: Path, text: str) -> Array:
     """linear(hidden) of every token but the first, of length 1."""
     _, _, hidden = _bge_m3_hidden(folder, text)

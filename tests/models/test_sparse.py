@@ -22,12 +22,12 @@ from staged_pool.runtime.models.heads.sparse import SpladeHead
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.specs import SpladeActivation, SpladePooling, SpladeSpec
-from staged_pool.runtime.requests import Output, Outputs, ScoreRequest
+from staged_pool.runtime.requests import EmbedRequest, Output, Outputs, ScoreRequest, TextInput
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import ConfigError, ModelFailed, Unsupported
 from tests.models import oracle
-from tests.models.asking import embed, score, sequences, text_tower
+from tests.models.asking import embed, prepare, score, sequences, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.tiny import edit_json
 
@@ -83,6 +83,47 @@ def test_weights_of_bge_m3_are_those_of_the_oracle(
     found = weights(load_tiny("bge-m3", attention=attention), TEXTS)
     assert_same(found, oracle.sparse(tiny_folder("bge-m3"), TEXTS))
     assert len(found[TEXTS.index("")].indices) == 0
+
+
+@pytest.mark.parametrize("attention", LAYOUTS)
+def test_weights_of_each_token_of_bge_m3_are_those_of_the_oracle(
+    attention: Attention, tiny_folder: TinyFolder, load_tiny: LoadTiny
+) -> None:
+    model = load_tiny("bge-m3", attention=attention)
+    assert model.tokenizer is not None
+    both = embed(model, TEXTS, Output.SPARSE, Output.TOKEN_WEIGHTS)
+    raw = embed(model, TEXTS, Output.TOKEN_WEIGHTS, normalize=False, alone=True).token_weights
+    assert both.token_weights is not None
+    assert both.sparse is not None
+    assert raw is not None
+    known = {model.tokenizer.shared.tokenizer.token_to_id(token) for token in ("<s>", "</s>", "<pad>", "<unk>")}
+    negative = 0
+    for text, found, before, sparse in zip(TEXTS, both.token_weights, raw, both.sparse, strict=True):
+        ids, wanted = oracle.bge_m3_token_weights(tiny_folder("bge-m3"), text)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        np.testing.assert_allclose(np.maximum(before, 0), wanted, atol=1e-5)
+        negative += int((before < 0).sum())
+        largest: dict[int, float] = {}
+        for token, weight in zip(ids, found.tolist(), strict=True):
+            if token not in known and weight > largest.get(token, 0):
+                largest[token] = weight
+        assert as_dict(sparse) == pytest.approx(largest, abs=1e-5)
+    assert negative, "some weights are below 0 before they are activated"
+
+
+def test_tokens_that_nobody_put_around_a_text_have_their_weights(load_tiny: LoadTiny) -> None:
+    model = load_tiny("bge-m3")
+    assert model.card.outputs == (Output.DENSE, Output.SPARSE, Output.TOKEN_WEIGHTS, Output.MULTI_VECTOR)
+    whole = model.tokenize("a text", add_special_tokens=True).ids
+    request = EmbedRequest(
+        inputs=(TextInput(tuple(whole)), TextInput(tuple(whole[1:-1])), TextInput((whole[0], whole[-1]))),
+        outputs=frozenset({Output.TOKEN_WEIGHTS}),
+    )
+    prepared = prepare(model, request)
+    rows = [model.forward([one.payload])[0] for one in prepared]
+    lengths = [row.values[Output.TOKEN_WEIGHTS].size for row in rows if isinstance(row, Row)]
+    assert lengths == [len(whole) - 2, len(whole) - 2, 0]
 
 
 @pytest.mark.parametrize("kind", [*SPLADE, "bge-m3"])

@@ -497,9 +497,9 @@ def test_no_more_pictures_are_prepared_than_the_model_could_take(load: Load, mon
     assert isinstance(tower, SightTower)
     read_one, prepared = tower.reader._images.read, []
 
-    def spy(image: Image) -> Any:
+    def spy(image: Image, scope: object = None) -> Any:
         prepared.append(image)
-        return read_one(image)
+        return read_one(image, scope)
 
     monkeypatch.setattr(tower.reader._images, "read", spy)
     error = refusal(model, said([("user", [SQUARE] * 100)]))

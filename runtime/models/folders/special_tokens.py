@@ -13,7 +13,8 @@ _WITHOUT_WEIGHT: Final = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": 
 
 
 def special_tokens(folder: ModelFolder) -> tuple[str, ...]:
-    """The tokens without a weight, in the tokenizer's spelling. The first is BGE-M3's token without a vector."""
+    """The tokens without a weight, in the tokenizer's spelling. The first, which is BGE-M3's
+    token without a vector, and the second stand around a text."""
     root = folder.path
     return tuple(read_special_token(folder.body, field, root=root) or usual for field, usual in _WITHOUT_WEIGHT.items())
 

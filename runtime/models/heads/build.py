@@ -13,7 +13,7 @@ from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, TokenLabelsHead
 from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
-from staged_pool.runtime.models.heads.sparse import TokenWeightsHead, build_splade
+from staged_pool.runtime.models.heads.sparse import EachTokenHead, TokenWeightsHead, build_splade
 from staged_pool.runtime.models.specs import (
     DenseSpec,
     HeadSpec,
@@ -65,7 +65,8 @@ def build_heads(
             case SpladeSpec():
                 heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
             case TokenWeightsSpec():
-                heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
+                heads[Output.SPARSE] = largest = TokenWeightsHead(spec, body.width, tokenizer, device)
+                heads[Output.TOKEN_WEIGHTS] = EachTokenHead(largest)
             case MultiVectorSpec():
                 own = None if spec.own_layer is None else loaded.whole.get_submodule(spec.own_layer)
                 if not isinstance(own, nn.Linear | None):

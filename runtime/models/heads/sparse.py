@@ -146,29 +146,56 @@ class TokenWeightsHead:
         if self._linear.out_features != 1:
             file = spec.projection.files[0].stem
             raise ConfigError(f"{file}: must give one weight for a token, it gives {self._linear.out_features}")
-        known = (tokenizer.token_to_id(token) for token in spec.left_out)
+        known = [tokenizer.token_to_id(token) for token in spec.left_out]
         self._left_out = np.array([i for i in known if i is not None], np.int64)
+        self.first, self.last = known[:2]
+        """Ids of the special tokens before and behind a text; None where there is none."""
 
     def parameters(self) -> int:
         return sum(p.numel() for p in self._linear.parameters())
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
-        copied = begin_readback(self._linear(hidden.float()).relu()[:, 0])
+        weights = self.each(hidden, batch)
+        return lambda: [self._row(one.ids, own) for one, own in zip(batch.sequences, weights(), strict=True)]
 
-        def rows() -> Sequence[Values]:
-            ends = np.cumsum([len(sequence.ids) for sequence in batch.sequences])
-            weights = np.split(copied(), ends[:-1])
-            return [self._row(one.ids, own) for one, own in zip(batch.sequences, weights, strict=True)]
-
-        return rows
+    def each(self, hidden: Tensor, batch: PackedBatch) -> Later[list[NDArray[np.float32]]]:
+        """w h + b of every token, [tokens] for each sequence."""
+        copied = begin_readback(self._linear(hidden.float())[:, 0])
+        ends = np.cumsum([len(sequence.ids) for sequence in batch.sequences])
+        return lambda: np.split(copied(), ends[:-1])
 
     def _row(self, ids: TokenIds, weights: NDArray[np.float32]) -> SparseVector:
         indices, places = np.unique(np.array(ids, np.int64), return_inverse=True)
         largest = np.zeros(len(indices), np.float32)
-        with np.errstate(invalid="ignore"):  # NaN stays, and is found
+        with np.errstate(invalid="ignore"):  # NaN stays, and is found; what is below 0 is 0, as relu has it
             np.maximum.at(largest, places, weights)
         kept = ~(largest <= 0) & ~np.isin(indices, self._left_out)
         return SparseVector(indices[kept].astype(np.int32), largest[kept])
+
+
+class EachTokenHead:
+    """w h + b of each token by itself, [tokens] for each sequence, without the special tokens at its ends.
+
+    It is what vLLM gives for `token_classify` of BGE-M3, before relu.
+
+    Args:
+        largest: The head of the same weights.
+    """
+
+    def __init__(self, largest: TokenWeightsHead) -> None:
+        self._largest = largest
+
+    def parameters(self) -> int:
+        return 0  # the other head counts them
+
+    def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
+        weights = self._largest.each(hidden, batch)
+        return lambda: [self._inner(one.ids, own) for one, own in zip(batch.sequences, weights(), strict=True)]
+
+    def _inner(self, ids: TokenIds, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+        start = 1 if ids[0] == self._largest.first else 0
+        # A copy: a row that is kept must not keep those of the whole batch.
+        return weights[start : len(ids) - 1 if ids[-1] == self._largest.last else len(ids)].copy()
 
 
 def _groups(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -102,6 +102,7 @@ async def check_vectors(ask: Ask, server: TinyServer) -> None:
         (TEXTS, {"outputs": ["dense", "sparse"]}),
         (TEXTS, {"outputs": "sparse", "prompt": "query: "}),
         (TEXTS, {"outputs": every}),
+        (TEXTS, {"outputs": ["token_weights", "dense"]}),
         (TEXTS, {"prompt_name": "query", "model": "prompted"}),
     ]
     for inputs, options in asked:
@@ -116,6 +117,9 @@ async def check_vectors(ask: Ask, server: TinyServer) -> None:
             assert_array_equal(one.indices, other.indices)
             assert_allclose(one.values, other.values, atol=3e-6)
         for some, others in zip(found.multi_vector or (), wanted.multi_vector or (), strict=True):
+            assert_allclose(some, others, atol=3e-6)
+        assert (found.token_weights is None) == (wanted.token_weights is None)
+        for some, others in zip(found.token_weights or (), wanted.token_weights or (), strict=True):
             assert_allclose(some, others, atol=3e-6)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from staged_pool.api.wire.encodings import Form
 from staged_pool.api.wire.exchange import Exchange
-from staged_pool.api.wire.pooling import OUTPUTS, read_pooling
+from staged_pool.api.wire.pooling import TASKS, read_pooling
 from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult, Usage
@@ -24,7 +24,7 @@ from staged_pool.stages.errors import InvalidInput
 from tests.api.wire.reading import parsed
 from tests.doubles import CARD
 
-ALL = replace(CARD, outputs=tuple(Output))
+ALL = replace(CARD, outputs=(Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR, Output.LABELS, Output.TOKEN_LABELS))
 MATRIX = st_numpy.arrays(
     np.float32,
     st.tuples(st.integers(0, 4), st.integers(1, 4)),
@@ -50,9 +50,11 @@ def embedded(**columns: Any) -> EmbedResult:
     return EmbedResult(**columns, usage=Usage(1), model="m")
 
 
-@pytest.mark.parametrize(("task", "output"), OUTPUTS.items())
+@pytest.mark.parametrize(("output", "task"), TASKS.items())
 def test_each_task_is_a_request_for_its_output(task: str, output: Output) -> None:
-    request = read(task=task, use_activation=False, model="m")
+    card = replace(CARD, outputs=(output,))
+    body = json.dumps({"input": "a", "task": task, "use_activation": False, "model": "m"}).encode()
+    request = read_pooling(body, card)[0]
     if output is Output.LABELS:
         assert request == ClassifyRequest(inputs=A, model="m", activate=False)
     elif output is Output.TOKEN_LABELS:
@@ -61,12 +63,34 @@ def test_each_task_is_a_request_for_its_output(task: str, output: Output) -> Non
         assert request == EmbedRequest(inputs=A, model="m", outputs=frozenset({output}), normalize=False)
 
 
+def test_the_score_of_a_cross_encoder_is_its_label() -> None:
+    card = replace(CARD, outputs=(Output.LABELS,), scoring="cross-encoder")
+    for task in ("score", ["score"], "classify"):
+        request, _ = read_pooling(json.dumps({"input": "a", "task": task}).encode(), card)
+        assert request == ClassifyRequest(inputs=A)
+    with pytest.raises(InvalidInput, match=r"Supported tasks: \('classify'\)"):
+        read_pooling(b'{"input":"a","task":"embed"}', card)
+
+
+def test_weights_of_tokens_come_from_the_forward_of_other_vectors() -> None:
+    card = replace(CARD, outputs=(Output.DENSE, Output.SPARSE, Output.TOKEN_WEIGHTS))
+    body = b'{"input":"a","task":["embed","token_classify","sparse"],"prompt":"q: "}'
+    exchange = Exchange(read_pooling, body, card, "r")
+    assert exchange.decode() == EmbedRequest(inputs=A, outputs=frozenset(card.outputs), prompt="q: ")
+    weights = np.array([0.5, 0, 2], np.float32)
+    sparse = SparseVector(np.array([5], np.int32), np.array([2], np.float32))
+    result = embedded(dense=np.ones((1, 2), np.float32), sparse=(sparse,), token_weights=(weights,))
+    [item] = parsed(exchange.encode(result))["data"]
+    assert item["data"]["token_classify"] == [0.5, 0, 2]
+    assert list(item["data"]) == ["embed", "token_classify", "sparse"]
+
+
 @pytest.mark.parametrize("first", Output)
 def test_the_default_is_the_first_output_of_the_model(first: Output) -> None:
     card = replace(CARD, outputs=(first, *Output))
-    task = next(task for task, output in OUTPUTS.items() if output is first)
-    assert read_pooling(b'{"input":"a"}', card)[0] == read(task=task)
-    assert read_pooling(b'{"input":"a","task":null}', card)[0] == read(task=task)
+    wanted = read_pooling(json.dumps({"input": "a", "task": TASKS[first]}).encode(), card)[0]
+    assert read_pooling(b'{"input":"a"}', card)[0] == wanted
+    assert read_pooling(b'{"input":"a","task":null}', card)[0] == wanted
 
 
 def test_several_tasks_are_one_request() -> None:
@@ -79,19 +103,33 @@ def test_several_tasks_are_one_request() -> None:
 @pytest.mark.parametrize(
     ("fields", "message", "param"),
     [
-        (
-            {"task": "other"},
-            "task: Invalid enum value 'other'; "
-            "expected one of `embed`, `token_embed`, `sparse`, `classify`, `token_classify` (literal_error)",
-            "task",
+        *(
+            (
+                {"task": task},
+                f"Unsupported task: '{name}' Supported tasks: "
+                "('embed', 'sparse', 'token_embed', 'classify', 'token_classify')",
+                "task",
+            )
+            for task, name in (
+                ("other", "other"),
+                ("score", "score"),
+                (["embed", "encode"], "encode"),
+                ("plugin", "plugin"),
+                ("", ""),
+            )
         ),
+        ({"task": 1}, "task: Expected `str | array | null`, got `int`", "task"),
         ({"task": []}, "task: at least one task is needed", "task"),
         (
             {"task": ["embed", "sparse"], "embed_dtype": "int8"},
             "embed_dtype: the weights of sparse vectors are written as floats, not as int8",
             "embed_dtype",
         ),
-        ({"task": ["embed", "classify"]}, "task: only embed, sparse, token_embed can be asked for together", "task"),
+        (
+            {"task": ["embed", "classify"]},
+            "task: of the model's tasks, only embed, sparse, token_embed can be asked for together",
+            "task",
+        ),
         ({"task": "sparse", "dimensions": 2}, "dimensions: only for the task embed", "dimensions"),
         ({"task": "classify", "dimensions": 2}, "dimensions: only for the task embed", "dimensions"),
         ({"dimensions": 0}, "dimensions: Expected `int` >= 1", "dimensions"),
