@@ -65,8 +65,7 @@ def build_heads(
             case SpladeSpec():
                 heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
             case TokenWeightsSpec():
-                heads[Output.SPARSE] = largest = TokenWeightsHead(spec, body.width, tokenizer, device)
-                heads[Output.TOKEN_WEIGHTS] = EachTokenHead(largest)
+                heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
             case MultiVectorSpec():
                 own = None if spec.own_layer is None else loaded.whole.get_submodule(spec.own_layer)
                 if not isinstance(own, nn.Linear | None):
@@ -75,6 +74,8 @@ def build_heads(
     # Vectors of CLIP's tokens cannot be compared with those of its patches: there is no projection for them.
     if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and not folder.image_heads:
         heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
+    if isinstance(largest := heads.get(Output.SPARSE), TokenWeightsHead):
+        heads[Output.TOKEN_WEIGHTS] = EachTokenHead(largest)
     return heads
 
 
