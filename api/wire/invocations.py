@@ -12,7 +12,7 @@ import msgspec
 
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.exchange import Body
-from staged_pool.api.wire.pooling import OUTPUTS
+from staged_pool.api.wire.pooling import NAMES
 from staged_pool.api.wire.score import PAIRS
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
@@ -87,8 +87,8 @@ def _path_of_task(raw: msgspec.Raw | None) -> str | None:
     if raw is None:
         return None
     task = jsons.decode(_ANY, raw, root="task")
-    if isinstance(task, list) and task and all(each in OUTPUTS for each in task if isinstance(each, str)):
+    if isinstance(task, list) and task and all(each in NAMES for each in task if isinstance(each, str)):
         return "/pooling"
     if not isinstance(task, str):
         return None
-    return "/pooling" if task in OUTPUTS else _TASK_PATHS.get(task)
+    return "/pooling" if task in NAMES else _TASK_PATHS.get(task)

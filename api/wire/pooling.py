@@ -34,6 +34,8 @@ TASKS: Final[Mapping[Output, Task]] = {
     Output.TOKEN_WEIGHTS: "token_classify",
 }
 """Names of outputs, as vLLM has them; no model has both of those for each token."""
+NAMES: Final[frozenset[str]] = frozenset(TASKS.values())
+_SCORE: Final = "score"
 _OF_EMBED: Final = frozenset({Output.DENSE, Output.MULTI_VECTOR, Output.SPARSE, Output.TOKEN_WEIGHTS})
 """Outputs of one forward that may be asked for together."""
 
@@ -60,10 +62,11 @@ _TASK: Final = msgspec.json.Decoder(_TaskOnly)
 
 
 def able_of(body: Body) -> Callable[[ModelCard], bool]:
-    """What a body asks of a model: the outputs of its tasks. What is no task is left to `read_pooling`."""
+    """Tell models that can do the tasks of a body. What is no task is left to `read_pooling`."""
     task = jsons.decode(_TASK, body).task
-    wanted = {OUTPUTS.get(each) for each in (task if isinstance(task, list) else [task]) if isinstance(each, str)}
-    return lambda card: wanted <= {None, *card.outputs}
+    given = {each for each in (task if isinstance(task, list) else [task]) if isinstance(each, str)}
+    wanted = given & (NAMES | {_SCORE})
+    return lambda card: wanted <= _able(card).keys()
 
 
 def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRequest | TokenClassifyRequest, Write]:
@@ -95,9 +98,7 @@ def _asked(given: str | list[str] | None, card: ModelCard) -> dict[Task, Output]
     Raises:
         InvalidInput: The model cannot do one of them; names those that it can.
     """
-    able: dict[str, Output] = {TASKS[output]: output for output in reversed(card.outputs)}
-    if card.scoring == "cross-encoder":
-        able["score"] = Output.LABELS
+    able = _able(card)
     names = [TASKS[card.outputs[0]]] if given is None else [given] if isinstance(given, str) else given
     if not names:
         raise wrong("task", "at least one task is needed")
@@ -106,6 +107,12 @@ def _asked(given: str | list[str] | None, card: ModelCard) -> dict[Task, Output]
             known = ", ".join(f"'{TASKS[output]}'" for output in card.outputs)
             raise InvalidInput(f"Unsupported task: '{shortened(name)}' Supported tasks: ({known})", param="task")
     return {TASKS[able[name]]: able[name] for name in names}
+
+
+def _able(card: ModelCard) -> dict[str, Output]:
+    """What the model gives for each name of a task that it can do."""
+    able: dict[str, Output] = {TASKS[output]: output for output in reversed(card.outputs)}
+    return able | {_SCORE: Output.LABELS} if card.scoring == "cross-encoder" else able
 
 
 def _embedding(card: ModelCard) -> str:
