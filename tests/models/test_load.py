@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models import linear, processor
+from staged_pool.runtime.models import linear, processor, tuning
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.stack import Group
@@ -230,6 +230,7 @@ def test_float16_is_refused_on_a_cpu(folder: Path) -> None:
 def unknown_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What was found out about this one does not count for the test, nor what the test finds for others."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuning, "share_of_cores", lambda threads: 1.0)
     processor.bfloat16_pays.cache_clear()
     yield
     processor.bfloat16_pays.cache_clear()

@@ -53,15 +53,14 @@ def widen(model: nn.Module) -> None:
 
 
 def bert_config(vocabulary: int, **others: Any) -> hf.BertConfig:
-    return hf.BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=WIDTH,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=POSITIONS,
-        **others,
-    )
+    settings = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": POSITIONS,
+    } | others
+    return hf.BertConfig(vocab_size=vocabulary, **settings)
 
 
 def distilbert_config(vocabulary: int, **others: Any) -> hf.DistilBertConfig:

@@ -1,0 +1,87 @@
+"""What an engine gives for 64 texts in several companies, as digests: run in a process of its own by a test.
+
+The argument is a model folder. Prints one line of JSON: by dtype and by whether the engine is deterministic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pydoc_data.topics import topics
+from typing import Any
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from staged_pool.runtime.config import DType, EngineConfig
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.opening import open_engine
+
+Vectors = NDArray[np.float32]
+
+WORDS = " ".join(topics.values()).split()
+TEXTS = [" ".join(WORDS[n * 97 : n * 97 + 1 + n * n % 31]) for n in range(64)]
+RESTS = 8
+"""Texts that follow a rest."""
+RESTED_S = 0.05
+"""After which cores that computed have long been given to others."""
+
+
+def digest(vectors: Vectors) -> str:
+    return hashlib.sha256(vectors.tobytes()).hexdigest()
+
+
+async def alone(engine: Engine, texts: Sequence[str] = TEXTS, *, rest_s: float = 0.0) -> Vectors:
+    found = []
+    for text in texts:
+        await anyio.sleep(rest_s)
+        found.append((await engine.embed([text])).embeddings[0])
+    return np.stack(found)
+
+
+async def at_once(engine: Engine) -> Vectors:
+    """Each text in a request of its own, all at the same time."""
+    found: list[Any] = [None] * len(TEXTS)
+
+    async def ask(place: int) -> None:
+        found[place] = (await engine.embed([TEXTS[place]])).embeddings[0]
+
+    async with anyio.create_task_group() as group:
+        for place in range(len(TEXTS)):
+            group.start_soon(ask, place)
+    return np.stack(found)
+
+
+async def compare(folder: str, dtype: DType, *, deterministic: bool) -> dict[str, Any]:
+    config = EngineConfig(model=folder, dtype=dtype, deterministic=deterministic)
+    async with open_engine(config) as engine:
+        one_by_one = await alone(engine)
+        together = (await engine.embed(TEXTS)).embeddings
+        beside = await at_once(engine)
+        rested = await alone(engine, TEXTS[-RESTS:], rest_s=RESTED_S)
+    cosines = (one_by_one * together).sum(axis=1)
+    return {
+        "alone": digest(one_by_one),
+        "rested": digest(np.concatenate([one_by_one[:-RESTS], rested])),
+        "together": digest(together),
+        "at once": digest(beside),
+        "apart": float(max(np.abs(one_by_one - each).max() for each in (together, beside))),
+        "cosine": float(cosines.min()),
+    }
+
+
+async def main() -> None:
+    found = {}
+    dtypes: tuple[DType, ...] = ("float32", "bfloat16")
+    for dtype in dtypes:
+        for deterministic in (False, True):
+            kind = f"{dtype}, {'deterministic' if deterministic else 'usual'}"
+            found[kind] = await compare(sys.argv[1], dtype, deterministic=deterministic)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.exit(anyio.run(main))
