@@ -47,6 +47,7 @@ from tests.models.tiny.hub import (
     roberta_labels,
     t5_whole,
     with_tensors,
+    with_tensors_in,
     without_tensor,
 )
 from tests.models.tiny.images import dinov3
@@ -158,7 +159,11 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     "a process reward model": (after(like("bert-plain"), claims("Qwen2ForProcessRewardModel")), HEAD),
     "jina-reranker-v3": (
         after(qwen3_lm, claims("JinaForRanking", is_causal=True, auto_map={"AutoModel": "modeling.JinaForRanking"})),
-        f"architectures names JinaForRanking, {HEAD}",
+        "JinaForRanking: model is jina-reranker-v3, which is not supported",
+    ),
+    "another list-wise reranker": (
+        after(qwen3_lm, claims("MineForRanking", is_causal=True, auto_map={"AutoModel": "modeling.MineForRanking"})),
+        f"architectures names MineForRanking, {HEAD}",
     ),
     "answers to questions": (bert_as("BertForQuestionAnswering"), f"BertForQuestionAnswering, {HEAD}"),
     "multiple choice": (bert_as("BertForMultipleChoice"), HEAD),
@@ -185,10 +190,39 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
         after(like("bert-mean"), without_tensor("encoder.layer.1.output.dense.weight")),
         "encoder.layer.1.output.dense.weight is missing or of another shape",
     ),
-    "T5 with its decoder": (t5_whole, "T5ForConditionalGeneration, which writes texts with a decoder"),
+    "T5 with its decoder": (
+        t5_whole,
+        "which writes texts with a decoder: it is no pooling model; --task embed (task='embed') reads its encoder alone",
+    ),
     "bart-large-mnli": (
         after(like("bert-plain"), claims("BartForSequenceClassification", model_type="bart")),
         "BartForSequenceClassification reads its labels off a decoder, which is not supported",
+    ),
+    "BART with its decoder": (
+        after(like("bert-plain"), claims("BartForConditionalGeneration", model_type="bart")),
+        "BartForConditionalGeneration, which writes texts with a decoder: it is no pooling model",
+    ),
+    "DPR": (
+        after(like("bert-plain"), claims("DPRQuestionEncoder", model_type="dpr")),
+        "an encoder of DPR, whose class keeps its vector in a form of its own",
+    ),
+    "CLIP's tower of texts": (
+        after(like("bert-plain"), claims("CLIPTextModel", model_type="clip_text_model")),
+        "model_type='clip_text_model' is one tower of a model of two: serve the folder of the whole model",
+    ),
+    "JinaBERT": (
+        after(
+            like("bert-mean"), claims("JinaBertForMaskedLM", auto_map={"AutoModel": "org/code--modeling.JinaBertModel"})
+        ),
+        "architectures names JinaBertForMaskedLM, a class of the folder's own code (auto_map), which is not run",
+    ),
+    "BERT with relative positions": (
+        after(like("bert-mean"), claims("BertModel", position_embedding_type="relative_key_query")),
+        "position_embedding_type='relative_key_query' is not supported",
+    ),
+    "a Dense with more than its layer": (
+        after(like("bert-max-dense"), with_tensors_in("3_Dense", extra__weight=(2,))),
+        "3_Dense: the weights cannot be used: Error(s) in loading state_dict for _Dense: Unexpected key(s)",
     ),
     "Whisper": (
         after(like("bert-plain"), claims("WhisperForConditionalGeneration", model_type="whisper")),

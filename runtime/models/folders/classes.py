@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
+import transformers
 from transformers import CONFIG_MAPPING, MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 from transformers.models.auto import modeling_auto
 
@@ -37,6 +38,20 @@ _OTHER_INPUTS: Final[Mapping[str, str]] = {
 """What a class of transformers reads, by its `main_input_name`."""
 
 
+_HALF: Final = "one tower of a model of two: serve the folder of the whole model"
+_PARTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("clip_text_model", "clip_vision_model", "siglip_text_model", "siglip_vision_model"), _HALF),
+    **dict.fromkeys(("siglip2_text_model", "siglip2_vision_model"), _HALF),
+    "dpr": (
+        "an encoder of DPR, whose class keeps its vector in a form of its own: serve the folder of the same model that "
+        "sentence-transformers has (facebook-dpr-...)"
+    ),
+}
+"""What cannot be read by itself, by `model_type`, and what can."""
+
+_OTHER_POSITIONS: Final = ("alibi", "relative_key", "relative_key_query")
+"""Kinds of positions that transformers' classes no longer compute, and leave out without a word."""
+
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files of folders whose models read more than texts."""
 
@@ -56,8 +71,11 @@ def check_class(folder: ModelFolder, *, own_code: bool) -> None:
     ran = own_code and bool(folder.config.get("auto_map"))
     if folder.architecture == "encoder" and not ran:
         _check_inputs(folder.config)
+        _check_positions(folder.config)
     if folder.reading == "assumed":
         _check_head(folder, ran=ran)
+    elif folder.reading == "folder" and not ran:
+        _check_own_class(folder.config)
 
 
 def _check_head(folder: ModelFolder, *, ran: bool) -> None:
@@ -68,9 +86,12 @@ def _check_head(folder: ModelFolder, *, ran: bool) -> None:
     if any((folder.body / file).is_file() for file in _PROCESSORS):
         raise ConfigError(f"config.json: architectures names {name}, which is not supported")
     if name in _names(_WRITES):
+        kind = folder.config.get("model_type")
+        apart = kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in MODEL_FOR_TEXT_ENCODING_MAPPING
+        advice = f"; {alone.replace('transformer', 'encoder')}" if apart else ""
         raise ConfigError(
-            f"config.json: architectures names {name}, which writes texts with a decoder: it is no pooling model; "
-            f"{alone.replace('transformer', 'encoder')}"
+            f"config.json: architectures names {name}, which writes texts with a decoder: it is no pooling model"
+            f"{advice}"
         )
     raise ConfigError(
         f"config.json: architectures names {name}, whose head is not supported: vectors without it would not be its "
@@ -82,10 +103,28 @@ def _is_rewarding(name: str) -> bool:
     return name.endswith(("RewardModel", "DoubleHeadsModel"))
 
 
+def _check_own_class(config: Mapping[str, Any]) -> None:
+    """Reject a class of the folder's own code, which is not run, where transformers has another of its `model_type`."""
+    name, named = class_name(config), config.get("auto_map")
+    if isinstance(named, Mapping) and "AutoModel" in named and name and not hasattr(transformers, name):
+        raise ConfigError(
+            f"config.json: architectures names {name}, a class of the folder's own code (auto_map), which is not run "
+            "unless trust_remote_code (--trust-remote-code) is set"
+        )
+
+
+def _check_positions(config: Mapping[str, Any]) -> None:
+    kind = config.get("position_embedding_type")
+    if kind in _OTHER_POSITIONS:
+        raise ConfigError(f"config.json: position_embedding_type={kind!r} is not supported by transformers' class")
+
+
 def _check_inputs(config: Mapping[str, Any]) -> None:
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING:
         return
+    if kind in _PARTS:
+        raise ConfigError(f"config.json: model_type={kind!r} is {_PARTS[kind]}")
     of = CONFIG_MAPPING[kind]
     found = MODEL_FOR_TEXT_ENCODING_MAPPING.get(of, None) or MODEL_MAPPING.get(of, None)
     first = found[0] if isinstance(found, tuple) else found

@@ -163,5 +163,6 @@ def _loaded(module: nn.Module, folder: Path) -> nn.Module:
     try:
         module.load_state_dict(_tensors(file))
     except _DAMAGED as error:
-        raise ConfigError(f"{folder.name}: the weights cannot be used: {error}") from error
+        said = " ".join(str(error).split())  # in one line
+        raise ConfigError(f"{folder.name}: the weights cannot be used: {said}") from error
     return module

@@ -94,11 +94,16 @@ def claims(name: str, **others: Any) -> Change:
 
 def with_tensors(**more: tuple[int, ...]) -> Change:
     """Add tensors to the weights; two underscores stand for a dot."""
+    return with_tensors_in("", **more)
+
+
+def with_tensors_in(inner: str, **more: tuple[int, ...]) -> Change:
+    """Add tensors to the weights in a folder of the folder."""
 
     def change(folder: Path) -> None:
-        tensors = load_file(folder / WEIGHTS)
+        tensors = load_file(folder / inner / WEIGHTS)
         tensors |= {name.replace("__", "."): torch.randn(shape) for name, shape in more.items()}
-        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+        save_file(tensors, folder / inner / WEIGHTS, {"format": "pt"})
 
     return change
 
