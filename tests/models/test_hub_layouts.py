@@ -192,7 +192,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     "T5 with its decoder": (
         t5_whole,
-        "which writes texts with a decoder: it is no pooling model; --task embed (task='embed') reads its encoder alone",
+        "writes texts with a decoder: it is no pooling model; --task embed (task='embed') reads its encoder alone",
     ),
     "bart-large-mnli": (
         after(like("bert-plain"), claims("BartForSequenceClassification", model_type="bart")),
