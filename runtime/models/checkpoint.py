@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import structlog
 import torch
 import transformers
 from transformers import (
@@ -60,8 +59,6 @@ _AUTO: Final[Mapping[Architecture, Any]] = {
     "image classifier": AutoModelForImageClassification,
 }
 """What finds a class in the folder's own code."""
-
-log = structlog.get_logger("staged_pool.models")
 
 _UNSAFE: Final = re.compile(r"Unsupported .*?(?:GLOBAL ([\w.]+)|operand|class|function)", re.DOTALL)
 """How torch names an object in a pickle that is not a tensor."""
@@ -118,7 +115,7 @@ def load_transformer(
             if hasattr(each, "use_cache"):
                 each.use_cache = False
         parts, towers = (config, text_config), folder.architecture == "two towers"
-        unknown = list(dict.fromkeys(said for part in parts for said in clear_unknown_ids(part, keeps_end=towers)))
+        unknown = {name: i for part in parts for name, i in clear_unknown_ids(part, keeps_end=towers).items()}
         model_class = (
             _AUTO[folder.architecture] if code and own_code and not sees else _model_class(config, folder.architecture)
         )
@@ -154,14 +151,12 @@ def load_transformer(
             "read in both directions: set is_causal in config.json to say whether it does, or trust_remote_code "
             "(--trust-remote-code) to run it"
         )
-    if unknown:
-        log.info("model.assumed", note=f"config.json: {', '.join(unknown)}: not in the vocabulary, taken for none")
     whole: PreTrainedModel = model.eval().to(device)
     if folder.architecture == "two towers":
         return Loaded(whole, whole.text_model, whole.vision_model)
     base = _base(folder, whole)
-    if padding := next((said for said in unknown if said.startswith("pad_token_id")), None):
-        check_without_padding(base, padding)
+    if "pad_token_id" in unknown:
+        check_without_padding(base, unknown["pad_token_id"])
     return Loaded(whole, base, base if folder.image_heads else None)
 
 

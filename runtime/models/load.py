@@ -28,6 +28,7 @@ from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.launch import Launcher, Replica, Replicas
 from staged_pool.runtime.models.processor import bfloat16_pays, bfloat16_usually_pays
 from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
+from staged_pool.runtime.models.special_ids import with_note
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
 from staged_pool.runtime.models.threads import (
@@ -104,6 +105,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         score_template=config.score_template,
         score_tokens=config.score_tokens,
     )
+    folder = with_note(folder)
     check_files(folder, own_code=config.trust_remote_code)
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)
@@ -111,10 +113,8 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
         log.warning("model.assumed", model=resolved.name, note=note)
 
     # What is quick to find wrong comes first: weights may take minutes.
-    source = load_tokenizer(folder, own_code=config.trust_remote_code) if folder.heads else None
+    source = _load_tokenizer(resolved.name, folder, config)
     if source is not None:
-        for note in source.notes:
-            log.info("model.tokenizer", model=resolved.name, note=note)
         folder = with_written_markers(folder, source.backend)
         check_answers(folder.heads, source.backend)
     replicas: list[Replica] = []
@@ -160,7 +160,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
             torch_threads=threads,
             forward_workers=max(len(devices), config.forward_workers or 1),
             launched_ahead=0 if kind == "cpu" else 1,
-            notes=(*folder.doubts, *folder.notes),
+            notes=(*folder.doubts, *folder.notes, *(source.notes if source is not None else ())),
             load_s=0.0,
         ),
         replicas=Replicas(replicas),
@@ -221,6 +221,16 @@ def _with_threads(encoder: Encoder, config: EngineConfig, threads: int) -> Encod
     alone_by_lane = {lane: plan.alone_tokens for lane, plan in encoder.plans.items()}
     log.info("model.threads", threads=threads, alone_tokens=alone_by_lane, forward_workers=workers)
     return replace(encoder, card=replace(card, forward_workers=workers))
+
+
+def _load_tokenizer(name: str, folder: ModelFolder, config: EngineConfig) -> LoadedTokenizer | None:
+    """The folder's tokenizer, with a word in the log on what was decided about it. None: the model reads no texts."""
+    if not folder.heads:
+        return None
+    source = load_tokenizer(folder, own_code=config.trust_remote_code)
+    for note in source.notes:
+        log.info("model.tokenizer", model=name, note=note)
+    return source
 
 
 def _load_towers(

@@ -5,49 +5,76 @@ Folders of models without padding say `pad_token_id: -1`, and transformers takes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from staged_pool.runtime.models.quiet_loading import LOADER_ERRORS
+from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
 _FIELDS: Final = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 
 
-def clear_unknown_ids(config: PreTrainedConfig, *, keeps_end: bool = False) -> Iterator[str]:
-    """Set ids outside the vocabulary to None; of a list, keep those inside.
+def unknown_ids(config: Mapping[str, Any], *, keeps_end: bool = False) -> Mapping[str, Any]:
+    """The fields that name ids outside the vocabulary, and what they are instead: None, or those of a list inside it.
 
     Args:
-        config: Of a model, or of its part that reads texts. Is changed.
+        config: What config.json says of a model, or of its part that reads texts.
         keeps_end: Whether the end of a text is left as it is: CLIP looks for it, and takes the first token instead.
-
-    Yields:
-        What was changed, such as `pad_token_id=-1`.
     """
-    rows = getattr(config, "vocab_size", None)
-    if not isinstance(rows, int):
-        return
+    rows = config.get("vocab_size")
+    found: dict[str, Any] = {}
     for field in _FIELDS:
-        given = getattr(config, field, None)
-        if given is None or (keeps_end and field == "eos_token_id"):
+        given = config.get(field)
+        if given is None or not isinstance(rows, int) or (keeps_end and field == "eos_token_id"):
             continue
-        ids = given if isinstance(given, list | tuple) else [given]
+        several = isinstance(given, list | tuple)
+        ids = given if several else [given]
         inside = [i for i in ids if isinstance(i, int) and 0 <= i < rows]
         if len(inside) < len(ids):
-            kept: Any = inside if isinstance(given, list | tuple) and inside else None
-            setattr(config, field, kept)
-            yield f"{field}={given!r}"
+            found[field] = inside if several and inside else None
+    return found
 
 
-def check_without_padding(model: PreTrainedModel, given: str) -> None:
+def clear_unknown_ids(config: PreTrainedConfig, *, keeps_end: bool = False) -> Mapping[str, Any]:
+    """Change the fields of `unknown_ids` in a config of transformers.
+
+    Returns:
+        What they were before.
+    """
+    found = unknown_ids(
+        {field: getattr(config, field, None) for field in (*_FIELDS, "vocab_size")}, keeps_end=keeps_end
+    )
+    before = {field: getattr(config, field) for field in found}
+    for field, value in found.items():
+        setattr(config, field, value)
+    return before
+
+
+def with_note(folder: ModelFolder) -> ModelFolder:
+    """The folder with a note for the log, where its config.json names ids outside the vocabulary."""
+    found: dict[str, Any] = {}
+    for part in (folder.config, folder.config.get("text_config")):
+        if isinstance(part, Mapping):
+            unknown = unknown_ids(part, keeps_end=folder.architecture == "two towers")
+            found |= {field: part[field] for field in unknown}
+    if not found:
+        return folder
+    said = ", ".join(f"{field}={value!r}" for field, value in found.items())
+    note = f"config.json: {said}: not in the vocabulary, taken for none"
+    return replace(folder, notes=(*folder.notes, note))
+
+
+def check_without_padding(model: PreTrainedModel, given: int) -> None:
     """Run a model whose padding token was cleared on two tokens.
 
     Args:
         model: The part that reads texts.
-        given: What config.json says of the token.
+        given: The id that config.json says.
 
     Raises:
         ConfigError: It does not run without one, as RoBERTa, which counts positions from that id.
@@ -57,6 +84,6 @@ def check_without_padding(model: PreTrainedModel, given: str) -> None:
             model(input_ids=torch.tensor([[0, 1]], device=model.device))
     except LOADER_ERRORS as error:
         raise ConfigError(
-            f"config.json: {given} is no token of the vocabulary, and {type(model).__name__} does not run without one: "
-            "set it to the id of its padding token"
+            f"config.json: pad_token_id={given} is no token of the vocabulary, and {type(model).__name__} does not run "
+            "without one: set it to the id of its padding token"
         ) from error

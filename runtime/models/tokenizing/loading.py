@@ -22,7 +22,7 @@ from staged_pool.runtime.models.quiet_loading import LOADER_ERRORS, TOKENIZER_FI
 from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.runtime.models.tokenizing.probes import PROBES, differences, encoder
 from staged_pool.runtime.models.tokenizing.settings import SETTINGS, TokenizerSettings, read_settings
-from staged_pool.runtime.models.tokenizing.siglip import check_siglip_tokenizer, is_siglip_tokenizer
+from staged_pool.runtime.models.tokenizing.siglip import check_siglip_tokenizer, is_siglip_tokenizer, lower_texts
 from staged_pool.runtime.models.tokenizing.tokenizer_file import (
     TOKENIZER_FILE,
     add_declared_tokens,
@@ -93,6 +93,8 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     else:
         backend, side = from_file, without_call_settings(from_file)
         notes = (*notes, *settings.notes, *_complete(backend, settings, _rows(folder.config)))
+        if note := lower_texts(backend, type(known).__name__):
+            notes = (*notes, note)
         backend.encode_special_tokens = False  # so that the ids of special tokens can be compared
         notes = (*notes, *_compare(body, backend, known))
     notes = (*notes, *add_ends(backend, settings))

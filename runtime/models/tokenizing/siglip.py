@@ -1,4 +1,6 @@
-"""SigLIP's tokenizer, whose class in transformers is in Python, by the `tokenizer.json` that lies beside its own file.
+"""The tokenizers of SigLIP and its successors, which were trained on lowercased texts.
+
+SigLIP's class in transformers is in Python; the `tokenizer.json` that lies beside its own file stands in for it.
 
 Before it looks up tokens, that class lowercases a text, leaves out punctuation and joins blanks. The
 `tokenizer.json` is tried out for that: there are some that do not do so.
@@ -10,7 +12,7 @@ import string
 from pathlib import Path
 from typing import Final
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from staged_pool.runtime.models.folders.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
@@ -23,6 +25,27 @@ _SAME: Final = (
     ("".join(f"x{mark}" for mark in string.punctuation), "x" * len(string.punctuation)),
 )
 """Texts that are one to the class."""
+
+
+_LOWERING: Final = frozenset({"Siglip2Tokenizer"})
+"""Classes that lowercase texts although the files of their models do not: the models were trained on such texts."""
+
+
+def lower_texts(tokenizer: Tokenizer, class_name: str) -> str | None:
+    """Lowercase texts before anything else, where a class does so and `tokenizer.json` does not.
+
+    Args:
+        tokenizer: Is changed.
+        class_name: Of the class in transformers.
+
+    Returns:
+        A note for the log. None: nothing was done.
+    """
+    if class_name not in _LOWERING or tokenizer.encode("Hello THERE").ids == tokenizer.encode("hello there").ids:
+        return None
+    given = tokenizer.normalizer
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([given] if given is not None else [])])
+    return f"{class_name}: texts are lowercased, as in training, which tokenizer.json does not do"
 
 
 def is_siglip_tokenizer(body: Path) -> bool:

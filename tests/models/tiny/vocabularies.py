@@ -79,6 +79,17 @@ def unigram(
     )
 
 
+def blank_bpe() -> hf.PreTrainedTokenizerFast:
+    """Gemma's, as SigLIP2's folders have it: blanks are a character of their own, and capitals stay."""
+    tokenizer = Tokenizer.from_str(_blank_bpe())
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <eos>", pair="$A <eos> $B <eos>", special_tokens=[("<eos>", tokenizer.token_to_id("<eos>"))]
+    )
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>", eos_token="<eos>"
+    )
+
+
 def chat_bpe(*, appended: str = "", **settings: Any) -> hf.PreTrainedTokenizerFast:
     """Qwen's: padding is a token that also ends texts, and a pair is one text after the other.
 
@@ -124,6 +135,25 @@ def _clip_bpe() -> str:
         vocabulary.setdefault(f"{character}</w>", len(vocabulary))
     for token in ("<|startoftext|>", "<|endoftext|>"):
         vocabulary[token] = len(vocabulary)
+    return json.dumps(content)
+
+
+@functools.cache
+def _blank_bpe() -> str:
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(
+        "\u2581", "merged_with_next"
+    )  # else a text is one word to the trainer
+    trainer = trainers.BpeTrainer(vocab_size=SIZE - 256, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    content = json.loads(tokenizer.to_str())
+    content["model"]["byte_fallback"] = True
+    for byte in range(256):
+        content["model"]["vocab"][f"<0x{byte:02X}>"] = len(content["model"]["vocab"])
     return json.dumps(content)
 
 
