@@ -3,7 +3,7 @@
 # make test    set up, and run the tests
 # make long    the tests that take minutes
 # make check   formatting, lint, types
-# make clients openai's, cohere's, langchain's and other clients against a server
+# make clients the clients of others, from their own packages, against a server
 # make sim     many random schedules of the real engine in virtual time
 # make fuzz    requests made up from /openapi.json, to a server with tiny models
 # make perf    the measurements of the README
@@ -26,6 +26,7 @@ FILES := $(shell find stages runtime api -name '*.py' | LC_ALL=C sort | cksum | 
 RUN := $(VENV)/.run-$(FILES)
 DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
+LITELLM := $(VENV)/.litellm
 
 .PHONY: install serve test long check clients sim fuzz perf format clean
 .DELETE_ON_ERROR:
@@ -47,8 +48,9 @@ check: $(DEV)
 	$(BIN)/mypy -p staged_pool
 	$(BIN)/mypy perf tests
 
-clients: $(CLIENTS)
+clients: $(CLIENTS) $(LITELLM)
 	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
+	$(VENV)/litellm/bin/python -m pytest tests/clients/test_litellm.py $(PYTEST_ARGS)
 
 sim: $(DEV)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
@@ -85,7 +87,18 @@ $(DEV): $(RUN)
 	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e '.[dev,perf]'
 	touch $@
 
+# infinity_client asks for an older httpx than it needs: hence --no-deps.
 $(CLIENTS): $(DEV)
 	rm -rf $(VENV)/.clients-*
 	$(PIP) install -c constraints.txt --no-build-isolation --config-settings editable_mode=strict -e '.[clients]'
+	$(PIP) install -c constraints.txt --no-deps infinity_client
+	touch $@
+
+# LiteLLM wants other versions of what the tests have: they stand before the rest, which is borrowed.
+$(LITELLM): constraints-litellm.txt | $(DEV)
+	rm -rf $(VENV)/litellm
+	$(PYTHON) -m venv $(VENV)/litellm
+	$(VENV)/litellm/bin/pip --disable-pip-version-check --quiet install -c constraints-litellm.txt litellm
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $(VENV)/borrowed.pth
+	mv $(VENV)/borrowed.pth "$$($(VENV)/litellm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	touch $@

@@ -30,8 +30,11 @@ from staged_pool.runtime.engine import Engine
 from tests.api.tiny_server import TinyServer, tiny_server
 from tests.conftest import BACKENDS
 
-EXTRA: Final = ("cohere", "haystack", "langchain_cohere", "langchain_openai", "llama_index", "openai")
-"""What the extra `clients` installs."""
+EXTRA: Final = (
+    *("chromadb", "cohere", "haystack", "infinity_client", "langchain_cohere", "langchain_nvidia_ai_endpoints"),
+    *("langchain_ollama", "langchain_openai", "llama_index", "mixedbread", "ollama", "openai", "voyageai"),
+)
+"""What `make clients` installs beside the tests; LiteLLM has a place of its own."""
 
 KEY: Final = "a-key-of-the-tests-0123456789abcdef"
 TEXTS: Final = ["A man is eating food.", "naïve café, Ωmega 🙂", "short", "Someone has a meal."]

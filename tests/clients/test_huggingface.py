@@ -35,6 +35,14 @@ def test_vectors(server: Oracle, hub: Any) -> None:
     assert_allclose(asyncio.run(embed()), wanted, atol=WITHIN)
 
 
+def test_the_root(server: Oracle, hub: Any) -> None:
+    """Without a path, the first model and the fields say what is wanted."""
+    client = hub.InferenceClient(server.url, token=KEY)
+    assert_allclose(client.feature_extraction(TEXTS), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
+    found = client.sentence_similarity(TEXTS[0], other_sentences=TEXTS)
+    assert_allclose(found, server("embedder", "score", TEXTS[0], TEXTS).scores, atol=WITHIN)
+
+
 def test_similarities(server: Oracle, hub: Any) -> None:
     client = hub.InferenceClient(f"{server.url}/similarity", token=KEY)
     found = client.sentence_similarity(TEXTS[0], other_sentences=TEXTS)

@@ -1,4 +1,4 @@
-"""Not in the extra: it wants older versions of what the models are loaded with."""
+"""LiteLLM, as each of the providers that it can ask here. It has an environment of its own, see the Makefile."""
 
 from __future__ import annotations
 
@@ -10,34 +10,72 @@ from numpy.testing import assert_allclose
 
 from tests.clients.conftest import KEY, QUERY, TEXTS, WITHIN, Oracle, client_package
 
+VECTORS: dict[str, str] = {
+    "openai": "/v1",
+    "hosted_vllm": "/v1",
+    "infinity": "",
+    "jina_ai": "/v1",
+    "voyage": "/v1",
+    "nvidia_nim": "/v1",
+    "ollama": "",
+    "cohere": "/v2/embed",
+    "huggingface": "",
+}
+"""What follows the address of the server in `api_base`, by provider."""
+RANKINGS: dict[str, str] = {
+    "cohere": "/v2/rerank",
+    "hosted_vllm": "",
+    "infinity": "",
+    "jina_ai": "/v1/rerank",
+    "voyage": "",
+    "huggingface": "",
+    "nvidia_nim/ranking": "",
+}
 
-@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+
+@pytest.mark.parametrize("provider", VECTORS)
 def test_vectors(server: Oracle, provider: str) -> None:
     litellm = client_package("litellm", of_the_extra=False)
-    asked: dict[str, Any] = {"model": f"{provider}/embedder", "input": TEXTS, "api_key": KEY}
+    base = server.url + VECTORS[provider]
+    asked: dict[str, Any] = {"model": f"{provider}/embedder", "input": TEXTS, "api_key": KEY, "api_base": base}
+    if provider == "huggingface":
+        asked["input_type"] = "feature-extraction"  # else it asks the hub what the model is for
+    if provider == "ollama":
+        asked["extra_headers"] = {"Authorization": f"Bearer {KEY}"}
     wanted = server("embedder", "embed", TEXTS).embeddings
-    for found in (
-        litellm.embedding(**asked, api_base=f"{server.url}/v1"),
-        asyncio.run(litellm.aembedding(**asked, api_base=f"{server.url}/v1")),
-    ):
+    for found in (litellm.embedding(**asked), asyncio.run(litellm.aembedding(**asked))):
         assert_allclose([one["embedding"] for one in found.data], wanted, atol=WITHIN)
 
 
-@pytest.mark.parametrize("provider", ["cohere", "hosted_vllm", "infinity", "jina_ai"])
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm", "infinity", "voyage", "nvidia_nim"])
+def test_purposes(server: Oracle, provider: str) -> None:
+    """`input_type` names a prompt where the model has any, and changes nothing where it has none."""
+    litellm = client_package("litellm", of_the_extra=False)
+    for model, prompt in (("embedder", None), ("prompted", "query")):
+        asked = {"input": TEXTS, "api_key": KEY, "api_base": server.url + VECTORS[provider], "input_type": "query"}
+        found = litellm.embedding(model=f"{provider}/{model}", **asked)
+        wanted = server(model, "embed", TEXTS, prompt_name=prompt).embeddings
+        assert_allclose([one["embedding"] for one in found.data], wanted, atol=WITHIN)
+
+
+@pytest.mark.parametrize("provider", RANKINGS)
 def test_rankings(server: Oracle, provider: str) -> None:
     litellm = client_package("litellm", of_the_extra=False)
-    # Documents of infinity are texts; here they are the objects that all others want, on the path that they share.
+    # Documents of infinity are texts; here they are the objects that vLLM's clients want, who ask in the same way.
     options = {"return_documents": False} if provider == "infinity" else {}
-    base = {"cohere": "/v2/rerank", "jina_ai": "/v1/rerank"}.get(provider, "")
     found = litellm.rerank(
         model=f"{provider}/ranker",
         query=QUERY,
         documents=TEXTS,
         api_key=KEY,
-        api_base=f"{server.url}{base}",
+        api_base=server.url + RANKINGS[provider],
         top_n=3,
         **options,
     )
-    wanted = server("ranker", "rerank", QUERY, TEXTS, top_n=3).ranking
+    activate = provider != "nvidia_nim/ranking"
+    # text-embeddings-inference ranks all of them, and names no model: the first one that can rank is asked.
+    theirs = provider == "huggingface"
+    model, top_n = ("embedder", None) if theirs else ("ranker", 3)
+    wanted = server(model, "rerank", QUERY, TEXTS, top_n=top_n, activate=activate).ranking
     assert [one["index"] for one in found.results] == [one.index for one in wanted]
     assert_allclose([one["relevance_score"] for one in found.results], [one.score for one in wanted], atol=WITHIN)

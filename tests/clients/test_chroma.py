@@ -1,0 +1,37 @@
+"""Embedding functions of chromadb that take a base URL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from numpy.testing import assert_allclose
+
+from tests.clients.conftest import KEY, TEXTS, WITHIN, Oracle, client_package
+
+
+@pytest.mark.parametrize("path", ["", "/", "/embed"])
+def test_text_embeddings_inference(server: Oracle, path: str) -> None:
+    functions = client_package("chromadb.utils.embedding_functions")
+    function = functions.HuggingFaceEmbeddingServer(url=f"{server.url}{path}", api_key=KEY)
+    assert_allclose(function(TEXTS), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
+
+
+def test_openai(server: Oracle) -> None:
+    functions = client_package("chromadb.utils.embedding_functions")
+    function = functions.OpenAIEmbeddingFunction(api_key=KEY, api_base=f"{server.url}/v1", model_name="embedder")
+    assert_allclose(function(TEXTS), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
+
+
+def test_cohere(server: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = client_package("chromadb.utils.embedding_functions")
+    monkeypatch.setenv("CO_API_URL", server.url)  # which Cohere's client takes for its base URL
+    function: Any = functions.CohereEmbeddingFunction(api_key=KEY, model_name="embedder")
+    assert_allclose(function(TEXTS), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
+
+
+def test_ollama(server: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = client_package("chromadb.utils.embedding_functions")
+    monkeypatch.setenv("OLLAMA_API_KEY", KEY)  # which Ollama's client sends
+    function = functions.OllamaEmbeddingFunction(url=server.url, model_name="embedder")
+    assert_allclose(function(TEXTS), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
