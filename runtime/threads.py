@@ -16,8 +16,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, cast
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
+import sniffio
 
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.wakeup import wakeup
@@ -66,12 +66,11 @@ def poster() -> Callable[..., object]:
 
     `anyio.from_thread` only offers to wait, which would hang a thread for ever on a loop that has just ended.
     """
-    native = anyio.lowlevel.current_token().native_token
-    if isinstance(native, asyncio.AbstractEventLoop):
-        return native.call_soon_threadsafe
-    from trio.lowlevel import TrioToken  # only where the host runs trio
+    if sniffio.current_async_library() == "trio":
+        import trio  # only where the host runs it
 
-    return cast(TrioToken, native).run_sync_soon
+        return trio.lowlevel.current_trio_token().run_sync_soon
+    return asyncio.get_running_loop().call_soon_threadsafe
 
 
 def is_first() -> bool:

@@ -10,16 +10,22 @@ texts beside it only by rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from staged_pool.runtime.models.stack import Group
+
+varlen_attn: Callable[..., Any] | None
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # of torch before 2.10
+    varlen_attn = None
 
 PACKED: Final = "staged_packed"
 """The name of this attention in transformers."""
@@ -96,14 +102,23 @@ def packed_attention(
 
 
 def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `varlen_attn` may run: a kernel of FlashAttention 2, for GPUs from Ampere on and dtypes of 16 bits. Which
-    widths of heads it takes shows when it is tried."""
+    """True where `varlen_attn` may run: a kernel of FlashAttention 2.
+
+    It is for GPUs from Ampere on and dtypes of 16 bits, and for a torch whose `varlen_attn` takes a scale and a window.
+    Which widths of heads it takes shows when it is tried.
+    """
     return (
-        device.type == "cuda"
+        {"scale", "window_size"} <= _varlen_parameters().keys()
+        and device.type == "cuda"
         and dtype in (torch.bfloat16, torch.float16)
         and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )
+
+
+def _varlen_parameters() -> Mapping[str, object]:
+    """The parameters of `varlen_attn`, which differ between versions of torch; empty where there is none."""
+    return {} if varlen_attn is None else inspect.signature(varlen_attn).parameters
 
 
 def _attend_in_one_call(
@@ -112,6 +127,13 @@ def _attend_in_one_call(
     """Three of [1, heads, tokens, head width] -> [1, tokens, heads, head width]."""
     before = -1 if window is None else window - 1  # a window counts the token itself as well
     q, k, v = (x[0].transpose(0, 1) for x in qkv)
+    grouped: dict[str, bool] = {}
+    if q.shape[1] != k.shape[1]:
+        if "enable_gqa" in _varlen_parameters():
+            grouped = {"enable_gqa": True}
+        else:  # in torch 2.11 each query has keys of its own
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    assert varlen_attn is not None
     attended = varlen_attn(
         q,
         k,
@@ -122,7 +144,7 @@ def _attend_in_one_call(
         bounds.longest,
         scale=scaling,
         window_size=(before, 0 if causal else before),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **grouped,
     )
     assert isinstance(attended, Tensor)
     return attended.unsqueeze(0)

@@ -8,9 +8,13 @@ bfloat16 a third faster. The results differ from those of `nn.Linear` by roundin
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor, nn
+
+NO_KERNEL: Final = (RuntimeError, AttributeError)
+"""Raised where a kernel is missing: by torch for a processor or a build, by Python for an operator without a name."""
 
 
 class PrepackedLinear(nn.Module):
@@ -40,7 +44,7 @@ def prepacked(weight: Tensor) -> Tensor:
     """[out, in], on the CPU, float32 or bfloat16 -> the same in oneDNN's own layout: opaque, and of no use to others.
 
     Raises:
-        RuntimeError: This build of torch, or this processor, does not have the kernels.
+        NO_KERNEL: This build of torch, or this processor, does not have the kernels.
     """
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
     return packed
@@ -53,7 +57,7 @@ def prepack_linears(model: nn.Module) -> Callable[[], None]:
         Puts the original layers back.
 
     Raises:
-        RuntimeError: This build of torch, or this processor, does not have the kernels.
+        NO_KERNEL: This build of torch, or this processor, does not have the kernels.
     """
     places = [
         (parent, name, child)

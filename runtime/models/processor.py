@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from staged_pool.runtime.models.linear import PrepackedLinear
+from staged_pool.runtime.models.linear import NO_KERNEL, PrepackedLinear
 from staged_pool.runtime.models.threads import threads_kept
 from staged_pool.runtime.models.tuning import capabilities
 from staged_pool.stages.log import get_logger
@@ -39,7 +39,7 @@ def bfloat16_pays() -> bool:
         return False
     try:
         gain = _seconds(torch.float32) / _seconds(torch.bfloat16)
-    except RuntimeError as error:  # this build of torch does not have the kernels
+    except NO_KERNEL as error:  # this build of torch does not have the kernels
         log.info("model.no_bfloat16", reason=str(error))
         return False
     log.info("model.bfloat16", times_as_quick=round(gain, 2))

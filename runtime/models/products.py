@@ -26,7 +26,7 @@ from typing import Final, Literal, NamedTuple
 
 import torch
 
-from staged_pool.runtime.models.linear import prepacked
+from staged_pool.runtime.models.linear import NO_KERNEL, prepacked
 from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, split_layer
 from staged_pool.runtime.models.threads import threads_kept
 from staged_pool.runtime.models.tuning import has_wide_vectors
@@ -228,5 +228,5 @@ def _made_up(shape: LayerShape, product: Product, threads: int) -> Layer | None:
             second_norm_bias=zeros[:width],
             second_epsilon=1e-6,
         )
-    except RuntimeError:
+    except NO_KERNEL:
         return None

@@ -16,10 +16,16 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.jit import is_scripting  # type: ignore[attr-defined]  # it is in no list of names
-from torch.jit._fuser import optimized_execution
 
 from staged_pool.stages.log import get_logger
+
+try:
+    from torch.jit import is_scripting
+except ImportError:  # a torch without TorchScript
+
+    def is_scripting() -> bool:
+        return False
+
 
 log = get_logger("staged_pool.models")
 
@@ -285,6 +291,7 @@ def layers_as_one_call() -> Callable[[Tensor, Sequence[Group], list[Layer], bool
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             scripted: Any = torch.jit.script(through_layers)
+            optimized_execution: Any = torch.jit.optimized_execution
     except Exception as error:  # noqa: BLE001  # whatever a torch without it raises
         log.info("model.not_scripted", reason=str(error))
         return run_layers

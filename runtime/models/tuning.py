@@ -275,9 +275,14 @@ def processor_facts() -> Mapping[str, Any]:
 
 def capabilities() -> Mapping[str, Any]:
     """The instructions that the processor has, by torch's names; empty where this build of torch does not say."""
-    said = getattr(torch.cpu, "get_capabilities", None)
-    found: Mapping[str, Any] = said() if said is not None else {}
-    return found
+    if (said := getattr(torch.cpu, "get_capabilities", None)) is not None:
+        found: Mapping[str, Any] = said()
+        return found
+    asked = {  # of torch before 2.10
+        "avx512_bf16": getattr(torch.cpu, "_is_avx512_bf16_supported", None),
+        "amx_bf16": getattr(torch.cpu, "_is_amx_tile_supported", None),
+    }
+    return {name: ask() for name, ask in asked.items() if ask is not None}
 
 
 def share_of_cores(threads: int) -> float:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from staged_pool.runtime.models.attention import Bounds, packed_attention
+from staged_pool.runtime.models import attention
+from staged_pool.runtime.models.attention import Bounds, packed_attention, takes_varlen
 from staged_pool.runtime.models.stack import Group
+from tests.models.varlen import varlen_attn
 
 HEADS, WIDTH = 4, 8
 GROUPS = [(2, 5), (1, 1), (3, 2), (1, 11)]
@@ -100,6 +102,36 @@ def test_one_call_for_all_sequences_gives_what_groups_give(key_heads: int, windo
     in_groups, _ = packed_attention(layer, query, key, value, None, **settings)
     at_once, _ = packed_attention(layer, query, key, value, None, packed_bounds=Bounds(starts, 11), **settings)
     torch.testing.assert_close(at_once, in_groups)
+
+
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+def test_one_call_repeats_keys_where_torch_does_not(key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_torch_2_11(q: Tensor, k: Tensor, v: Tensor, *places: Any, scale: float, window_size: tuple[int, int]) -> Any:
+        return varlen_attn(q, k, v, *places, scale=scale, window_size=window_size)
+
+    monkeypatch.setattr(attention, "varlen_attn", of_torch_2_11)
+    torch.manual_seed(0)
+    qkv = random(HEADS), random(key_heads), random(key_heads)
+    groups = [Group(sequences, tokens, tokens) for sequences, tokens in GROUPS]
+    starts = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    in_groups, _ = packed_attention(nn.Module(), *qkv, None, packed_groups=groups, scaling=0.3)
+    at_once, _ = packed_attention(
+        nn.Module(), *qkv, None, packed_groups=groups, packed_bounds=Bounds(starts, 11), scaling=0.3
+    )
+    torch.testing.assert_close(at_once, in_groups)
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+def test_a_torch_whose_one_call_takes_no_window_does_without(has_it: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_torch_2_10(q: Tensor, k: Tensor, v: Tensor, *places: Any, is_causal: bool = False) -> Any:
+        pytest.fail("called")
+
+    monkeypatch.setattr(attention, "varlen_attn", of_torch_2_10 if has_it else None)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert not takes_varlen(torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
+    assert takes_varlen(torch.device("cuda"), torch.bfloat16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the kernel has no other form")

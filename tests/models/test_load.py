@@ -243,17 +243,28 @@ def unknown_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def test_bfloat16_is_chosen_where_the_cpu_is_quicker_in_it(
     able: bool, gain: float, dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able}, raising=False)
     monkeypatch.setattr(processor, "_seconds", {torch.float32: gain, torch.bfloat16: 1.0}.__getitem__)
     assert load_model(EngineConfig(model=str(folder), device="cpu")).card.dtype == dtype
 
 
-@pytest.mark.usefixtures("unknown_processor")
-def test_no_bfloat16_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prepacked(weight: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("mkldnn: no such kernel")
+@pytest.mark.parametrize("able", [False, True])
+def test_a_torch_that_lists_no_capabilities_is_asked_for_each(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: able, raising=False)
+    assert tuning.capabilities()["amx_bf16"] is able
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
+    assert "amx_bf16" not in tuning.capabilities()
 
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+
+@pytest.mark.parametrize("error", linear.NO_KERNEL)
+@pytest.mark.usefixtures("unknown_processor")
+def test_no_bfloat16_without_the_kernels(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepacked(weight: torch.Tensor) -> torch.Tensor:
+        raise error("mkldnn: no such kernel")
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
     monkeypatch.setattr(linear, "prepacked", prepacked)  # as on a processor whose name promises too much
     assert not processor.bfloat16_pays()
 

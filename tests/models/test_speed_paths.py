@@ -88,12 +88,17 @@ def test_a_model_that_changes_under_prepacking_keeps_its_layers(
     assert "other vectors" in reason
 
 
+@pytest.mark.parametrize("error", linear.NO_KERNEL)
 @pytest.mark.parametrize(("kind", "kept"), [("bert-mean", FusedLayers), ("modernbert-cls", nn.Linear)])
 def test_a_processor_without_kernels_for_prepacked_weights_multiplies_without(
-    kind: str, kept: type[nn.Module], tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    kept: type[nn.Module],
+    error: type[Exception],
+    tiny_folder: TinyFolder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing(weight: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("this path needs another processor")
+        raise error("this path needs another processor")
 
     config = EngineConfig(model=str(tiny_folder(kind)), dtype="float32", tune="again")
     usual = embed(load_model(config), ["a few words"], Output.DENSE).embeddings
