@@ -27,7 +27,6 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    GteConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -162,8 +161,11 @@ def load_transformer(
 
 def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
     """The config as its class in transformers has it, or a class of the folder's own."""
-    if folder.config.get("model_type") == GteConfig.model_type:  # the file may be one that asks for code of its own
-        config = GteConfig.from_dict(dict(folder.config))
+    if folder.config.get("model_type") == "gte":  # the file may be one that asks for code of its own
+        if (native := getattr(transformers, "GteConfig", None)) is None:
+            version = transformers.__version__
+            raise ConfigError(f"config.json: model_type='gte' needs a newer transformers than {version}, which is here")
+        config: PreTrainedConfig = native.from_dict(dict(folder.config))
         config._name_or_path = str(folder.body)
         return config
     found: PreTrainedConfig = AutoConfig.from_pretrained(folder.body, local_files_only=True, trust_remote_code=own_code)
