@@ -46,6 +46,7 @@ from staged_pool.api.listener import bind, bind_udp, bind_unix
 from staged_pool.api.program import errors_in_flag_words, prepare_environment, run
 from staged_pool.api.tls import server_context
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.find import check_model
 from staged_pool.stages.errors import ConfigError
 
 _DEFAULT = EngineConfig()
@@ -409,6 +410,8 @@ def serve(
             drain_timeout_s=drain_timeout,
         )
         engines = [replace(first, model=source, served_name=name) for name, source in _named(model, served_name)]
+        for engine in engines:
+            check_model(engine)
         server_context(server)  # before anything heavy: its files may be wrong
         listener = bind(server.host, server.port) if unix_socket is None else bind_unix(unix_socket)
         if quic_port is not None:

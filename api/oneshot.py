@@ -42,8 +42,9 @@ from staged_pool.api.flags import (
 )
 from staged_pool.api.program import errors_in_flag_words, prepare_environment, run
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.find import check_model, find_model
 from staged_pool.runtime.requests import MODEL_MAX, Image
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import ConfigError, InvalidInput
 
 if TYPE_CHECKING:
     from staged_pool.runtime.engine import Engine
@@ -97,8 +98,13 @@ def embed(
     """Embed texts and pictures without a server. Prints one JSON object for each: {"index", "text" or "image",
     "embedding"}."""
 
+    with errors_in_flag_words():
+        if dimensions is not None and dimensions < 1:
+            raise ConfigError(f"dimensions={dimensions}: must be at least 1")
+        given = _given(texts, image)
+
     async def use(engine: Engine, config: EngineConfig) -> None:
-        for first, some in _portions(_given(texts, image), config):
+        for first, some in _portions(given, config):
             with _errors_by_name(some, first):
                 result = await engine.embed(await _read(some), dimensions=dimensions)
             for index, (each, vector) in enumerate(zip(some, result.embeddings.tolist(), strict=True), start=first):
@@ -156,8 +162,11 @@ def score(
     Documents that are longer than the model takes are cut.
     """
 
+    with errors_in_flag_words():
+        given = _lines(documents, "document")
+
     async def use(engine: Engine, config: EngineConfig) -> None:
-        for first, some in _portions(_lines(documents), config, spare=1):
+        for first, some in _portions(given, config, spare=1):
             result = await engine.score(query, some, activate=activate, max_tokens=MODEL_MAX)
             for index, (document, value) in enumerate(zip(some, result.scores.tolist(), strict=True), start=first):
                 _print(index=index, document=document, score=value)
@@ -208,8 +217,11 @@ def classify(
     """Classify texts and pictures without a server. Prints one JSON object for each: {"index", "text" or "image",
     "label", "probs"}."""
 
+    with errors_in_flag_words():
+        given = _given(texts, image)
+
     async def use(engine: Engine, config: EngineConfig) -> None:
-        for first, some in _portions(_given(texts, image), config):
+        for first, some in _portions(given, config):
             with _errors_by_name(some, first):
                 result = await engine.classify(await _read(some), activate=activate)
             best = result.best.tolist()
@@ -270,19 +282,24 @@ def check(
             dtype=dtype,
             attention=attention,
         )
+        check_model(config)
         prepare_environment(offline=offline)
 
         from staged_pool.api import logs
-        from staged_pool.runtime.models.load import load_model
 
         logs.configure(log_level, log_format)
-        _print(**dataclasses.asdict(load_model(config).card))
+        found = find_model(config)
+
+        from staged_pool.runtime.models.load import load_model
+
+        _print(**dataclasses.asdict(load_model(config, found).card))
 
 
 def _ask(use: Use, *, backend: Backend, log_level: LogLevel, log_format: LogFormat, **settings: Any) -> None:
     """Load the model that the flags name, and run `use` with it."""
     with errors_in_flag_words():
         config = EngineConfig(**settings)
+        check_model(config)
         prepare_environment(offline=config.offline)
 
         from staged_pool.api import logs
@@ -298,13 +315,21 @@ async def _with_engine(config: EngineConfig, use: Use) -> None:
         await use(engine, config)
 
 
-def _lines(given: list[str] | None) -> list[str]:
-    return given or [line.rstrip("\n") for line in sys.stdin]
+def _lines(given: list[str] | None, name: str) -> list[str]:
+    """What the command line gives, or else the lines of the standard input.
+
+    Raises:
+        ConfigError: There are none; says how to give one.
+    """
+    lines = given or [line.rstrip("\r\n") for line in sys.stdin]
+    if not any(lines):
+        raise ConfigError(f"no {name}: give one as an argument, or one a line on the standard input")
+    return lines
 
 
 def _given(texts: list[str] | None, images: list[Path] | None) -> list[str | Path]:
     """The texts, then the files of pictures."""
-    return [*images] if images and not texts else [*_lines(texts), *(images or ())]
+    return [*images] if images and not texts else [*_lines(texts, "text"), *(images or ())]
 
 
 async def _read(given: Sequence[str | Path]) -> list[str | Image]:

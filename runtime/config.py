@@ -263,7 +263,11 @@ class EngineConfig:
         if self.deterministic and self.tune == "again":
             raise ConfigError("tune='again': with deterministic nothing is measured")
         AskedFor.of(self.score_template, self.score_tokens)
-        device_names(self.device)
+        kind = device_names(self.device)[0][:4]
+        if kind == "cpu" and self.dtype == "float16":
+            raise ConfigError("dtype='float16': is for GPUs; a CPU takes float32 or bfloat16")
+        if kind == "cuda" and (self.forward_workers or 1) > 1:
+            raise ConfigError(f"forward_workers={self.forward_workers}: a cuda device runs one forward at a time")
         AllowedHosts.of(self.allow_media_domains)
         if self.model == "":
             raise ConfigError("model='': must be a folder or a hub id")

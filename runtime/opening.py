@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 
 import anyio
@@ -18,6 +19,7 @@ from staged_pool.runtime.host_loop import OwnTask
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
 from staged_pool.runtime.model import LoadedModel
+from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS
 from staged_pool.runtime.threads import OwnThreads
 from staged_pool.stages.errors import ConfigError
@@ -78,6 +80,8 @@ async def _one_running(config: EngineConfig) -> AsyncIterator[Engine]:
 async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping[str, Engine]]:
     """See `open_engines`. The task that leaves it must be the one that has entered it."""
     first = _agreed(configs)
+    for config in configs:
+        check_folder(config.allow_media_path)
     _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
     options = StageOptions(clock=time.perf_counter)
     cores = usable_cores()
@@ -94,9 +98,10 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
     ):
         models: list[LoadedModel] = []
         try:
-            for config in configs:
-                models.append(model := await device.run(_load, config))
-                _check_names([one.card.name for one in models])
+            found = [await device.run(find_model, config) for config in configs]  # all, before torch is imported
+            _check_names([one.name for one in found])
+            for config, one in zip(configs, found, strict=True):
+                models.append(model := await device.run(partial(_load, config), one))
                 threads = model.card.forward_calls
                 device.grow(threads)
                 if "image" in model.card.lanes:
@@ -156,8 +161,7 @@ def _needs_cores(model: LoadedModel) -> bool:
     return model.card.device.startswith("cpu")
 
 
-def _load(config: EngineConfig) -> LoadedModel:
+def _load(config: EngineConfig, found: FoundModel) -> LoadedModel:
     from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
 
-    check_folder(config.allow_media_path)
-    return load_model(config)
+    return load_model(config, found)

