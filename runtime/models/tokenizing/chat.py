@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
@@ -114,6 +113,8 @@ class ChatTemplate:
         present = [{name: value for name, value in message.items() if value is not None} for message in messages]
         given: dict[str, Any] = {**self.special_tokens, **arguments}
         try:
+            from transformers.utils.chat_template_utils import render_jinja_template  # seconds to import
+
             texts, _ = render_jinja_template(
                 [present],
                 chat_template=self.source,
