@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.tiny import build, edit_json, write_json
+from tests.models.tiny import build, edit_json, rerankers, write_json
 
 COMMAND = [sys.executable, "-c", "from staged_pool.api.cli import main; main(prog_name='staged-pool')"]
 
@@ -69,3 +69,26 @@ def test_a_folder_that_cannot_be_served_is_refused_in_one_line(folder: Path, tmp
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: 1_Pooling/config.json: pooling_mode='attention' is not known, only cls")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_was_assumed_of_a_reranker_is_printed(tmp_path: Path) -> None:
+    done = check(str(rerankers.qwen2(tmp_path / "mxbai-rerank-base-v2")), "--dtype", "float32")
+    assert done.returncode == 0, done.stderr
+    card = json.loads(done.stdout)
+    assert (card["scoring"], card["outputs"]) == ("cross-encoder", ["labels"])
+    assert card["notes"][0].startswith("read as mxbai-rerank-v2, as its name alone says; score: the logit of 1")
+
+
+def test_a_language_model_of_which_nothing_is_known_names_the_ways_out_that_work(tmp_path: Path) -> None:
+    folder = str(rerankers.llama(tmp_path / "model"))
+    done = check(folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("error: config.json: LlamaForCausalLM is a language model")
+    assert all(flag in done.stderr for flag in ("--task embed", "--task score", "--score-template", "--score-tokens"))
+    embedded = subprocess.run(
+        [*COMMAND, "embed", "--offline", "--model", folder, "--task", "embed", "a text"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert len(json.loads(embedded.stdout)["embedding"]) == 32
+    scored = check(folder, "--score-template", "{query} {document}", "--score-tokens", "yes,no", "--dtype", "float32")
+    assert json.loads(scored.stdout)["activation"] == "sigmoid"
