@@ -38,7 +38,8 @@ def result(*scores: float) -> ScoreResult:
 
 
 def ranking(scores: list[float], documents: tuple[str, ...] | None, top_n: int | None) -> Any:
-    return parsed(encode_rerank(result(*scores), documents, top_n, "2", "list", request_id="r", created=1))
+    plain = {"voyage": False, "infinity": False}
+    return parsed(encode_rerank(result(*scores), documents, top_n, "2", "list", **plain, request_id="r", created=1))
 
 
 @given(TEXT.filter(bool), st.lists(TEXT, min_size=1))
