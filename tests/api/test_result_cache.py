@@ -34,6 +34,21 @@ async def metrics(client: httpx.AsyncClient, name: str) -> dict[str, float]:
     return {line[0].removeprefix(full).partition("{")[0]: float(line[1]) for line in lines if line[0].startswith(full)}
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_keys_and_salts_have_results_of_their_own(shared: bool) -> None:
+    keys = ("the-first-key", "the-second-key")
+    config = EngineConfig(result_cache_mb=1, share_between_tenants=shared)
+    async with serving(engine_on(LetterModel()), engine=config, api_keys=keys) as served, served.client() as client:
+        for key in keys * 2:
+            for salt in (None, "pepper"):
+                body = {"input": "same"} | ({"cache_salt": salt} if salt else {})
+                answer = await client.post("/v1/embeddings", json=body, headers={"authorization": f"Bearer {key}"})
+                assert vectors(answer) == [expected("same").tolist()]
+        cache = served.engine.statistics().result_cache
+    assert cache is not None
+    assert (cache.misses, cache.hits) == ((2, 6) if shared else (4, 4))
+
+
 async def test_clients_that_ask_for_the_same_at_once_share_a_forward() -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate)

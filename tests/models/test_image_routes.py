@@ -202,20 +202,22 @@ async def test_models_of_one_text_or_one_image_take_either_as_messages(
         return vector
 
     said, shown = await vector(input="a photo of a cat"), await vector(input=[{"image": CAT}])
-    for messages in (
+    texts: list[Any] = [
         [{"role": "user", "content": "a photo of a cat"}],
         [{"role": "user", "content": [{"type": "text", "text": "a photo of a cat"}]}],
         [{"role": "system", "content": ""}, {"role": "user", "content": "a photo of a cat"}],
         [{"role": "system", "content": "a photo "}, {"role": "user", "content": "of a cat"}],
-    ):
+    ]
+    for messages in texts:
         assert await vector(messages=messages) == pytest.approx(said, abs=1e-5)
         assert await vector(input=messages) == pytest.approx(said, abs=1e-5)
-    for messages in (
+    images: list[Any] = [
         [{"role": "user", "content": [part(CAT)]}],
         [{"role": "user", "content": [part(CAT), {"type": "text", "text": ""}]}],
         [{"role": "system", "content": ""}, {"role": "user", "content": [{"type": "text", "text": " "}, part(CAT)]}],
         [{"role": "system", "content": [{"type": "text", "text": ""}]}, {"role": "user", "content": [part(CAT)]}],
-    ):
+    ]
+    for messages in images:
         assert await vector(messages=messages) == pytest.approx(shown, abs=1e-5)
     both = [{"role": "user", "content": [part(CAT), {"type": "text", "text": "a photo of a cat"}]}]
     for path in ("/pooling", "/v1/embeddings") if model != "colpali" else ("/pooling",):
