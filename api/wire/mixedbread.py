@@ -14,6 +14,7 @@ from staged_pool.api.wire.exchange import Body, Write, usage_fields
 from staged_pool.api.wire.fields import Limit, RequestFields
 from staged_pool.api.wire.pictures import Part, document, with_options
 from staged_pool.api.wire.pieces import Pieces, dump_around, entry_values
+from staged_pool.api.wire.rank_fields import labelled, text_of
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import Places, Sides
 from staged_pool.runtime.model import ModelCard
@@ -70,20 +71,13 @@ def _content(given: Document, rank_fields: Sequence[str] | None, index: int) -> 
     if isinstance(given, str):
         return given
     if rank_fields:
-        found = [_said(given[name]) for name in rank_fields if given.get(name) is not None]
-        if not found:
-            raise wrong(where, "the object has none of the `rank_fields`", index)
-        return "\n".join(found)
+        return text_of(given, rank_fields, where, index)
     if "type" in given or "text" in given:
         part = Part(**{name: given.get(name) for name in ("type", "text", "image_url", "image")})
         return document([part.read(where, index, default="text")])
     if not given:
         raise wrong(where, "the object has no fields", index)
-    return "\n".join(f"{name}: {_said(value)}" for name, value in given.items())
-
-
-def _said(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return labelled(given)
 
 
 def encode_reranking(

@@ -27,8 +27,8 @@ def encode_rerank(
     version: Literal["1", "2"],
     kind: str,
     *,
-    voyage: bool,
-    infinity: bool,
+    voyage: bool = False,
+    infinity: bool = False,
     request_id: str,
     created: int,
 ) -> Pieces:

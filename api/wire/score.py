@@ -15,6 +15,7 @@ from staged_pool.api.wire.inputs import check_max_tokens
 from staged_pool.api.wire.lines import LineWriter
 from staged_pool.api.wire.pictures import Part, document, with_options
 from staged_pool.api.wire.pieces import Pieces
+from staged_pool.api.wire.rank_fields import text_of
 from staged_pool.api.wire.ranking import encode_rerank, ranked
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import VLLM, Places, Sides
@@ -90,9 +91,33 @@ class RerankBody(CommonFields, kw_only=True):
     """Weaviate's: in each of its requests, whose answer has scores in the order of the documents. Without `documents`,
     the one text to be scored."""
 
+    rank_fields: list[str] | None = None
+    """Cohere's: of documents that are objects, the fields that are read, in this order."""
+
+
+class _FieldedBody(RerankBody, kw_only=True):
+    """As `RerankBody`, whose documents have fields of any names."""
+
+    documents: Any = None
+
 
 _SCORE: Final = msgspec.json.Decoder(ScoreBody)
 _RERANK: Final = msgspec.json.Decoder(RerankBody)
+_FIELDED: Final = msgspec.json.Decoder(_FieldedBody)
+
+
+def _decode_rerank(body: Body) -> RerankBody:
+    if b'"rank_fields"' not in body:
+        return jsons.decode(_RERANK, body)
+    fields = jsons.decode(_FIELDED, body)
+    if not fields.rank_fields:
+        return jsons.decode(_RERANK, body)
+    if not isinstance(fields.documents, list) or not all(isinstance(each, str | dict) for each in fields.documents):
+        raise wrong("documents", "expected a list of texts, or of objects that have the `rank_fields`")
+    fields.documents = [
+        text_of(each, fields.rank_fields, f"documents[{index}]", index) for index, each in enumerate(fields.documents)
+    ]
+    return fields
 
 
 def read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
@@ -125,7 +150,7 @@ def read_score_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWri
 
 def read_rerank_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWriter]:
     """See `ReadLines`. The lines are in the order in which the scores are known, so there are no first `top_n`."""
-    fields = jsons.decode(_RERANK, body)
+    fields = _decode_rerank(body)
     if fields.top_n or fields.top_k:
         raise wrong(
             "top_n" if fields.top_n else "top_k",
@@ -152,7 +177,7 @@ def read_rerank(
         kind: The answer's `object`.
         auto_truncate: Whether TEI's requests are cut where they do not say.
     """
-    fields = jsons.decode(_RERANK, body)
+    fields = _decode_rerank(body)
     if fields.documents is None and fields.texts is not None:
         return _read_tei_ranking(fields, fields.texts, card, auto_truncate)
     if fields.property is not None:

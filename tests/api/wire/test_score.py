@@ -127,6 +127,19 @@ def test_limits_beyond_what_the_model_takes_are_none(most: int) -> None:
     assert reranked(query="a", documents=["b"], max_tokens_per_doc=511).max_document_tokens == 511
 
 
+def test_of_documents_that_are_objects_the_named_fields_are_read_in_their_order() -> None:
+    documents = [{"title": "t", "content": "c", "year": 7}, "plain", {"content": "d", "type": 1}]
+    request = reranked(query="a", documents=documents, rank_fields=["year", "content", "title"])
+    assert request.documents == ("7\nc\nt", "plain", "d")
+    assert reranked(query="a", documents=[{"text": "x"}], rank_fields=None).documents == ("x",)
+    assert reranked(query="a", documents=[{"text": "x"}], rank_fields=[]).documents == ("x",)
+    with pytest.raises(InvalidInput, match=r"documents\[1\]: the object has none of the `rank_fields`") as caught:
+        reranked(query="a", documents=["b", {"title": "t"}], rank_fields=["text"])
+    assert (caught.value.param, caught.value.index) == ("documents", 1)
+    with pytest.raises(InvalidInput, match="documents: expected a list of texts, or of objects"):
+        reranked(query="a", documents=[1], rank_fields=["text"])
+
+
 def test_nulls_zeros_and_unknown_fields_mean_the_defaults() -> None:
     nulls: dict[str, Any] = dict.fromkeys(
         ("model", "use_activation", "instruction", "truncate_prompt_tokens", "max_tokens_per_query")
