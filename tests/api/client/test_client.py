@@ -106,7 +106,7 @@ async def check_vectors(ask: Ask, server: TinyServer) -> None:
         (TEXTS, {"prompt_name": "query", "model": "prompted"}),
     ]
     for inputs, options in asked:
-        found = await ask("embed", inputs, **options)
+        found = await ask("embed", inputs, **{"model": "embedder", **options})
         wanted = await server.engines[options.pop("model", "embedder")].embed(inputs, **options)
         assert (found.usage, found.model) == (wanted.usage, wanted.model)
         assert (found.dense is None) == (wanted.dense is None)
@@ -125,8 +125,9 @@ async def check_vectors(ask: Ask, server: TinyServer) -> None:
 
 async def check_scores(ask: Ask, server: TinyServer) -> None:
     embedder, ranker = server.engines["embedder"], server.engines["ranker"]
-    found = await ask("score", TEXTS[0], TEXTS)  # of the first model that can, by the cosine
+    found = await ask("score", TEXTS[0], TEXTS, model="embedder")  # by the cosine
     assert_allclose(found.scores, (await embedder.score(TEXTS[0], TEXTS)).scores, atol=3e-6)
+    assert (await ask("score", TEXTS[0], TEXTS)).model == "ranker"
     asked: list[tuple[Any, dict[str, Any]]] = [
         (TEXTS[0], {}),
         (TEXTS[0], {"activate": False, "max_tokens": 9}),
@@ -168,10 +169,10 @@ async def check_tokens(ask: Ask, server: TinyServer) -> None:
 async def check_the_rest(ask: Ask, server: TinyServer) -> None:
     engine = server.engines["embedder"]
     for special in (True, False):
-        found = await ask("tokenize", TEXTS[0], add_special_tokens=special)
+        found = await ask("tokenize", TEXTS[0], add_special_tokens=special, model="embedder")
         wanted = await engine.tokenize(TEXTS[0], add_special_tokens=special)
         assert (found.ids, found.strings) == (tuple(wanted.ids), tuple(wanted.strings))
-    assert await ask("detokenize", found.ids) == await engine.detokenize(found.ids)
+    assert await ask("detokenize", found.ids, model="embedder") == await engine.detokenize(found.ids)
     models = await ask("models")
     assert [model.name for model in models] == list(server.engines)
     assert models[0].max_tokens == engine.card.max_tokens
