@@ -29,8 +29,12 @@ Held: TypeAlias = memoryview | bytes
 
 _FIRST: Final = re.compile(rb"[A-Za-z0-9+/_-]")
 """What base64 and data URLs begin with. No JSON has it after the end of a text, so a text begins before it."""
-_ESCAPES: Final = ((b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""))
-"""As some writers escape base64, and break its lines."""
+_ESCAPES: Final = (
+    (b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""), (b"\\u002B", b"+"), (b"\\u002b", b"+"), (b"\\u002F", b"/"),
+    (b"\\u002f", b"/"), (b"\\u003D", b"="), (b"\\u003d", b"="),
+)  # fmt: skip
+"""As some writers escape base64, and break its lines: .NET's writes every `+` so."""
+_LONGEST_ESCAPE: Final = 6
 
 
 class Aside:
@@ -154,9 +158,7 @@ def _held(body: Body, start: int, end: int) -> memoryview | None:
     pieces = []
     place = 0
     while place < len(view):
-        until = min(place + SLICE, len(view))
-        if view[until - 1] == ord("\\"):
-            until += 1  # an escape stays in one piece; the last byte is none
+        until = _piece_end(view, place)
         piece = bytes(view[place:until])
         for escape, meant in _ESCAPES:
             piece = piece.replace(escape, meant)
@@ -165,3 +167,14 @@ def _held(body: Body, start: int, end: int) -> memoryview | None:
         pieces.append(piece)
         place = until
     return memoryview(b"".join(pieces))
+
+
+def _piece_end(view: memoryview, place: int) -> int:
+    """The end of the next piece, in which no escape begins that ends in another one."""
+    until = min(place + SLICE, len(view))
+    first = max(place, until - _LONGEST_ESCAPE + 1)
+    escape = bytes(view[first:until]).rfind(b"\\")
+    if escape < 0:
+        return until
+    length = _LONGEST_ESCAPE if view[first + escape + 1] == ord("u") else 2  # the last byte of all is no backslash
+    return min(max(until, first + escape + length), len(view))

@@ -52,6 +52,7 @@ PICTURES = {
     "compact": as_json({"input": [{"image": LONG}]}, separators=(",", ":")),
     "indented": as_json({"input": [{"image": LONG}]}, indent=8),
     "slashes": as_json({"input": [{"image": LONG}]}).replace(b"/", b"\\/"),
+    "dotnet": as_json({"input": [{"image": LONG}]}).replace(b"+", b"\\u002B").replace(b"=", b"\\u003d"),
     "lines": as_json({"input": [{"image": base64.encodebytes(DATA).decode()}]}),
     "no padding": as_json({"input": [{"image": LONG.rstrip("=")}]}),
     "percent": as_json({"input": [{"image": "data:," + "".join(f"%{byte:02X}" for byte in DATA)}]}),
@@ -68,6 +69,17 @@ def test_a_parser_sees_no_picture(name: str) -> None:
     assert request == openai.read_embeddings(body, CARD)[0]
     assert isinstance(request, EmbedRequest)
     assert DATA in [image.source for given_ in request.inputs for image in images_of(given_)]
+
+
+@pytest.mark.parametrize("slice_", range(1, 16))
+def test_an_escape_stays_whole_wherever_a_piece_ends(slice_: int) -> None:
+    written = b"QQ\\u002BB\\/\\u002b\\nA\\u002F\\r\\u002fAAAA\\u002B\\u003d\\u003D"
+    with mock.patch.object(aside, "BLOCK", 8), mock.patch.object(aside, "SLICE", slice_):
+        cut = aside.set_aside(b'{"image":"' + written + b'"}')
+        [mark] = json.loads(cut.json).values()
+        held = cut.take(mark)
+    assert held is not None
+    assert bytes(held) == b"QQ+B/+A//AAAA+=="
 
 
 def test_a_parser_sees_no_picture_in_the_alphabet_of_urls_either() -> None:

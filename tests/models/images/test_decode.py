@@ -418,6 +418,12 @@ def test_a_photo_with_a_gain_map_and_a_video_shows_its_first_image() -> None:
     assert_array_equal(decode(pair + BEHIND["video"]), decode(pair))
 
 
+def test_a_bmp_may_have_something_in_its_reserved_bytes() -> None:
+    data = bytearray(SMALL["BMP"])
+    data[6:10] = b"abcd"
+    assert_array_equal(decode(bytes(data)), decode(SMALL["BMP"]))
+
+
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_jpeg_with_restarts_counts_its_own_scans(progressive: bool) -> None:
     data = encode(picture(64, 64), "JPEG", progressive=progressive, restart_marker_rows=1)
