@@ -69,6 +69,8 @@ class Body:
         """The state that each forward begins in. None: forwards change nothing in it."""
         self._running = threading.Lock()
         """Held by a forward of a model that forwards change something in."""
+        self._computed: Tensor | None = None
+        """The token vectors of the probes, as they are computed now. None: not known."""
         self._in_one_call = False
         self._graphs: Graphs | None = None
         self._run_packed: Callable[..., Any] = model
@@ -308,12 +310,23 @@ class Body:
         return None
 
     def _change(self, change: Callable[[], Callable[[], None]], max_tokens: int) -> str | None:
-        probes = [self._probe(max_tokens, times) for times in (1, 8)]  # layers may compute few tokens in another way
+        """As `keep_if_right`. What was computed behind the last change is what stands before this one."""
+        known, self._computed = self._computed, None
+        computed = [] if known is None else [known]
+        asked = 0
 
         def compute() -> Tensor:
-            return torch.cat([self.hidden(probe) for probe in probes])
+            nonlocal asked
+            asked += 1
+            if asked > len(computed):  # layers may compute few tokens in another way than many
+                probes = [self._probe(max_tokens, times) for times in (1, 8)]
+                computed.append(torch.cat([self.hidden(probe) for probe in probes]))
+            return computed[asked - 1]
 
-        return keep_if_right(change, compute, name=type(self.model).__name__, dtype=self.model.dtype)
+        why = keep_if_right(change, compute, name=type(self.model).__name__, dtype=self.model.dtype)
+        if computed:
+            self._computed = computed[-1] if why is None else computed[0]
+        return why
 
     def _why_not_packed(self, probes: Sequence[tuple[PackedBatch, Shown | None]]) -> str | None:
         name = type(self.model).__name__

@@ -60,7 +60,7 @@ class Probes:
 
 def _limits(settings: dict[str, Any]) -> Sequence[int]:
     """The limits in a config, those of its parts included."""
-    found = []
+    found: list[int] = []
     for name, value in settings.items():
         if isinstance(value, dict):
             found += _limits(value)

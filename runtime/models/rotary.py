@@ -103,10 +103,8 @@ def _padded(compute: Callable[[Tensor], Any], positions: Tensor, runs: Sequence[
     rows = sum(run.sequences for run in runs)
     if positions.shape[-2] != rows:
         positions = positions.expand(*positions.shape[:-2], rows, longest)
-    parts = []
-    for run, part in zip(runs, positions.split_with_sizes([run.sequences for run in runs], dim=-2), strict=True):
-        found = compute(part[..., : run.longest])
-        parts.append(_each(lambda values, run=run: F.pad(values, (0, 0, 0, longest - run.longest)), found))
+    split = positions.split_with_sizes([run.sequences for run in runs], dim=-2)
+    parts = [_filled(compute(part[..., : run.longest]), longest) for run, part in zip(runs, split, strict=True)]
     return _joined(parts, -3)
 
 
@@ -181,8 +179,11 @@ def _fresh(module: nn.Module) -> nn.Module:
     return one
 
 
-def _each(change: Callable[[Tensor], Tensor], found: Any) -> Any:
-    return change(found) if isinstance(found, Tensor) else tuple(change(values) for values in found)
+def _filled(found: Any, tokens: int) -> Any:
+    """[..., rows, up to `tokens`, width] each, with zeros up to `tokens`."""
+    if isinstance(found, Tensor):
+        return F.pad(found, (0, 0, 0, tokens - found.shape[-2]))
+    return tuple(_filled(values, tokens) for values in found)
 
 
 def _joined(parts: Sequence[Any], dim: int) -> Any:

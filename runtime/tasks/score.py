@@ -210,7 +210,8 @@ def _similarities(queries: Sequence[object], documents: Sequence[object], card: 
     if similarity == "cosine" or card.normalize:
         q, d = normalized(q), normalized(d)
     if similarity in ("cosine", "dot"):
-        products = d @ q[0] if len(q) == 1 else np.einsum("ij,ij->i", q, d)
+        # Not `d @ q`: how that sums up a row depends on the number of rows.
+        products = np.einsum("ij,j->i", d, q[0]) if len(q) == 1 else np.einsum("ij,ij->i", q, d)
         return np.asarray(products, np.float32)
     distances = np.linalg.norm(q - d, ord=2 if similarity == "euclidean" else 1, axis=1)
     return np.asarray(-distances, np.float32)

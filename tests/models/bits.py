@@ -24,6 +24,8 @@ Vectors = NDArray[np.float32]
 
 WORDS = " ".join(topics.values()).split()
 TEXTS = [" ".join(WORDS[n * 97 : n * 97 + 1 + n * n % 31]) for n in range(64)]
+SCORED = 9
+"""Texts that are compared with the first one."""
 RESTS = 8
 """Texts that follow a rest."""
 RESTED_S = 0.05
@@ -62,12 +64,16 @@ async def compare(folder: str, dtype: DType, *, deterministic: bool) -> dict[str
         together = (await engine.embed(TEXTS)).embeddings
         beside = await at_once(engine)
         rested = await alone(engine, TEXTS[-RESTS:], rest_s=RESTED_S)
+        scores = (await engine.score(TEXTS[0], TEXTS[:SCORED])).scores
+        scored = [(await engine.score(TEXTS[0], [text])).scores[0] for text in TEXTS[:SCORED]]
     cosines = (one_by_one * together).sum(axis=1)
     return {
         "alone": digest(one_by_one),
         "rested": digest(np.concatenate([one_by_one[:-RESTS], rested])),
         "together": digest(together),
         "at once": digest(beside),
+        "scores": digest(np.asarray(scores, np.float32)),
+        "scores alone": digest(np.array(scored, np.float32)),
         "apart": float(max(np.abs(one_by_one - each).max() for each in (together, beside))),
         "cosine": float(cosines.min()),
     }
