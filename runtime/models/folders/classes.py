@@ -120,7 +120,7 @@ def _check_positions(config: Mapping[str, Any]) -> None:
 
 
 def _check_inputs(config: Mapping[str, Any]) -> None:
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in CONFIG_MAPPING:
         return
     if kind in _PARTS:

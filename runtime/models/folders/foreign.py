@@ -138,7 +138,7 @@ def _library(path: Path) -> str | None:
             return f"{name}: the folder is of {cause}"
     names = file_names(path)
     if (weights := name_cause([name for name in names if "/" not in name])) is not None:
-        return f"{path}: no config.json; there is {weights}"
+        return f"{path}: no config.json; found {weights}"
     inner = sorted({name.partition("/")[0] for name in names if fnmatch(name, "*/config.json")})
     if inner:
         return (

@@ -88,7 +88,7 @@ def read_body_config(body: Path, *, root: Path) -> Mapping[str, Any]:
     check_quantization(config.content, body)
     if not any((body / name).is_file() for name in WEIGHT_FILES):
         cause = name_cause(file_names(body))
-        found = f": there is {cause}" if cause else ""
+        found = f": found {cause}" if cause else ""
         raise ConfigError(
             f"{body}: no weights, neither model.safetensors nor pytorch_model.bin (nor their index){found}"
         )
