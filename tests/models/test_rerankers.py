@@ -334,7 +334,7 @@ def test_a_known_reranker_gives_vectors_where_the_user_says_so(root: Path) -> No
 
 
 def test_the_card_of_a_loaded_model_says_what_was_assumed(root: Path) -> None:
-    (note,) = load_model(EngineConfig(model=str(root / "mxbai-rerank-base-v2"))).card.notes
+    note, *_ = load_model(EngineConfig(model=str(root / "mxbai-rerank-base-v2"))).card.notes
     assert note.startswith("read as mxbai-rerank-v2, as its name alone says; score: the logit of 1 less that of 0")
 
 
@@ -403,7 +403,7 @@ def test_qwen3_is_asked_qwen3_rerankers_question_where_the_user_says_that_it_sco
     folder = shutil.copytree(root / "Qwen3-Reranker-0.6B", tmp_path / "model")
     assert "is a language model" in refusal(folder)
     assert "assumed to be a Qwen3-Reranker" in read_folder(folder, task="score").doubts[0]
-    (note,) = load_model(EngineConfig(model=str(folder), task="score")).card.notes
+    note, *_ = load_model(EngineConfig(model=str(folder), task="score")).card.notes
     assert "the softmax of the logits of yes and no" in note
 
 

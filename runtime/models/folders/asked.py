@@ -97,7 +97,7 @@ def replaced_answers(labelling: Labelling, asked: AskedFor, file: str) -> Labell
 def unasked_note(
     path: Path, body: Path, config: Mapping[str, Any], chat: str | None, template: PairForm | None
 ) -> tuple[str, ...]:
-    """What to say of a decoder reranker that was made a sequence classifier: its pairs are read without its question.
+    """A note on a decoder reranker made a sequence classifier: its pairs are read without its question.
 
     sentence-transformers and the other servers read it so too; who calls it writes the question into the texts.
 

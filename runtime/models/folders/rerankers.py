@@ -245,7 +245,7 @@ def recognise(path: Path, body: Path, config: Mapping[str, Any], chat: str | Non
 
 
 def looks_like_qwen3(config: Mapping[str, Any], body: Path) -> bool:
-    """Whether a language model has the class and the chat tokens of Qwen3, as all Qwen3-Rerankers have."""
+    """True for a language model of the class and with the chat tokens of Qwen3, as all Qwen3-Rerankers are."""
     if config.get("model_type") != "qwen3":
         return False
     try:
@@ -255,7 +255,7 @@ def looks_like_qwen3(config: Mapping[str, Any], body: Path) -> bool:
 
 
 def _names(path: Path, config: Mapping[str, Any]) -> str:
-    """What the folder and the repository that it came from are called, in lower case, one a line."""
+    """Names of the folder and of the repository that it came from, in lower case, one a line."""
     return "\n".join(name.lower() for name in _spelled_names(path, config))
 
 
