@@ -164,6 +164,8 @@ def test_each_text_of_a_pair_ends_with_the_token_that_is_added(tmp_path: Path) -
         ({"add_eos_token": True, "eos_token": "<end>"}, "eos_token names no token of the vocabulary: '<end>'"),
         ({"add_eos_token": "yes"}, "add_eos_token='yes' must be of type bool"),
         ({"truncation_side": "middle"}, "truncation_side='middle' must be 'left' or 'right'"),
+        ({"padding_side": "up"}, "padding_side='up' must be 'left' or 'right'"),
+        ({"model_max_length": "512"}, "model_max_length='512' must be a number"),
         ({"fast_tokenizer_files": ["tokenizer.4.0.json"]}, "keep one tokenizer.json"),
         ({"fix_mistral_regex": True}, "fix_mistral_regex=true asks for another pre-tokenizer"),
         ({"added_tokens_decoder": {"5": 7}}, "added_tokens_decoder: '5': 7 is not a token and its id"),
@@ -205,7 +207,7 @@ def test_decoded_text_is_cleaned_up_where_the_folder_says_so(cleans: bool, spell
     folder = write_tokenizer(tmp_path / "model", tokenizer, "bert", **BERT, clean_up_tokenization_spaces=cleans)
     ours = reader(load(folder))
     words = ["it", "'", "s", "so", ",", "is", "n", "'", "t", "it", "?"]
-    ids = [ours.shared.tokenizer.token_to_id(word) for word in words]
+    ids = [int(ours.shared.tokenizer.token_to_id(word) or 0) for word in words]
     assert ours.detokenize(ids, skip_special_tokens=True) == spelled
 
 
@@ -245,6 +247,25 @@ def test_tokens_that_only_the_settings_name_are_read_as_such(tmp_path: Path) -> 
     assert (
         f"'<|third|>' is not in tokenizer.json, and is read as ordinary text: the weights have {rows + 2} rows" in said
     )
+
+
+def test_special_tokens_may_be_written_as_objects(tmp_path: Path) -> None:
+    tokenizer = bytes_bpe()
+    rows = tokenizer.get_vocab_size()
+    folder = write_tokenizer(tmp_path / "model", tokenizer, "llama", **FAST, **LLAMA)
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    listed = {
+        "additional_special_tokens": [{"content": "<|first|>", **flags}],
+        "eos_token": {"content": "</s>", **flags},
+    }
+    (folder / "special_tokens_map.json").write_text(json.dumps(listed))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": rows + 1}))
+    source = load(folder)
+    assert reader(source).tokenize("<|first|></s>", add_special_tokens=False).ids == [
+        rows,
+        tokenizer.token_to_id("</s>"),
+    ]
+    assert source.special_tokens["eos_token"] == "</s>"
 
 
 def test_a_token_of_the_vocabulary_that_is_named_as_special_is_one_token(tmp_path: Path) -> None:
@@ -339,7 +360,7 @@ def test_a_vocabulary_without_the_file_is_read_by_its_class(tmp_path: Path) -> N
 def test_special_tokens_in_a_text_are_read_as_the_file_says_everywhere(tmp_path: Path) -> None:
     folder = write_layout("ModernBERT", tmp_path / "model")
     ours, wanted = reader(load(folder)), oracle(folder)
-    end = wanted.token_to_id("</s>")
+    end = int(wanted.token_to_id("</s>") or 0)
     text = "one </s> two"
     bare = wanted.encode(text, add_special_tokens=False).ids
     assert bare.count(end) == 1

@@ -84,7 +84,7 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     check_json(body, *TOKENIZER_FILES[1:])
     settings = read_settings(body)
     from_file = read_tokenizer_file(body)
-    known, notes = _class_of(folder, settings.class_name, own_code=own_code, has_file=from_file is not None)
+    known, notes = _class_of(folder, settings, own_code=own_code, has_file=from_file is not None)
     if from_file is None:
         if not known.is_fast:
             raise ConfigError(f"{body}: {type(known).__name__} is written in Python; a {TOKENIZER_FILE} is needed")
@@ -97,19 +97,19 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
             notes = (*notes, note)
         backend.encode_special_tokens = False  # so that the ids of special tokens can be compared
         notes = (*notes, *_compare(body, backend, known))
-    notes = (*notes, *add_ends(backend, settings))
+    notes = (*notes, *add_ends(backend, settings, known.special_tokens_map))
     # The probes above and those of special tokens are of ordinary text.
     backend.encode_special_tokens = settings.splits_special_tokens
     declared, templates = known.model_max_length, known.chat_template
     special_tokens = {
         name: text
         for name, text in known.special_tokens_map.items()
-        if isinstance(text, list) or settings.names(str(text)) or backend.token_to_id(str(text)) is not None
+        if isinstance(text, list) or settings.is_named(str(text)) or backend.token_to_id(str(text)) is not None
     }
     padding = special_tokens.get("pad_token")
     return LoadedTokenizer(
         backend=backend,
-        max_tokens=declared if 0 < declared < _SANE_TOKENS else None,
+        max_tokens=int(declared) if 0 < declared < _SANE_TOKENS else None,
         gives_types="token_type_ids" in known.model_input_names
         or (settings.class_name == _VERSION_4 and not settings.names_inputs and _takes_types(folder.config)),
         chat_template=templates.get("default") if isinstance(templates, dict) else templates,
@@ -124,24 +124,27 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
 
 
 def _class_of(
-    folder: ModelFolder, class_name: str | None, *, own_code: bool, has_file: bool
+    folder: ModelFolder, settings: TokenizerSettings, *, own_code: bool, has_file: bool
 ) -> tuple[Any, tuple[str, ...]]:
     """The tokenizer as transformers builds it, and notes for the log.
 
     Where `tokenizer.json` is there and its class cannot be built, the one that only wraps the file stands in.
     """
     body = folder.body
+    given: dict[str, Any] = {"local_files_only": True}
+    if settings.additional:
+        given["additional_special_tokens"] = list(settings.additional)
     with quiet(), unusable(folder, "the tokenizer"):
         if is_siglip_tokenizer(body):
-            return PreTrainedTokenizerFast.from_pretrained(body, local_files_only=True), ()
+            return PreTrainedTokenizerFast.from_pretrained(body, **given), ()
         try:
-            return AutoTokenizer.from_pretrained(body, local_files_only=True, trust_remote_code=own_code), ()
+            return AutoTokenizer.from_pretrained(body, trust_remote_code=own_code, **given), ()
         except LOADER_ERRORS as error:
+            if not has_file:
+                _check_readable(body, settings.class_name)
             if not has_file or "trust_remote_code" in str(error):
-                if not has_file:
-                    _check_readable(body, class_name)
                 raise
-            known = PreTrainedTokenizerFast.from_pretrained(body, local_files_only=True)
+            known = PreTrainedTokenizerFast.from_pretrained(body, **given)
             said = " ".join(str(error).split())
             return known, (f"transformers cannot build the tokenizer's class, {TOKENIZER_FILE} is read alone: {said}",)
 

@@ -76,8 +76,8 @@ class TokenizerSettings:
     """`add_bos_token`."""
     ends: bool | None
     """`add_eos_token`."""
-    begin_token: str | None
-    end_token: str | None
+    named: Mapping[str, str | None]
+    """The texts of `bos_token` and `eos_token`."""
     truncation_side: Side | None
     splits_special_tokens: bool
     """Whether the text of a special token in an input is read as ordinary text."""
@@ -96,7 +96,10 @@ class TokenizerSettings:
     notes: tuple[str, ...]
     """Settings that have no effect although they look like it, for the log."""
 
-    def names(self, content: str) -> bool:
+    additional: tuple[str, ...]
+    """`additional_special_tokens` that are written as objects, which transformers 5 does not read."""
+
+    def is_named(self, content: str) -> bool:
         """Whether the folder itself names this token."""
         return any(token.content == content for token in self.declared)
 
@@ -113,14 +116,16 @@ def read_settings(body: Path) -> TokenizerSettings:
     if versions := [name for name in file.get("fast_tokenizer_files", list, []) if name != "tokenizer.json"]:
         raise ConfigError(f"{SETTINGS}: fast_tokenizer_files={versions!r} is not supported: keep one tokenizer.json")
     side = file.get("truncation_side", str, None)
-    if side not in (None, "left", "right"):
-        raise ConfigError(f"{SETTINGS}: truncation_side={side!r} must be 'left' or 'right'")
+    for name in ("truncation_side", "padding_side"):
+        if (given := file.get(name, str, None)) not in (None, "left", "right"):
+            raise ConfigError(f"{SETTINGS}: {name}={given!r} must be 'left' or 'right'")
+    if isinstance(longest := file.content.get("model_max_length"), str | bool | list | dict):
+        raise ConfigError(f"{SETTINGS}: model_max_length={longest!r} must be a number")
     declared = {token.content: token for each in (added, named, file) for token in _declared(each)}
     return TokenizerSettings(
         begins=file.get("add_bos_token", bool, None),
         ends=file.get("add_eos_token", bool, None),
-        begin_token=_content(file, named, "bos_token"),
-        end_token=_content(file, named, "eos_token"),
+        named={name: _content(file, named, name) for name in ("bos_token", "eos_token")},
         truncation_side=cast("Side | None", side),
         splits_special_tokens=file.get("split_special_tokens", bool, False),
         cleans_up=file.get("clean_up_tokenization_spaces", bool, False),
@@ -131,6 +136,7 @@ def read_settings(body: Path) -> TokenizerSettings:
         names_inputs=bool(file.get("model_input_names", list, [])),
         declared=tuple(sorted(declared.values(), key=lambda t: (t.index is None, t.index or 0))),
         notes=tuple(_notes(file)),
+        additional=tuple(dict.fromkeys(text for each in (file, named) for text in _written_as_objects(each))),
     )
 
 
@@ -163,6 +169,14 @@ def _declared(file: JsonFile) -> Iterator[DeclaredToken]:
         if token is None or not str(index).isdecimal():
             raise ConfigError(f"{file.name}: added_tokens_decoder: {index!r}: {one!r} is not a token and its id")
         yield DeclaredToken(content=token.content, index=int(index), flags=token.flags)
+
+
+def _written_as_objects(file: JsonFile) -> Iterator[str]:
+    listed = file.content.get("additional_special_tokens")
+    if isinstance(listed, list) and any(isinstance(one, dict) for one in listed):
+        for one in listed:
+            if (token := _token(one, special=True)) is not None:
+                yield token.content
 
 
 def _token(value: Any, *, special: bool) -> DeclaredToken | None:

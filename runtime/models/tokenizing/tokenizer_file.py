@@ -100,12 +100,13 @@ def add_declared_tokens(tokenizer: Tokenizer, declared: Sequence[DeclaredToken],
         yield f"{SETTINGS}: {content!r} is read as token {tokenizer.token_to_id(content)}, as which it is named there"
 
 
-def add_ends(tokenizer: Tokenizer, settings: TokenizerSettings) -> Iterator[str]:
+def add_ends(tokenizer: Tokenizer, settings: TokenizerSettings, special_tokens: Mapping[str, object]) -> Iterator[str]:
     """Have the tokenizer put the first and the last token around texts that the settings ask for, where it does not.
 
     Args:
         tokenizer: Is changed.
         settings: Of its folder.
+        special_tokens: The text of each special token by its name, as its class has them where the folder does not.
 
     Yields:
         Notes for the log.
@@ -113,10 +114,12 @@ def add_ends(tokenizer: Tokenizer, settings: TokenizerSettings) -> Iterator[str]
     Raises:
         ConfigError: The token is not known, or the special tokens of the file leave no place for it.
     """
-    for asked, field, name, content, at_end in (
-        (settings.begins, "add_bos_token", "bos_token", settings.begin_token, False),
-        (settings.ends, "add_eos_token", "eos_token", settings.end_token, True),
+    for asked, field, name, at_end in (
+        (settings.begins, "add_bos_token", "bos_token", False),
+        (settings.ends, "add_eos_token", "eos_token", True),
     ):
+        usual = special_tokens.get(name)
+        content = settings.named[name] or (None if usual is None else str(usual))
         if asked is None or (not asked and content is None):
             continue
         found = None if content is None else tokenizer.token_to_id(content)
