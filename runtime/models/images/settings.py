@@ -82,7 +82,8 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
     Raises:
         ConfigError: It cannot be read.
     """
-    from transformers import AutoImageProcessor
+    # By its own module: some versions of transformers export it with torchvision only, which Pillow does not need.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     from staged_pool.runtime.models.images.float_resize import CLASSES, FloatResizeProcessor
 

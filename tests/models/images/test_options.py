@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
-from transformers import AutoImageProcessor
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from staged_pool.runtime.models.images.scale import to_device
