@@ -176,6 +176,6 @@ def _owned_sparse(vector: SparseVector) -> SparseVector:
 
 def normalized(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """[n, width], each brought to length 1 as torch.nn.functional.normalize does: v / max(|v|, 1e-12)."""
-    lengths = np.sqrt(np.vecdot(vectors, vectors))[:, np.newaxis]
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, np.newaxis]
     scaled: NDArray[np.float32] = vectors / np.maximum(lengths, 1e-12)
     return scaled
