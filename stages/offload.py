@@ -29,4 +29,26 @@ class ThreadOffload:
         self.limiter = anyio.CapacityLimiter(limit)
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
-        return await anyio.to_thread.run_sync(function, argument, limiter=self.limiter)
+        outcome: list[tuple[T] | BaseException] = []
+        await anyio.to_thread.run_sync(_keep_outcome, function, argument, outcome, limiter=self.limiter)
+        kept = outcome.pop()
+        if isinstance(kept, tuple):
+            return kept[0]
+        try:
+            raise kept
+        finally:
+            del kept, argument  # this frame is in the error's traceback now
+
+
+def _keep_outcome(function: Callable[[A], T], argument: A, outcome: list[tuple[T] | BaseException]) -> None:
+    """Run a function without an error that passes through the frames of whoever lends the thread.
+
+    They keep the error in a circle, and with it the frames of the function and a caller's data, until the garbage
+    collector comes by.
+    """
+    try:
+        outcome.append((function(argument),))
+    except BaseException as error:  # noqa: BLE001  # it is raised in the task that waits
+        outcome.append(error)
+    finally:
+        del argument, outcome
