@@ -21,6 +21,7 @@ from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import HTML, PAGES
 from staged_pool.api.routes import ALIVE, PROBES, TASKS, Routes, alive
+from staged_pool.api.sampling import Sample
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
@@ -71,7 +72,7 @@ class Application:
         self._config = config or ServerConfig()
         self._keys = Keys(self._config.api_keys, self._config.tenant_header)
         self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
-        self._samples = {status: _Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
+        self._samples = {status: Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
         self._refused: dict[Asks, AtOnce] = {}
         """The last refusal for overload of each kind."""
         resources = Routes(lobby, self._metrics, self._config).table()
@@ -267,33 +268,6 @@ class Application:
 
 
 _NO_PREFLIGHT: Final = "Pages of other origins may ask this server only where --cors-origin allows them; others may:"
-
-
-class _Sample:
-    """Lets one event in a while through, and counts the others."""
-
-    def __init__(self, *, every_s: float) -> None:
-        self._every_s = every_s
-        self._next_at = 0.0
-        self._left_out = 0
-
-    @property
-    def is_due(self) -> bool:
-        """The next event is let through."""
-        return time.monotonic() >= self._next_at
-
-    def leave_out(self) -> None:
-        """Count one that is not."""
-        self._left_out += 1
-
-    def count(self) -> int:
-        """Of an event that is let through, how many were left out since the last; -1 for one that is left out."""
-        if not self.is_due:
-            self.leave_out()
-            return -1
-        self._next_at = time.monotonic() + self._every_s
-        left_out, self._left_out = self._left_out, 0
-        return left_out
 
 
 class _Resource:

@@ -32,6 +32,22 @@ def text_of(given: Fielded, rank_fields: Sequence[str], where: str, index: int) 
     return "\n".join(found)
 
 
+def texts_of(given: object, rank_fields: Sequence[str], root: str) -> list[str]:
+    """As `text_of`, of each document of a list.
+
+    Args:
+        given: Value of the field.
+        rank_fields: See `text_of`.
+        root: Name of the field.
+
+    Raises:
+        InvalidInput: It is no list of texts and objects, or an object has none of the fields.
+    """
+    if not isinstance(given, list) or not all(isinstance(each, str | dict) for each in given):
+        raise wrong(root, "expected a list of texts, or of objects that have the `rank_fields`")
+    return [text_of(each, rank_fields, f"{root}[{index}]", index) for index, each in enumerate(given)]
+
+
 def labelled(given: Mapping[str, Any]) -> str:
     """All fields of an object, a line each, behind their names."""
     return "\n".join(f"{name}: {said(value)}" for name, value in given.items())

@@ -15,7 +15,7 @@ from staged_pool.api.wire.inputs import check_max_tokens
 from staged_pool.api.wire.lines import LineWriter
 from staged_pool.api.wire.pictures import Part, document, with_options
 from staged_pool.api.wire.pieces import Pieces
-from staged_pool.api.wire.rank_fields import text_of
+from staged_pool.api.wire.rank_fields import texts_of
 from staged_pool.api.wire.ranking import encode_rerank, ranked
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import VLLM, Places, Sides
@@ -112,11 +112,7 @@ def _decode_rerank(body: Body) -> RerankBody:
     fields = jsons.decode(_FIELDED, body)
     if not fields.rank_fields:
         return jsons.decode(_RERANK, body)
-    if not isinstance(fields.documents, list) or not all(isinstance(each, str | dict) for each in fields.documents):
-        raise wrong("documents", "expected a list of texts, or of objects that have the `rank_fields`")
-    fields.documents = [
-        text_of(each, fields.rank_fields, f"documents[{index}]", index) for index, each in enumerate(fields.documents)
-    ]
+    fields.documents = texts_of(fields.documents, fields.rank_fields, "documents")
     return fields
 
 
@@ -253,7 +249,10 @@ def _names(fields: ScoreBody) -> tuple[str, str]:
 
 
 def _words(
-    names: tuple[str, str], queries: Texts | None, documents: Texts | None, fields: Mapping[str, str] | None = None
+    names: tuple[str, str],
+    queries: Texts | None,
+    documents: Texts | Sequence[str] | None,
+    fields: Mapping[str, str] | None = None,
 ) -> Words:
     """Words of a request that calls its two sides so, and further fields as `fields` has it by the engine's names."""
     sides = Sides(_places(names[0], queries), _places(names[1], documents))
