@@ -101,7 +101,7 @@ def read_embeddings(
     return request, named(write, fields.request_id)
 
 
-def _echoed(fields: EmbeddingsBody, request: EmbedRequest) -> Mapping[str, object]:
+def _echoed(fields: EmbeddingsBody, request: EmbedRequest) -> Mapping[str, Any]:
     """Fields of the request that Mixedbread's clients read in the answer, where the request is one of theirs."""
     given = fields.encoding_format
     if fields.normalized is None and not _names_types(fields):
@@ -227,7 +227,7 @@ def _plain_encoding(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]
 
 
 def encode_embeddings(
-    result: EmbedResult, /, encodings: Mapping[str, Encoding], *, request_id: str, created: int, **echoed: object
+    result: EmbedResult, /, encodings: Mapping[str, Encoding], *, request_id: str, created: int, **echoed: Any
 ) -> Pieces | Written:
     """Write the answer; see `Write`.
 

@@ -190,8 +190,8 @@ def echo(content: Content) -> dict[str, object]:
 
 def plain(content: Content) -> str | None:
     """A query or a document in an answer as a text; None where it is pictures only."""
-    text: Any = echo(content)["text"]
-    return text
+    text = echo(content)["text"]
+    return text if isinstance(text, str) else None
 
 
 def _echoed(image: Image) -> dict[str, object]:

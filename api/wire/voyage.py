@@ -77,7 +77,7 @@ def read_multimodal(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     fields = jsons.decode(_BODY, body)
     if not fields.inputs:
         raise NoInputs("`inputs` is empty; give at least one", param="inputs")
-    dtype: DType = "float32" if fields.output_dtype in (None, "float") else fields.output_dtype
+    dtype: DType = "float32" if fields.output_dtype is None or fields.output_dtype == "float" else fields.output_dtype
     check_bits(dtype, fields.output_dimension or card.width, "output_dtype")
     form: Final = "base64" if fields.encoding_format or fields.output_encoding else "float"
     request = EmbedRequest(

@@ -13,7 +13,7 @@ from tests.clients.conftest import KEY, TEXTS, WITHIN, Oracle, client_package
 @pytest.mark.parametrize("path", ["", "/", "/embed"])
 def test_text_embeddings_inference(server: Oracle, path: str) -> None:
     functions = client_package("chromadb.utils.embedding_functions")
-    function = functions.HuggingFaceEmbeddingServer(url=f"{server.url}{path}", api_key=KEY)
+    function = functions.HuggingFaceEmbeddingServer(url=f"{server.url}/m/embedder{path}", api_key=KEY)
     assert_allclose(function(TEXTS), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
 
 

@@ -19,7 +19,7 @@ VECTORS: dict[str, str] = {
     "nvidia_nim": "/v1",
     "ollama": "",
     "cohere": "/v2/embed",
-    "huggingface": "",
+    "huggingface": "/m/embedder",  # its requests name no model
 }
 """What follows the address of the server in `api_base`, by provider."""
 RANKINGS: dict[str, str] = {
@@ -73,9 +73,7 @@ def test_rankings(server: Oracle, provider: str) -> None:
         **options,
     )
     activate = provider != "nvidia_nim/ranking"
-    # text-embeddings-inference ranks all of them, and names no model: the first one that can rank is asked.
-    theirs = provider == "huggingface"
-    model, top_n = ("embedder", None) if theirs else ("ranker", 3)
-    wanted = server(model, "rerank", QUERY, TEXTS, top_n=top_n, activate=activate).ranking
+    top_n = None if provider == "huggingface" else 3  # text-embeddings-inference ranks all of them
+    wanted = server("ranker", "rerank", QUERY, TEXTS, top_n=top_n, activate=activate).ranking
     assert [one["index"] for one in found.results] == [one.index for one in wanted]
     assert_allclose([one["relevance_score"] for one in found.results], [one.score for one in wanted], atol=WITHIN)
