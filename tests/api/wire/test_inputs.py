@@ -170,6 +170,15 @@ def test_a_list_of_lists_of_two_texts_is_a_list_of_pairs(pairs: list[tuple[str, 
     assert read == tuple(PairInput(first=first, second=second, max_tokens=5) for first, second in pairs)
 
 
+def test_a_pair_is_cut_on_the_side_that_the_request_names() -> None:
+    for side in ("left", "right"):
+        (pair,) = texts_or_pairs(input=[["a", "b"]], truncate_prompt_tokens=5, truncation_side=side)
+        assert pair == PairInput(first="a", second="b", max_tokens=5, truncate_side=side)
+    (pair,) = texts_or_pairs(input=[["a", "b"]], truncate_prompt_tokens=5)
+    assert isinstance(pair, PairInput)
+    assert pair.truncate_side is None  # the model's folder says it then
+
+
 @given(TEXT | st.lists(TEXT, min_size=1) | CONVERSATION | st.lists(st.integers(0, 9), min_size=1))
 def test_where_pairs_are_read_every_other_form_is_too(value: object) -> None:
     assert texts_or_pairs(input=value) == texts(input=value)
