@@ -20,7 +20,7 @@ from torch import Tensor
 from staged_pool.stages.log import get_logger
 
 try:
-    from torch.jit import is_scripting
+    from torch.jit import is_scripting  # type: ignore[attr-defined]  # it is in no list of names
 except ImportError:  # a torch without TorchScript
 
     def is_scripting() -> bool:
@@ -291,7 +291,7 @@ def layers_as_one_call() -> Callable[[Tensor, Sequence[Group], list[Layer], bool
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             scripted: Any = torch.jit.script(through_layers)
-            optimized_execution: Any = torch.jit.optimized_execution
+            optimized_execution: Any = torch.jit.optimized_execution  # type: ignore[attr-defined]
     except Exception as error:  # noqa: BLE001  # whatever a torch without it raises
         log.info("model.not_scripted", reason=str(error))
         return run_layers
