@@ -1,14 +1,14 @@
-"""The answer of `/rerank`, which has what the clients of vLLM, Cohere, Jina, Infinity and Voyage look for."""
+"""The answers of `/score` and `/rerank`: the latter has what clients of vLLM, Cohere, Jina, Infinity and Voyage read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
 import numpy as np
 
-from staged_pool.api.wire.exchange import usage_fields
+from staged_pool.api.wire.exchange import listing, usage_fields
 from staged_pool.api.wire.pictures import echo, plain
 from staged_pool.api.wire.pieces import Pieces, dump_around, entry_values
 from staged_pool.runtime.requests import Content
@@ -75,3 +75,15 @@ def ranked(
     """One document of a ranking."""
     echoed = {} if documents is None else {"document": write_document(documents[index])}
     return {"index": index, **echoed, "relevance_score": score}
+
+
+def encode_score(result: ScoreResult, /, *, request_id: str, created: int, logits: bool = False) -> Pieces:
+    """Write the scores, in the order of the documents; see `Write`. `logits`: with the logit of each."""
+    data = [*scored(range(len(result.scores)), result, logits=logits)]
+    return listing("score", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
+
+
+def scored(places: Sequence[int], result: ScoreResult, *, logits: bool) -> Iterator[dict[str, object]]:
+    """The scores of documents at these places of the request."""
+    for place, score, logit in zip(places, result.scores, result.sort_keys, strict=True):
+        yield {"index": place, "object": "score", "score": score, **({"logit": logit} if logits else {})}

@@ -9,14 +9,13 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import jsons, tei, weaviate
-from staged_pool.api.wire.exchange import Body, Write, listing, named
+from staged_pool.api.wire.exchange import Body, Write, named
 from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
 from staged_pool.api.wire.inputs import check_max_tokens
 from staged_pool.api.wire.lines import LineWriter
 from staged_pool.api.wire.pictures import Part, document, with_options
-from staged_pool.api.wire.pieces import Pieces
 from staged_pool.api.wire.rank_fields import texts_of
-from staged_pool.api.wire.ranking import encode_rerank, ranked
+from staged_pool.api.wire.ranking import encode_rerank, encode_score, ranked, scored
 from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.words import VLLM, Places, Sides
 from staged_pool.runtime.model import ModelCard
@@ -139,7 +138,7 @@ def read_score_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWri
     request, fields = _read_score(body, card)
 
     def write(places: Sequence[int], result: ScoreResult) -> Iterator[Mapping[str, object]]:
-        return _scored(places, result, logits=fields.return_logits is True)
+        return scored(places, result, logits=fields.return_logits is True)
 
     return request, LineWriter("score", fields.request_id, write)
 
@@ -342,15 +341,3 @@ def _request(
 def _limit(value: int | None, card: ModelCard) -> int | None:
     """A limit on the tokens of one text. 0, and more than the model takes, stand for no limit."""
     return value if value and value < card.max_tokens else None
-
-
-def encode_score(result: ScoreResult, /, *, request_id: str, created: int, logits: bool = False) -> Pieces:
-    """Write the scores, in the order of the documents; see `Write`. `logits`: with the logit of each."""
-    data = [*_scored(range(len(result.scores)), result, logits=logits)]
-    return listing("score", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
-
-
-def _scored(places: Sequence[int], result: ScoreResult, *, logits: bool) -> Iterator[dict[str, object]]:
-    """The scores of documents at these places of the request."""
-    for place, score, logit in zip(places, result.scores, result.sort_keys, strict=True):
-        yield {"index": place, "object": "score", "score": score, **({"logit": logit} if logits else {})}
