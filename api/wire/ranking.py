@@ -1,4 +1,4 @@
-"""The answers of `/score` and `/rerank`: the latter has what clients of vLLM, Cohere, Jina, Infinity and Voyage read."""
+"""The answers of `/score` and `/rerank`; the latter has what clients of six dialects read."""
 
 from __future__ import annotations
 
