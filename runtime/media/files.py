@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from staged_pool.runtime.media.urls import PARAM, refused
-from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia
+from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia, UrlNotAllowed
 
 _WHY: Final = {errno.ENOENT: "is not there", errno.ENOTDIR: "is not there", errno.EISDIR: "is no file"}
 
@@ -43,7 +43,7 @@ def read_file(folder: Path, path: str, max_bytes: int) -> bytes:
     except (OSError, RuntimeError, ValueError):  # links in a circle; a name that no file can have
         inside = False
     if not inside:
-        raise refused("names a file outside of the folder that is open to requests")
+        raise _outside()
     try:
         # Not waiting: a pipe has an end only when somebody writes into it. No link: it would be one made just now.
         descriptor = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -55,10 +55,16 @@ def read_file(folder: Path, path: str, max_bytes: int) -> bytes:
                 raise too_large(max_bytes)
             data = file.read(max_bytes + 1)
     except OSError as error:
+        if error.errno == errno.ELOOP:  # Python 3.13 resolves links in a circle to themselves
+            raise _outside() from None
         raise _unusable(_WHY.get(error.errno or 0, "cannot be read")) from None
     if len(data) > max_bytes:  # it grew
         raise too_large(max_bytes)
     return data
+
+
+def _outside() -> UrlNotAllowed:
+    return refused("names a file outside of the folder that is open to requests")
 
 
 def _unusable(why: str) -> UnusableMedia:
