@@ -33,6 +33,7 @@ TABLE: Final[dict[type[BaseException], Row]] = {
     errors.ModelFailed: Row(424, "ModelFailedError", "model_failed"),
     errors.Overloaded: Row(429, "RateLimitError", "overloaded"),
     errors.Abandoned: Row(499, "AbandonedError", "abandoned"),  # for the log: nobody is there to read it
+    errors.ScopeEnds: Row(499, "AbandonedError", "abandoned"),  # likewise: the scope has ended before it is told
     errors.ConfigError: Row(500, "InternalServerError", "misconfigured"),
     errors.StageFailed: Row(500, "InternalServerError", "stage_failed"),
     errors.StagedPoolError: Row(500, "InternalServerError", "failed"),
