@@ -74,7 +74,7 @@ class Addresses:
             if (found := self._plain(rest)) is None:
                 continue
             route, inner = found
-            if inner is not None and route != ONE_MODEL:
+            if inner not in (None, name) and route != ONE_MODEL:
                 continue  # two names
             if name in served:
                 return route, name

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Final
 
 from staged_pool.api import status
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.tasks import Task
+from staged_pool.api.wire.pooling import TASKS, Narrowed
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import InvalidInput, Unsupported, shortened
 
 MOST_NAMED: Final = 8
 """Models that one message names."""
 
-_ABILITIES: Final = {
-    Output.DENSE: "embed",
-    Output.SPARSE: "sparse",
-    Output.MULTI_VECTOR: "token_embed",
-    Output.LABELS: "classify",
-    Output.TOKEN_LABELS: "token_classify",
-}
 
-
-def pick(task: Task, engines: Sequence[Engine], able: Callable[[ModelCard], bool] | None = None) -> Engine:
+def pick(task: Task, engines: Sequence[Engine], narrowed: Narrowed | None = None) -> Engine:
     """The engine for a request that names no model.
 
     Rankings go to rerankers and labels to classifiers, even if other models could do them in their way.
@@ -34,14 +26,15 @@ def pick(task: Task, engines: Sequence[Engine], able: Callable[[ModelCard], bool
     Args:
         task: Of the request.
         engines: All that are served.
-        able: Narrows what `task` asks of a model. None: nothing does.
+        narrowed: What else the request asks of a model. None: nothing.
 
     Raises:
         HttpRefusal: No model can do it.
         InvalidInput: Several can, and nothing tells which is meant.
     """
-    can = [engine for engine in engines if task.able(engine.card) and (able is None or able(engine.card))]
-    meant = [engine for engine in can if task.meant(engine.card)] or can
+    can = [engine for engine in engines if task.able(engine.card) and (narrowed is None or narrowed.able(engine.card))]
+    prefers = task.meant if narrowed is None else narrowed.meant
+    meant = [engine for engine in can if prefers(engine.card)] or can
     if len(meant) == 1:
         return meant[0]
     if not meant:
@@ -91,7 +84,7 @@ def served(engines: Sequence[Engine]) -> str:
 
 def abilities(card: ModelCard) -> Sequence[str]:
     """What a model can do, in the words of `/pooling`, and `score`."""
-    found = [_ABILITIES[output] for output in card.outputs]
+    found = list(dict.fromkeys(TASKS[output] for output in card.outputs))
     return found if card.scoring is None else [*found, "score"]
 
 

@@ -35,8 +35,8 @@ WORDS: Final[Mapping[str, Describe]] = {
 
 
 def words_of(path: str) -> Describe:
-    """How a client of a path is told of a problem."""
-    return WORDS.get(path, Problem.answer)
+    """How a client of a path, which need not be there, is told of a problem."""
+    return WORDS.get(path, plain_error if path.startswith("/api/") else Problem.answer)
 
 
 class Listings:

@@ -5,7 +5,7 @@ blocks, the task that ends the response blocks behind it, and over HTTP/2 so doe
 Hence the rules here:
 
 - A body is read to its end before the application is called, under a size cap and a deadline; it is never held beyond
-  the cap plus one chunk.
+  the cap plus one chunk. One that is compressed is undone under the same cap.
 - A refusal is sent while the rest of the body is being read and dropped, and the client gets a moment to see the answer
   before the connection closes under it.
 - While the application works on a request that had a body, a watcher waits for the client to leave, and then cancels
@@ -23,6 +23,7 @@ from staged_pool.api import status
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.bodies import Body
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.content_coding import coding_of, unpack
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.traffic import Traffic
 
@@ -94,12 +95,16 @@ class Guard:
             problem = Problem(row=status.TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)
             await self._decline(problem, scope, intake, send, linger_s=0)
             return
-        with _Room(self._config, self._traffic) as room:
+        with _Room(self._config, self._traffic) as room, _Room(self._config, self._traffic) as packed:
             try:
-                _check_head(scope, self._config)
-                body = await self._read(intake, room)
+                coding = _check_head(scope, self._config)
+                body = await self._read(intake, room if coding is None else packed)
+                if coding is not None and not intake.client_left:
+                    body = await unpack(body, coding, room.take, self._traffic)
+                    packed.clear()
             except HttpRefusal as refusal:
                 room.clear()
+                packed.clear()
                 await self._decline(refusal.problem, scope, intake, send, linger_s=LINGER_S)
                 return
             if intake.client_left:
@@ -255,8 +260,12 @@ class _Farewell:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _check_head(scope: Scope, config: ServerConfig) -> None:
-    """Refuse what the headers alone show to be wrong, before any of the body is read."""
+def _check_head(scope: Scope, config: ServerConfig) -> bytes | None:
+    """The content coding of the body, if it has one.
+
+    Raises:
+        HttpRefusal: The headers alone show something to be wrong, before any of the body is read.
+    """
     headers = scope["headers"]
     if len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > TARGET_LIMIT_BYTES:
         message = f"The path and query are longer than {TARGET_LIMIT_BYTES} bytes"
@@ -270,14 +279,12 @@ def _check_head(scope: Scope, config: ServerConfig) -> None:
             length = value
         elif name == b"transfer-encoding":
             chunked = True
-        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            message = "Unsupported Content-Encoding: only 'identity' is allowed"
-            raise HttpRefusal(status.UNSUPPORTED_MEDIA, message)
     if len(headers) > config.header_limit or header_bytes > config.header_limit_bytes:
         message = f"More than {config.header_limit} headers, or {config.header_limit_bytes} bytes of them"
         raise HttpRefusal(status.HEADERS_TOO_LARGE, message)
+    coding = coding_of(headers)
     if length is None:
-        return
+        return coding
     if chunked:  # two servers in a row may disagree on where such a body ends: the way requests are smuggled
         message = "Transfer-Encoding and Content-Length exclude each other"
         raise HttpRefusal(status.BAD_FRAMING, message)
@@ -285,6 +292,7 @@ def _check_head(scope: Scope, config: ServerConfig) -> None:
         raise HttpRefusal(status.BAD_FRAMING, "Content-Length is not a number")
     if len(length) > 18 or int(length) > config.body_limit_bytes:
         raise _body_too_large(config)
+    return coding
 
 
 def _body_too_large(config: ServerConfig) -> HttpRefusal:

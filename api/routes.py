@@ -171,8 +171,9 @@ class Routes:
             engine = self._lobby.enter(name)
             check_able(task, engine, engines)
             return engine
-        able = await self._peek(task.narrow, body) if task.narrow and len(engines) > 1 and boundary is None else None
-        return self._lobby.enter(pick(task, engines, able).card.name)
+        several = len(engines) > 1 and boundary is None
+        narrowed = await self._peek(task.narrow, body) if task.narrow and several else None
+        return self._lobby.enter(pick(task, engines, narrowed).card.name)
 
     async def _invocations(self, call: Call) -> Answer:
         self._lobby.enter(call.named_model)

@@ -58,6 +58,8 @@ TOO_MANY_PIECES: Final = Row(400, "BadRequestError", "too_many_pieces")
 BODY_TOO_LARGE: Final = Row(413, "RequestTooLargeError", "body_too_large")
 TARGET_TOO_LONG: Final = Row(414, "BadRequestError", "target_too_long")
 UNSUPPORTED_MEDIA: Final = Row(415, "UnsupportedMediaTypeError", "unsupported_media")
+UNSUPPORTED_CODING: Final = Row(415, "UnsupportedMediaTypeError", "unsupported_coding")
+BAD_CODING: Final = Row(400, "BadRequestError", "bad_coding")
 BODIES_TOO_LARGE: Final = Row(429, "RateLimitError", "bodies_too_large")
 HEADERS_TOO_LARGE: Final = Row(431, "HeadersTooLargeError", "headers_too_large")
 TOO_MANY_REQUESTS: Final = Row(503, "ServiceUnavailableError", "too_many_requests")
@@ -101,9 +103,11 @@ class Problem:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """`Retry-After`, where a retry has a chance: whole seconds, rounded up, at least 1. Without a key, the way to
-        send one (RFC 9110, section 11.6.1)."""
+        send one (RFC 9110, section 11.6.1); with a coding that is not undone, those that are (section 12.5.3)."""
         if self.row is UNAUTHORIZED:
             return [(b"www-authenticate", b"Bearer")]
+        if self.row is UNSUPPORTED_CODING:
+            return [(b"accept-encoding", b"gzip, deflate")]
         if self.retry_after_s is None:
             return []
         seconds = max(1, math.ceil(self.retry_after_s))

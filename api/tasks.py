@@ -56,7 +56,7 @@ class Task:
     """The name of the model that a body asks for, by `body` and the names that are `served`. None: its `model`."""
     output: str = ""
     """What a model gives for it, for errors; empty: as `_OUTPUTS` has it for the name."""
-    narrow: Callable[[Body], Callable[[ModelCard], bool]] | None = None
+    narrow: Callable[[Body], pooling.Narrowed] | None = None
     """Reads from a body what else it asks of a model, where `able` is true of all."""
 
     @property
@@ -128,7 +128,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/vectorize": Task("Embeddings", _gives(Output.DENSE), weaviate.read_vectors),
         "/v1/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="1")),
         "/v2/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="2")),
-        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling, forms=True, narrow=pooling.able_of),
+        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling, forms=True, narrow=pooling.narrowed),
         "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify, forms=True),
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,

@@ -29,7 +29,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     408: "The body did not arrive in time.",
     413: "The body, or what is in it, is too large.",
     414: "Path and query are too long.",
-    415: "The body is not JSON, is compressed, or holds a picture of an unknown format.",
+    415: "The body is not JSON, has a coding other than gzip and deflate, or holds an image of an unknown format.",
     422: "A picture cannot be read; for clients of text-embeddings-inference: the request is wrong.",
     424: "The model gives no finite values for one of the inputs; `error.index` says which.",
     429: "There is no room for the request now.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -61,12 +61,30 @@ _BODY: Final = msgspec.json.Decoder(PoolingBody)
 _TASK: Final = msgspec.json.Decoder(_TaskOnly)
 
 
-def able_of(body: Body) -> Callable[[ModelCard], bool]:
-    """Tell models that can do the tasks of a body. What is no task is left to `read_pooling`."""
+class Narrowed(NamedTuple):
+    """What a body asks of a model beyond its route."""
+
+    able: Callable[[ModelCard], bool]
+    """The model can do all of it."""
+    meant: Callable[[ModelCard], bool]
+    """The model was made for it; others may be able to do it, too."""
+
+
+def narrowed(body: Body) -> Narrowed:
+    """Tell models that can do the tasks of a body, and those that were made for them.
+
+    Raises:
+        InvalidInput: One of them is no task of any model.
+    """
     task = jsons.decode(_TASK, body).task
-    given = {each for each in (task if isinstance(task, list) else [task]) if isinstance(each, str)}
-    wanted = given & (NAMES | {_SCORE})
-    return lambda card: wanted <= _able(card).keys()
+    wanted = {each for each in (task if isinstance(task, list) else [task]) if isinstance(each, str)}
+    if unknown := sorted(wanted - NAMES - {_SCORE}):
+        raise _unsupported(unknown[0], [*dict.fromkeys(TASKS.values()), _SCORE])
+    labels = wanted == {TASKS[Output.LABELS]}
+    return Narrowed(
+        able=lambda card: wanted <= _able(card).keys(),
+        meant=lambda card: not labels or card.scoring is None,
+    )
 
 
 def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRequest | TokenClassifyRequest, Write]:
@@ -104,9 +122,13 @@ def _asked(given: str | list[str] | None, card: ModelCard) -> dict[Task, Output]
         raise wrong("task", "at least one task is needed")
     for name in names:
         if name not in able:
-            known = ", ".join(f"'{TASKS[output]}'" for output in card.outputs)
-            raise InvalidInput(f"Unsupported task: '{shortened(name)}' Supported tasks: ({known})", param="task")
+            raise _unsupported(name, [TASKS[output] for output in card.outputs])
     return {TASKS[able[name]]: able[name] for name in names}
+
+
+def _unsupported(name: str, known: Sequence[str]) -> InvalidInput:
+    listed = ", ".join(f"'{each}'" for each in known)
+    return InvalidInput(f"Unsupported task: '{shortened(name)}' Supported tasks: ({listed})", param="task")
 
 
 def _able(card: ModelCard) -> dict[str, Output]:

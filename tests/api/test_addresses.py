@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,11 +17,14 @@ from staged_pool.api.addresses import MODEL, ONE_MODEL, Addresses
 from staged_pool.api.app import Application
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.lobby import Lobby
+from staged_pool.api.wire.pooling import TASKS
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.requests import Output
 from tests.api.serving import Served, engine_on, post, read_answer, serving
 from tests.api.task_doubles import CLASSIFIER, CROSS_ENCODER, EMBEDDER, TaskModel
-from tests.doubles import LetterModel
+from tests.doubles import CARD, LetterModel
 
+BGE_M3: Final = (Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR, Output.TOKEN_WEIGHTS)
 ROUTES: Final = (
     "/",
     "/embed",
@@ -149,6 +153,14 @@ async def test_a_request_without_a_model_goes_to_the_one_that_was_made_for_it() 
         sparse = await client.post("/embed_sparse", json={"inputs": "abc"})
         tokens = await client.post("/pooling", json={"input": "abc", "task": "token_embed"})
         invoked = await client.post("/invocations", json={"input": "abc", "task": "classify", "model": "labels"})
+        pooled = await client.post("/pooling", json={"input": "abc", "task": "classify"})
+        again = await client.post("/invocations", json={"input": "abc", "task": "classify"})
+        unknown = await client.post("/pooling", json={"input": "abc", "task": ["embed", "sing"]})
+        both = await client.post("/pooling", json={"input": "abc", "task": ["embed", "classify"]})
+    assert [pooled.json()["model"], again.json()["model"]] == ["labels", "labels"]
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "task")
+    assert "'sing' Supported tasks: ('embed'," in unknown.json()["error"]["message"]
+    assert (both.status_code, "labels (classify)" in both.text) == (404, True)
     assert [ranking.json()["model"], scores.json()["model"], labels.json()["model"]] == ["ranks", "ranks", "labels"]
     assert {entry["label"] for entry in predicted.json()} == {"a", "b", "c"}
     assert sparse.status_code == 200
@@ -171,10 +183,35 @@ async def test_a_path_names_the_model_for_clients_that_cannot() -> None:
         cannot = await client.post("/m/letters/predict", json={"inputs": "abc"})
         other = await client.post("/m/letters/v1/embeddings", json={"input": "abc", "model": "labels"})
         azure = await client.post("/openai/deployments/letters/embeddings?api-version=1", json={"input": "a"})
+        twice = await client.post("/m/letters/openai/deployments/letters/embeddings", json={"input": "a"})
+        at_odds = await client.post("/m/letters/openai/deployments/labels/embeddings", json={"input": "a"})
     assert (cannot.status_code, cannot.json()["error_type"]) == (501, "Backend")
     assert "`letters` gives no labels" in cannot.json()["error"]
     assert other.status_code == 400
-    assert azure.json()["model"] == "letters"
+    assert azure.json()["model"] == twice.json()["model"] == "letters"
+    assert at_odds.status_code == 404
+
+
+@pytest.mark.anyio
+@several_models
+@pytest.mark.parametrize("outputs", [*((output,) for output in Output if output != Output.LABELS), BGE_M3])
+async def test_a_refusal_says_what_a_model_of_each_kind_can_do(outputs: tuple[Output, ...]) -> None:
+    async with several(LetterModel(replace(CARD, outputs=outputs, scoring=None))) as client:
+        refused = await client.post("/predict", json={"inputs": "a"})
+    told = ", ".join(dict.fromkeys(TASKS[output] for output in outputs))
+    assert refused.status_code == 404
+    assert refused.json()["error"] == f"No served model gives labels; served: letters ({told})"
+
+
+@pytest.mark.anyio
+@several_models
+async def test_what_ollama_has_and_a_pooling_server_has_not_is_told_in_its_words() -> None:
+    async with several(LetterModel()) as client:
+        missing = await client.post("/api/chat", json={"model": "letters"})
+    assert missing.status_code == 404
+    assert missing.json() == {
+        "error": "There is no route POST /api/chat. GET /openapi.json lists the routes.",
+    }
 
 
 @pytest.mark.anyio
@@ -259,6 +296,7 @@ async def test_every_way_of_http_answers_alike(way: str) -> None:
             served, way, "POST", "/v1/embeddings", BODY, "content-type: application/json; charset=UTF-8"
         )
         packed = await ask(served, way, "POST", "/v1/embeddings", BODY, "content-encoding: br")
+        zipped = await ask(served, way, "POST", "/v1/embeddings", gzip.compress(BODY), "content-encoding: gzip")
         head = await ask(served, way, "HEAD", "/v1/models")
         options = await ask(served, way, "OPTIONS", "/v1/embeddings")
         alive = [(await ask(served, way, "GET", path)).status_code for path in ("/health/", "/m/letters/health")]
@@ -272,7 +310,9 @@ async def test_every_way_of_http_answers_alike(way: str) -> None:
     assert unable.json()["error"].startswith("No served model gives labels; served: letters (embed")
     assert cohere.json()["message"] == cohere.json()["error"]["message"]
     assert (marked.status_code, charset.status_code) == (200, 200)
-    assert (text.status_code, packed.status_code) == (415, 415)
+    assert (text.status_code, packed.status_code, zipped.status_code) == (415, 415, 200)
+    assert packed.headers["accept-encoding"] == "gzip, deflate"
+    assert zipped.json()["data"] == marked.json()["data"]
     assert "application/json" in text.json()["error"]["message"]
     assert (head.status_code, head.content) == (200, b"")
     assert (options.status_code, options.headers["allow"], options.content) == (204, "POST", b"")

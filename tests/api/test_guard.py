@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -287,7 +288,8 @@ async def test_leaving_while_the_last_of_the_answer_is_being_sent_cancels_nothin
 @pytest.mark.parametrize(
     ("headers", "status", "word"),
     [
-        ({"content-encoding": "gzip"}, 415, b"unsupported_media"),
+        ({"content-encoding": "br"}, 415, b"unsupported_coding"),
+        ({"content-encoding": "gzip"}, 400, b"bad_coding"),
         ({"content-length": "3", "transfer-encoding": "chunked"}, 400, b"bad_framing"),
         ({"transfer-encoding": "chunked", "content-length": "3"}, 400, b"bad_framing"),
         ({"content-length": "+3"}, 400, b"bad_framing"),
@@ -300,6 +302,24 @@ async def test_a_bad_head_is_refused_and_the_connection_closes(
 ) -> None:
     client = await Client(headers).feed(chunk(b"abc"), END).call(guard())
     assert (client.status, client.body, client.closes, client.unread) == (status, word, True, 0)
+
+
+async def test_a_compressed_body_is_unpacked_and_its_limit_is_that_of_what_comes_out() -> None:
+    body = bytes(3 * 2**20)
+    gzipped = {"content-encoding": "gzip"}
+    for size, status in ((len(body), 200), (len(body) - 1, 413)):
+        traffic = Traffic()
+        passes = Guard(echo, refuse, ServerConfig(body_limit_bytes=size), traffic)
+        client = await Client(gzipped).feed(chunk(gzip.compress(body)), END).call(passes)
+        assert client.status == status
+        assert client.body == (body if status == 200 else b"body_too_large")
+        assert traffic.body_bytes == 0
+    traffic.body_bytes = ServerConfig().bodies_limit_bytes - 2**20  # of other requests
+    others = Guard(echo, refuse, ServerConfig(), traffic)
+    full = await Client(gzipped).feed(chunk(gzip.compress(body)), END).call(others)
+    assert (full.status, full.body) == (429, b"bodies_too_large")
+    nothing = await Client(gzipped).feed(END).call(guard())
+    assert (nothing.status, nothing.body) == (200, b"")
 
 
 @pytest.mark.parametrize("headers", [{"content-encoding": "identity"}, {f"x-{i}": "y" for i in range(100)}])
