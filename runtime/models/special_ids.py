@@ -49,9 +49,14 @@ def clear_unknown_ids(config: PreTrainedConfig, *, keeps_end: bool = False) -> M
     found = unknown_ids(
         {field: getattr(config, field, None) for field in (*_FIELDS, "vocab_size")}, keeps_end=keeps_end
     )
-    before = {field: getattr(config, field) for field in found}
+    before = {}
     for field, value in found.items():
-        setattr(config, field, value)
+        given = getattr(config, field)
+        try:
+            setattr(config, field, value)
+        except LOADER_ERRORS:  # a class that has no None there, as EuroBERT has none of its mask token
+            continue
+        before[field] = given
     return before
 
 

@@ -134,7 +134,7 @@ class Tuning:
         if self._busy is None:
             self._busy = share_of_cores(self.threads) < _SHARE_TO_MEASURE
             if self._busy:
-                log.warning(
+                log.info(  # no fault: the table's choices are right, too, and a restart repeats them
                     "model.not_measured", reason="the machine is busy", instead="the table by processor; --tune again"
                 )
         return self._busy

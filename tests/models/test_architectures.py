@@ -81,6 +81,8 @@ def build(name: str, settings: Settings, tokenizer: Any, folder: Path) -> Path:
 def distance(folder: Path) -> tuple[float, str]:
     """How far vectors are from the oracle's at most, in a batch or alone; and the layout of batches."""
     model = load_model(EngineConfig(model=str(folder), dtype="float32"))
+    # Ids are those of the file: transformers' own class for Qwen2 splits words otherwise.
+    oracle.loaded("SentenceTransformer", folder)[0].processor = hf.PreTrainedTokenizerFast.from_pretrained(folder)
     wanted = oracle.dense(folder, USED)
     alone = np.concatenate([embed(model, [text]) for text in USED])
     return float(max(np.abs(vectors - wanted).max() for vectors in (embed(model, USED), alone))), model.card.attention

@@ -73,6 +73,12 @@ def test_of_several_ids_those_inside_the_vocabulary_stay() -> None:
     assert clear_unknown_ids(config, keeps_end=True) == {"bos_token_id": 49406}
 
 
+def test_an_id_that_a_class_must_have_stays() -> None:
+    config = hf.EuroBertConfig(vocab_size=10, pad_token_id=1, bos_token_id=0, eos_token_id=12, mask_token_id=11)
+    assert clear_unknown_ids(config) == {"eos_token_id": 12}
+    assert (config.eos_token_id, config.mask_token_id) == (None, 11)
+
+
 def test_the_last_token_is_the_one_that_the_settings_ask_for(tmp_path: Path) -> None:
     """As e5-mistral: the file puts only the first token around a text, and the vector is that of the last one."""
     folder = tmp_path / "model"

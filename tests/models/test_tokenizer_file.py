@@ -319,6 +319,15 @@ def test_a_class_that_cannot_be_built_leaves_the_file(tmp_path: Path) -> None:
     assert any("transformers cannot build the tokenizer's class" in note for note in source.notes)
 
 
+def test_types_of_pairs_are_the_file_s_where_their_class_cannot_be_built(tmp_path: Path) -> None:
+    folder = write_layout("BERT", tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertJapaneseTokenizer", **BERT}))
+    config = json.loads((folder / "config.json").read_text())
+    for types, given in ((1, False), (2, True)):
+        (folder / "config.json").write_text(json.dumps(config | {"type_vocab_size": types}))
+        assert load(folder).gives_types == given
+
+
 def test_a_class_in_python_that_does_something_else_is_rejected(tmp_path: Path) -> None:
     folder = write_layout("BERT, cased", tmp_path / "model")
     vocabulary = oracle(folder).get_vocab()

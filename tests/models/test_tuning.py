@@ -177,7 +177,7 @@ def test_on_a_busy_machine_the_table_decides_and_is_kept(
     measure = Stopwatch()
     monkeypatch.setattr(tuning, "share_of_cores", lambda threads: 0.4)
     assert choose(Tuning("auto", tmp_path), measure) == 100
-    assert [event["event"] for event in logged] == ["model.not_measured"]
+    assert [(event["event"], event["log_level"]) for event in logged] == [("model.not_measured", "info")]
     monkeypatch.setattr(tuning, "share_of_cores", lambda threads: 1.0)
     assert choose(Tuning("auto", tmp_path), measure) == 100
     assert choose(Tuning("again", tmp_path), measure) == 1

@@ -85,6 +85,7 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     settings = read_settings(body)
     from_file = read_tokenizer_file(body)
     known, notes = _class_of(folder, settings, own_code=own_code, has_file=from_file is not None)
+    is_any = settings.class_name == _VERSION_4 or bool(notes)  # or its own class cannot be built
     if from_file is None:
         if not known.is_fast:
             raise ConfigError(f"{body}: {type(known).__name__} is written in Python; a {TOKENIZER_FILE} is needed")
@@ -111,7 +112,7 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
         backend=backend,
         max_tokens=int(declared) if 0 < declared < _SANE_TOKENS else None,
         gives_types="token_type_ids" in known.model_input_names
-        or (settings.class_name == _VERSION_4 and not settings.names_inputs and _takes_types(folder.config)),
+        or (is_any and not settings.names_inputs and _takes_types(folder.config)),
         chat_template=templates.get("default") if isinstance(templates, dict) else templates,
         special_tokens=special_tokens,
         padding=None if padding is None else backend.token_to_id(str(padding)),
@@ -126,7 +127,7 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
 def _class_of(
     folder: ModelFolder, settings: TokenizerSettings, *, own_code: bool, has_file: bool
 ) -> tuple[Any, tuple[str, ...]]:
-    """The tokenizer as transformers builds it, and notes for the log.
+    """The tokenizer as transformers builds it, and a note for the log where another class stands in for its own.
 
     Where `tokenizer.json` is there and its class cannot be built, the one that only wraps the file stands in.
     """
