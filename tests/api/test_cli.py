@@ -201,6 +201,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["embed"], "no text: give one as an argument, or one a line on the standard input"),
     (["classify"], "no text: give one"),
     (["score", "a query"], "no document: give one"),
+    (["score", "", "a document"], "the query is empty; it must say what is looked for"),
     (["embed", "--dimensions", "0", "a"], "--dimensions 0: must be at least 1"),
     (["embed", "--device", "cpu", "--dtype", "float16", "a"], "--dtype 'float16': is for GPUs"),
     (["embed", "--device", "cuda", "--forward-workers", "2", "a"], "--forward-workers 2: a cuda device"),

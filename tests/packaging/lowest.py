@@ -11,11 +11,11 @@ PROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def lowest() -> dict[str, str]:
-    """The lower bound of each dependency by its name, in lower case."""
+    """The lower bound of each dependency by its name, in lower case, and of what builds the package."""
     with PROJECT.open("rb") as file:
-        dependencies: list[str] = tomllib.load(file)["project"]["dependencies"]
+        project = tomllib.load(file)
     found = {}
-    for dependency in dependencies:
+    for dependency in [*project["build-system"]["requires"], *project["project"]["dependencies"]]:
         bound = re.match(r"([\w-]+)>=([\w.]+)", dependency)
         if bound is None:
             raise ValueError(f"{dependency!r} has no lower bound")
