@@ -20,7 +20,7 @@ from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import HTML, PAGES
-from staged_pool.api.routes import ALIVE, PROBES, TASKS, Routes, alive
+from staged_pool.api.routes import PROBES, TASKS, Routes, alive, answer_alive
 from staged_pool.api.sampling import Sample
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
@@ -80,7 +80,6 @@ class Application:
         self._addresses = Addresses(
             resources, lambda: [engine.card.name for engine in lobby.engines], self._config.root_path
         )
-        self._told = AtOnce(ALIVE, _content_headers(ALIVE))
         self._alive = frozenset(
             (method, path)
             for path, handlers in resources.items()
@@ -131,8 +130,9 @@ class Application:
         if (scope["method"], scope["path"]) not in self._alive or scope.get(MODEL) or self._lobby.leaving:
             return None
         call = _call(scope, _nothing_to_receive)
-        self._finish(call, ALIVE, 0.0)
-        return self._told, call.request_id
+        answer = answer_alive()
+        self._finish(call, answer, 0.0)
+        return AtOnce(answer, _content_headers(answer)), call.request_id
 
     def refuse_again(self, asks: Asks, body_bytes: int) -> AtOnce | None:
         """The same for a request like one that was refused for overload, as long as that refusal stands. None: it is to

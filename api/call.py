@@ -158,8 +158,12 @@ class Call:
         return await self._body(), boundary
 
     def _media_type(self) -> bytes:
-        """The type of the body; a body that names none is taken for JSON, as by what several clients were made for."""
-        return self.headers.get(b"content-type", JSON).split(b";", 1)[0].strip().lower()
+        """The type of the body; a body that names none is taken for JSON, as by what several clients were made for.
+
+        So is one of a type that is written as JSON (RFC 6839, section 3.1).
+        """
+        kind = self.headers.get(b"content-type", JSON).split(b";", 1)[0].strip().lower()
+        return JSON if not kind or (kind.startswith(b"application/") and kind.endswith(b"+json")) else kind
 
     async def _body(self) -> bytes | bytearray:
         body: bytes | bytearray = (await self._receive()).get("body", b"")

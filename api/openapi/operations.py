@@ -213,8 +213,13 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "/models": get("What is served, for clients of Infinity", "Models", served.InfinityModels),
     "/info": get("The model, for clients of text-embeddings-inference", "Models", served.TeiInfo, errors=TEI),
     "/version": get("Version of the server", "Models", served.Version),
-    "/health": get("Whether the server is alive", text="Answers while models load, and under any load."),
-    "/ping": {method: Operation(summary="The same as /health", tag="Server") for method in ("GET", "POST")},
+    "/health": get(
+        "Whether the server is alive", answer=served.Alive, text="Answers while models load, under any load."
+    ),
+    "/ping": {
+        method: Operation(summary="The same as /health", tag="Server", answer=(served.Alive,))
+        for method in ("GET", "POST")
+    },
     "/ready": get("Whether requests are taken", answer=served.Ready, unready=served.NotReady),
     "/load": get("Requests inside", answer=served.Load),
     "/stages": get("Every stage at this moment", answer=served.Stages, text="What the page at / shows."),

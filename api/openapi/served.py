@@ -107,6 +107,13 @@ class InfinityModels(Answer):
     data: list[InfinityModel]
 
 
+class Alive(Answer):
+    """Of a server that answers."""
+
+    unix: float
+    """Its clock: seconds since 1970."""
+
+
 class Version(Answer):
     """Of this server."""
 

@@ -128,14 +128,14 @@ async def read_to_end(stream: anyio.abc.ByteReceiveStream) -> bytes:
 
 
 async def read_answer(stream: anyio.abc.ByteReceiveStream) -> bytes:
-    """One complete answer with a `Content-Length`."""
+    """One complete answer with a `Content-Length`, or of the status 204, which has no content."""
     received = b""
     with anyio.fail_after(30):
         while True:
             received += await stream.receive()
             head, end, body = received.partition(b"\r\n\r\n")
             length = re.search(rb"content-length: (\d+)", head)
-            if end and length and len(body) >= int(length[1]):
+            if end and (head.startswith(b"HTTP/1.1 204 ") or (length and len(body) >= int(length[1]))):
                 return received
 
 

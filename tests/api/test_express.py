@@ -302,7 +302,7 @@ async def test_what_is_asked_with_get_is_answered_as_the_usual_way_does(
 ) -> None:
     nothing_blocks_the_event_loop.deactivate()  # process metrics read /proc
     paths = [path for path, operations in OPERATIONS.items() if "GET" in operations]
-    moving = {"/metrics", "/stages", "/models"}
+    moving = {"/metrics", "/stages", "/models", "/health", "/ping"}
     async with serving(engine_on(LetterModel()), api_keys=(key,) if key else ()) as served:
         for path in [*paths, "/", "/v1/embeddings", "/nowhere"]:
             async with await served.connect() as stream:

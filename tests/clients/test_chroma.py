@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 from numpy.testing import assert_allclose
@@ -23,11 +26,22 @@ def test_openai(server: Oracle) -> None:
     assert_allclose(function(TEXTS), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
 
 
-def test_cohere(server: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = client_package("chromadb.utils.embedding_functions")
-    monkeypatch.setenv("CO_API_URL", server.url)  # which Cohere's client takes for its base URL
-    function: Any = functions.CohereEmbeddingFunction(api_key=KEY, model_name="embedder")
-    assert_allclose(function(TEXTS), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
+def test_cohere(server: Oracle) -> None:
+    """In a process of its own: Cohere's package reads its base URL as it is imported."""
+    client_package("chromadb.utils.embedding_functions")
+    asked = (
+        "import json, sys; from chromadb.utils.embedding_functions import CohereEmbeddingFunction; "
+        "found = CohereEmbeddingFunction(api_key=sys.argv[1], model_name='embedder')(sys.argv[2:]); "
+        "print(json.dumps([vector.tolist() for vector in found]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", asked, KEY, *TEXTS],
+        env={**os.environ, "CO_API_URL": server.url},
+        stdout=subprocess.PIPE,
+        timeout=100,
+        check=True,
+    )
+    assert_allclose(json.loads(run.stdout), server("embedder", "embed", TEXTS).embeddings, atol=WITHIN)
 
 
 def test_ollama(server: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,3 +53,7 @@ def test_models(server: Oracle) -> None:
     found = asking(server, "models").data
     assert "embedder" in [one.id for one in found]
     assert {str(one.owned_by) for one in found} == {"infinity"}
+
+
+def test_health(server: Oracle) -> None:
+    assert asking(server, "health").additional_properties["unix"] > 0
