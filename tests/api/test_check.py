@@ -20,6 +20,11 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def told(stderr: str) -> list[str]:
+    """The lines on the standard error, but for one that says that the machine is too busy to measure kernels."""
+    return [line for line in stderr.splitlines() if '"model.not_measured"' not in line]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("nomic-matryoshka", tmp_path_factory.mktemp("check") / "nomic")
@@ -34,7 +39,7 @@ def test_the_card_is_printed_as_one_object(folder: Path) -> None:
     assert card["outputs"][0] == "dense"
     assert card["dimensions"] == [8, 16, 24, 32]
     assert card["prompts"]["query"] == "search_query: "
-    assert done.stderr == ""
+    assert told(done.stderr) == []
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,7 @@ def test_models_of_pictures_are_understood(kind: str, lanes: list[str], outputs:
     assert done.returncode == 0, done.stderr
     card = json.loads(done.stdout)
     assert (card["lanes"], card["outputs"]) == (lanes, outputs)
-    assert done.stderr == ""
+    assert told(done.stderr) == []
 
 
 def test_a_folder_of_pictures_that_do_not_fit_its_model_is_refused_in_one_line(tmp_path: Path) -> None:
