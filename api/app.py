@@ -113,7 +113,7 @@ class Application:
     def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[AtOnce, str] | None:
         """The answer to a request that is turned away, logged and counted, and its id; None where it is not."""
         if (problem := self.admit(scope)) is not None:
-            answer = _said_of(problem, scope["path"])
+            answer = _said_of(problem, scope)
             refused = AtOnce(answer, _content_headers(answer) + self._closing(scope))
         elif body_bytes and (found := self._overload(scope, body_bytes)) is not None:
             refused = self._refused_for(*found)
@@ -172,7 +172,7 @@ class Application:
         """An application that answers any request with `problem`, and logs and counts it as every other."""
 
         async def handler(call: Call) -> Answer:
-            return _said_of(problem, call.scope["path"])
+            return _said_of(problem, call.scope)
 
         async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
             await self.respond(handler, scope, receive, send)
@@ -314,10 +314,14 @@ def _call(scope: Scope, receive: Receive) -> Call:
     return Call(scope, receive, words_of(scope["path"]))
 
 
-def _said_of(problem: Problem, path: str) -> Answer:
+def _said_of(problem: Problem, scope: Scope) -> Answer:
     """What a request that must not enter is answered with."""
+    path = scope["path"]
     answer, page = Answer.of(problem, words_of(path)), PAGES.get(path)
-    if problem.row is status.UNAUTHORIZED and page is not None:  # it asks for the key, which a browser cannot
+    is_browser = scope["method"] in ("GET", "HEAD")
+    if (
+        problem.row is status.UNAUTHORIZED and page is not None and is_browser
+    ):  # it asks for the key, which a browser cannot
         return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
     return answer
 

@@ -15,7 +15,9 @@ from staged_pool.api.wire.pieces import dump
 from staged_pool.api.wire.tei_tokens import tei_error
 from staged_pool.stages.errors import Unsupported
 
-TEI_PATHS: Final = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/info"})
+TEI_PATHS: Final = frozenset({
+    "/", "/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/info",
+})  # fmt: skip
 """Where every client is one of text-embeddings-inference, and is told of problems in its words."""
 
 OLLAMA_PATHS: Final = frozenset({"/api/embed", "/api/embeddings", "/api/tags", "/api/ps", "/api/show", "/api/version"})

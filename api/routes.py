@@ -191,7 +191,6 @@ class Routes:
 
     async def _root(self, call: Call) -> Answer:
         """A request of text-embeddings-inference to its root: what it is for follows from the body and the model."""
-        call.describe = tei_tokens.tei_error
         engines = self._lobby.listed(call.named_model)
         body = await call.json_body()
         cards = [engine.card for engine in engines]

@@ -240,7 +240,7 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "/openapi.json": get("This description", answer=served.Anything),
     "/docs": get("This description as a page", content_types=("text/html",)),
     "/": {
-        **get("The stages as a page", content_types=("text/html",)),
+        **get("The stages as a page", content_types=("text/html",), errors=TEI),
         **task(
             "Any of text-embeddings-inference's tasks",
             "Server",
