@@ -102,6 +102,8 @@ class TaskModel(LetterModel):
                 return _floats(token_vectors(text))
             case Output.TOKEN_LABELS:
                 return _floats(token_logits(text))
+            case Output.TOKEN_WEIGHTS:
+                return _floats([[vector[1]] for vector in token_vectors(text)])
             case Output.LABELS:
                 if self.card.scoring is None:
                     return _floats(label_logits(text))
