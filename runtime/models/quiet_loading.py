@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -53,8 +53,24 @@ def unusable(folder: ModelFolder, what: str) -> Iterator[None]:
         yield
     except LOADER_ERRORS as error:
         check_json(folder.body, "config.json", *TOKENIZER_FILES)
+        if isinstance(error, KeyError) and error.args and error.args[0] in _rope_types(folder.config):
+            raise ConfigError(
+                f"config.json: rope_type={error.args[0]!r} is not known to transformers for "
+                f"model_type={folder.config.get('model_type')!r}"
+            ) from error
         said = " ".join(str(error).split())  # in one line
         kind = f"{type(error).__name__}: " if isinstance(error, LookupError) else ""
         raise ConfigError(f"{folder.body}: {what} cannot be loaded: {kind}{said}") from error
     except (SafetensorError, pickle.UnpicklingError) as error:
         raise ConfigError(f"{folder.body}: the weights are damaged: {error}") from error
+
+
+def _rope_types(config: Mapping[str, Any]) -> set[object]:
+    """Rope types that a `config.json` names, in either spelling, for all layers or by the type of a layer."""
+    found: set[object] = set()
+    for field in ("rope_parameters", "rope_scaling"):
+        if isinstance(said := config.get(field), Mapping):
+            for part in (said, *said.values()):
+                if isinstance(part, Mapping):
+                    found |= {kind for name in ("rope_type", "type") if isinstance(kind := part.get(name), str)}
+    return found

@@ -17,7 +17,7 @@ COMMAND = [sys.executable, "-c", "from staged_pool.api.cli import main; main(pro
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, "check", "--offline", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def told(stderr: str) -> list[str]:
@@ -92,7 +92,7 @@ def test_a_language_model_of_which_nothing_is_known_names_the_ways_out_that_work
     assert all(flag in done.stderr for flag in ("--task embed", "--task score", "--score-template", "--score-tokens"))
     embedded = subprocess.run(
         [*COMMAND, "embed", "--offline", "--model", folder, "--task", "embed", "a text"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert len(json.loads(embedded.stdout)["embedding"]) == 32
     scored = check(folder, "--score-template", "{query} {document}", "--score-tokens", "yes,no", "--dtype", "float32")

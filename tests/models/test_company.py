@@ -6,6 +6,7 @@ The right vector is that of transformers for the text alone, in a model that has
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -292,3 +293,19 @@ def test_the_state_of_a_module_is_compared_and_brought_back() -> None:
     with torch.no_grad():
         counter.weight *= 2
     assert state.weights_changed()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope_scaling": {"type": "ntk", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "ntk", "factor": 2.0, "rope_theta": 10000.0}},
+    ],
+)
+def test_a_rope_type_that_is_not_known_is_named(said: Settings, tmp_path: Path) -> None:
+    folder, _ = build(Kind("Llama", _DECODER | limited("default")), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps(config | said))
+    with pytest.raises(ConfigError, match=r"config\.json: rope_type='ntk' is not known to transformers for .*'llama'"):
+        load_model(EngineConfig(model=str(folder), dtype="float32"))
