@@ -209,7 +209,7 @@ BAD_JSON = {
     "34 a lone low surrogate": b'{"input":["%s\\udc00"]}',
     "34 surrogates in the wrong order": b'{"input":"%s\\udc00\\ud800"}',
     "34 a surrogate in UTF-8": b'{"input":"%s\xed\xa0\x80"}',
-    "34 a byte order mark": b'\xef\xbb\xbf{"input":"%s"}',
+    "34 a byte order mark of UTF-16": b'\xff\xfe{"input":"%s"}',
     "34 UTF-16": '{"input":"a"}'.encode("utf-16"),
     "34 bytes that are not UTF-8": b'{"input":"%s\xff"}',
     "34 an overlong slash": b'{"input":"%s\xc0\xaf"}',
@@ -319,11 +319,11 @@ IMAGES: list[tuple[dict[str, Any], int]] = [
     ({"input": ["a text", {"image": PNG}]}, 501),
     ({"input": [PNG], "modality": "image"}, 501),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PNG}}]}]}, 501),
-    ({"input": [{"image": PNG[:-1]}]}, 400),
+    ({"input": [{"image": PNG[:-1]}]}, 501),
     ({"input": [{"image": PNG + "===="}]}, 400),
-    ({"input": [{"image": PNG + "_-"}]}, 400),
-    ({"input": [{"image": PNG.replace(";base64", "")}]}, 400),
-    ({"input": [{"image": PNG.replace("image/png", "text/html")}]}, 400),
+    ({"input": [{"image": PNG + "_-"}]}, 501),
+    ({"input": [{"image": PNG.replace(";base64", "")}]}, 501),
+    ({"input": [{"image": PNG.replace("image/png", "text/html")}]}, 501),
     ({"input": [{"image": {"url": PNG}}]}, 400),
     ({"input": [{"type": "image_url", "image_url": {"url": PNG}}]}, 400),
     ({"input": [{"content": [{"type": "image_base64", "image_base64": "=="}]}]}, 400),
@@ -345,7 +345,7 @@ async def test_rows_35_to_38_an_image_is_refused_by_this_text_server_which_never
             if status == 400:
                 assert error["param"] == next(iter(body))
             assert PNG[30:50] not in response.text
-            assert len(response.text) < 400
+            assert len(response.text) < 600  # the message stands in it twice, for the clients of two dialects
         as_text = await client.post("/v1/embeddings", json={"input": PNG})
     assert as_text.json()["data"][0]["embedding"] == expected(PNG).tolist()
     assert fire.seen == [PNG]

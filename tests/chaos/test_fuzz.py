@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 CASES: Final = 400
 AT_ONCE: Final = 20
-SENSIBLE: Final = frozenset({100, 200, 400, 404, 405, 408, 413, 414, 415, 429, 431, 501, 503, 505})
+SENSIBLE: Final = frozenset({100, 200, 204, 400, 404, 405, 408, 413, 414, 415, 422, 429, 431, 501, 503, 505})
 
 Logged = list[MutableMapping[str, Any]]
 Grammar = Callable[[random.Random], bytes]
