@@ -107,6 +107,8 @@ class Routes:
             body, boundary = await call.json_body(any_type=task.any_type), None
         if task.at_once is not None and (at_once := task.at_once(body)) is not None:
             await self._engine_for(task, call, body, boundary)
+            call.timeout_s()  # these two raise what is wrong with the headers, whatever is asked
+            call.priority()
             return Answer(at_once)
         return await self._ask(task, call, body, boundary)
 

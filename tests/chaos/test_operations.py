@@ -635,4 +635,4 @@ def test_row_56_without_names_a_start_from_the_hub_ends_in_one_line(loop: str, t
     )
     assert done.returncode == EXIT_CONFIG, done.stderr
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "not in the local cache, and the hub cannot be reached" in error
+    assert "it is not in the hub's local cache, and the hub cannot be reached" in error

@@ -84,6 +84,13 @@ def test_a_request_without_a_text_has_the_model_loaded(fields: dict[str, Any], s
     assert refusal(client, "/api/embed", 404, model="other", **fields)["error"]
 
 
+@pytest.mark.parametrize("header", ["X-Request-Timeout", "X-Priority"])
+def test_headers_of_a_request_without_a_text_are_looked_at(header: str, serve: Serve) -> None:
+    response = serve(EMBEDDER).post("/api/embed", json={"model": EMBEDDER}, headers={header: "none"})
+    assert response.status_code == 400
+    assert header in response.json()["error"]
+
+
 def test_the_older_route_has_the_vector_as_the_folder_has_it(serve: Serve) -> None:
     client = serve(UNNORMALISED)
     got = answer(client, "/api/embeddings", model=UNNORMALISED, prompt=TEXTS[0])
