@@ -39,8 +39,9 @@ _SANE_TOKENS: Final = 10**9
 """Tokenizers that know no longest input say a number beyond this."""
 
 
-_VERSION_4: Final = "PreTrainedTokenizerFast"
-"""A class that gave token types in transformers 4, and gives none in 5, which writes another name for it."""
+_ANY_CLASS: Final = "TokenizersBackend"
+"""The class of transformers that wraps any file. It gives no token types; that of version 4, which version 5 takes for
+the same, gave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,9 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
     settings = read_settings(body)
     from_file = read_tokenizer_file(body)
     known, notes = _class_of(folder, settings, own_code=own_code, has_file=from_file is not None)
-    is_any = settings.class_name == _VERSION_4 or bool(notes)  # or its own class cannot be built
+    # Some versions of transformers put the class that wraps any file in the place of one that they cannot build.
+    stands_in = type(known).__name__ == _ANY_CLASS and settings.class_name not in (None, _ANY_CLASS)
+    is_any = stands_in or bool(notes)
     if from_file is None:
         if not known.is_fast:
             raise ConfigError(f"{body}: {type(known).__name__} is written in Python; a {TOKENIZER_FILE} is needed")
