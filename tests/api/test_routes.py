@@ -361,8 +361,8 @@ def message_of(response: httpx.Response, status: int) -> str:
     """What went wrong, in whichever words the route has for it."""
     assert response.status_code == status, response.text
     said = response.json()
-    told: str = said["message"] if "message" in said else said["error"]
-    return told if isinstance(told, str) else str(told["message"])
+    told: object = said["message"] if "message" in said else said["error"]
+    return str(told["message"]) if isinstance(told, dict) else str(told)
 
 
 @pytest.mark.parametrize("route", [route for route in TASKS if route not in NO_MODEL])

@@ -30,7 +30,7 @@ def hidden(
         of = f"encoder.layer.{layer}."
         query, key, value = (
             part.view(-1, heads, width // heads).transpose(0, 1)
-            for part in _linear(rows, tensors, f"{of}attention.qkv_proj").split(width, dim=1)
+            for part in _linear(rows, tensors, f"{of}attention.qkv_proj").tensor_split(3, dim=1)
         )
         query, key = _turned(query, angles), _turned(key, angles)
         weights = torch.softmax(query @ key.transpose(1, 2) / (width // heads) ** 0.5, dim=2)
@@ -45,7 +45,7 @@ def hidden(
 def random_tensors(config: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
     """Wide random weights of a transformer, under the names that they have on the hub."""
     width, inner = config["hidden_size"], config["intermediate_size"]
-    shapes = {"embeddings.word_embeddings.weight": (config["vocab_size"], width)}
+    shapes: dict[str, tuple[int, ...]] = {"embeddings.word_embeddings.weight": (config["vocab_size"], width)}
     if config["type_vocab_size"]:
         shapes["embeddings.token_type_embeddings.weight"] = (config["type_vocab_size"], width)
     for layer in range(config["num_hidden_layers"]):
@@ -75,7 +75,8 @@ def _frequencies(config: Mapping[str, Any], width: int) -> Tensor:
     """What each pair of values turns by at each position; NTK scaling by its equation, not as a known kind of rope."""
     factor = (config.get("rope_scaling") or {}).get("factor", 1.0)
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-    return 1 / ((config["rope_theta"] * factor) ** exponents) / factor ** (2 / width)
+    frequencies: Tensor = 1 / ((config["rope_theta"] * factor) ** exponents) / factor ** (2 / width)
+    return frequencies
 
 
 def _turned(rows: Tensor, angles: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 import transformers as hf
 from numpy.typing import NDArray
 
-from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.model import Model, Row, TokenSequence
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.module_state import ModuleState
@@ -193,7 +193,7 @@ def right(model: Any, sequence: TokenSequence) -> Vectors:
 
 def embedded(model: Model, sequences: Sequence[TokenSequence]) -> Vectors:
     rows = model.forward(sequences)
-    return np.stack([row.values[Output.DENSE] for row in rows if isinstance(row, Row)])
+    return np.stack([np.asarray(row.values[Output.DENSE]) for row in rows if isinstance(row, Row)])
 
 
 def far(found: Vectors, wanted: Vectors) -> float:
@@ -204,7 +204,7 @@ def far(found: Vectors, wanted: Vectors) -> float:
 def test_a_vector_depends_on_no_other_text(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     folder, fresh = build(kind, tmp_path / "model")
-    attentions = ("auto", "padded") if kind.attention == "packed" else ("auto",)
+    attentions: tuple[Attention, ...] = ("auto", "padded") if kind.attention == "packed" else ("auto",)
     for attention in attentions:
         model = load_model(EngineConfig(model=str(folder), dtype="float32", attention=attention, torch_threads=1))
         sequences = texts(model.card.vocabulary, [min(length, model.card.max_tokens) for length in LENGTHS])
@@ -269,6 +269,7 @@ def test_the_state_of_a_module_is_compared_and_brought_back() -> None:
             self.longest = 0
             self.seen: list[int] = []
             self.part: torch.nn.Module = torch.nn.Identity()
+            self.table: torch.Tensor
             self.register_buffer("table", torch.zeros(2))
             self.weight = torch.nn.Parameter(torch.ones(2))
 
@@ -291,7 +292,7 @@ def test_the_state_of_a_module_is_compared_and_brought_back() -> None:
     assert not hasattr(counter, "more")
     assert not state.weights_changed()
     with torch.no_grad():
-        counter.weight *= 2
+        counter.weight.mul_(2)
     assert state.weights_changed()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ GTE_SCORE = {"new.pooler.dense.weight": (32, 32), "new.pooler.dense.bias": (32,)
              "classifier.bias": (1,)}  # fmt: skip
 GTE_WEIGHTS = {"classifier.weight": (1, 32), "classifier.bias": (1,)}
 TWICE = {"type": "ntk", "factor": 2.0}
-ONE_LABEL = {"id2label": {"0": "LABEL_0"}}
+ONE_LABEL: dict[str, Any] = {"id2label": {"0": "LABEL_0"}}
 CODE = {"AutoModel": "modeling_mine.MineModel"}
 QUANTISED = "the weights are quantised"
 MERGE = "merge it into the weights of org/base (merge_and_unload of peft), and serve what that saves"
@@ -318,7 +319,7 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
     ),
     **{
         name: (
-            lambda folder, name=name: write_modules(folder, first=f"sentence_transformers.models.{name}"),
+            partial(write_modules, first=f"sentence_transformers.models.{name}"),
             f"modules.json: must begin with a Transformer, begins with {name}: {cause}",
         )
         for name, cause in {
@@ -377,6 +378,7 @@ def test_the_reranker_of_gte_gives_the_scores_of_its_formula(tmp_path: Path) -> 
     folder = made(gte("NewForSequenceClassification", head=GTE_SCORE, **ONE_LABEL), tmp_path / "model")
     found = score(loaded(folder), TEXTS[0], TEXTS[1:])
     tensors = load_file(folder / WEIGHTS)
+    assert found.logits is not None
     for text, logit in zip(TEXTS[1:], found.logits, strict=True):
         _, hidden = gte_hidden(folder, TEXTS[0], text)
         pooled_row = torch.tanh(hidden[0] @ tensors["new.pooler.dense.weight"].T + tensors["new.pooler.dense.bias"])

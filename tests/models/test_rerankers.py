@@ -67,7 +67,7 @@ class Oracle:
         found: list[int] = self.file.encode(text, add_special_tokens=special).ids
         return found
 
-    def logits(self, ids: Sequence[int]) -> Any:
+    def logits(self, ids: Sequence[int | None]) -> Any:
         """Of the whole vocabulary, behind the last token."""
         with torch.inference_mode():
             return self.model(torch.tensor([list(ids)])).logits[0, -1].double()
@@ -80,7 +80,7 @@ class Oracle:
         first, second = [self.file.token_to_id("<bos>"), *of_query], separator + of_document
         excess = len(first) + len(second) - (max_length + len(separator) + len(prompt))
         second = second[: len(second) - max(excess, 0)]
-        return float(self.logits(first + second + separator + prompt)[self.ids("Yes")[0]])
+        return float(self.logits([*first, *second, *separator, *prompt])[self.ids("Yes")[0]])
 
     def mxbai(self, query: str, document: str, instruction: str | None = None) -> float:
         """MxbaiRerankV2.prepare_inputs and forward."""
@@ -304,7 +304,7 @@ def test_the_model_card_tells_the_family_whatever_the_folder_is_called(
 ) -> None:
     folder = rerankers.card(make(tmp_path / "model"), text)
     for task in ("auto", "score"):
-        read = read_folder(folder, task=task)  # type: ignore[arg-type]
+        read = read_folder(folder, task=task)
         assert read.scoring == "cross-encoder"
         assert f"read as {family}" in read.notes[0]
 
@@ -514,7 +514,7 @@ def test_half_a_recipe_beside_that_of_a_known_family_is_refused(
 
 
 def test_a_line_break_that_a_shell_has_left_as_two_characters_is_said(root: Path) -> None:
-    settings = {"score_template": "Q: {query}\\nD: {document}", "score_tokens": "yes,no"}
+    settings: dict[str, Any] = {"score_template": "Q: {query}\\nD: {document}", "score_tokens": "yes,no"}
     assert "no line break" in read_folder(root / "some-llm", **settings).notes[-1]
     settings["score_template"] = settings["score_template"].replace("\\n", "\n")
     assert len(read_folder(root / "some-llm", **settings).notes) == 1

@@ -145,10 +145,13 @@ async def test_a_cancelled_block_stops_the_engine() -> None:
 
 
 async def test_an_error_of_opening_is_raised_to_who_opens() -> None:
+    found: str | None = None
+
     @asynccontextmanager
     async def fails() -> AsyncIterator[None]:
         await anyio.lowlevel.checkpoint()
-        raise ConfigError("no such model")
+        if found is None:
+            raise ConfigError("no such model")
         yield
 
     with pytest.raises(ConfigError, match="no such model"):

@@ -51,7 +51,7 @@ async def _stream(engine: Engine, text: str) -> int:
     async def give(rows: object) -> None:
         await anyio.lowlevel.checkpoint()
 
-    request = EmbedRequest(inputs=[TextInput(text)])
+    request = EmbedRequest(inputs=(TextInput(text),))
     return await engine.stream(lambda: request, lambda places, result: result, give)
 
 

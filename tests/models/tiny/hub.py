@@ -133,7 +133,7 @@ def pickled_in_parts(folder: Path) -> None:
     write_json(folder / f"{PICKLED}.index.json", {"metadata": {}, "weight_map": files})
 
 
-def only(*names: str, **written: str) -> Change:
+def only(*names: str, **written: str) -> Body:
     """Take the weights away, and put these files there; two underscores in `written` stand for a dot."""
 
     def change(folder: Path) -> None:
