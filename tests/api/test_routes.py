@@ -495,7 +495,7 @@ async def test_the_version_is_that_of_the_package() -> None:
 async def test_ping_is_health(method: str) -> None:
     async with served(LetterModel()) as client:
         response = await client.request(method, "/ping")
-    assert (response.status_code, response.content) == (200, b"")
+    assert (response.status_code, [*response.json()]) == (200, ["unix"])
 
 
 async def test_load_is_the_number_of_requests_inside() -> None:
