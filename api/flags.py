@@ -107,8 +107,8 @@ Deterministic = Annotated[
         "--deterministic",
         "Device",
         "The same bits for the same text on a CPU: alone, in any batch, after any other. Each input has a forward to "
-        "itself, on one thread, and --tune is off. Batches gain nothing any more: many short texts take about twice as "
-        "long, and a long one as many times as there are cores.",
+        "itself, on one thread, and --tune is off. Batches gain nothing any more: many short texts take longer, "
+        "and a long text has one core instead of all.",
     ),
 ]
 DTypeFlag = Annotated[

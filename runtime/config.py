@@ -84,7 +84,7 @@ class EngineConfig:
     deterministic: bool = False
     """Whether the same text has the same bits alone, in any batch and after any other, on a CPU. Each input then has a
     forward to itself, on one thread, and ways are chosen as with `tune` off. Batches gain nothing any more: many short
-    texts take about twice as long, and a long one as many times as there are cores."""
+    texts take longer, and a long text has one core instead of all."""
 
     cuda_graphs: bool = True
     """Whether small batches of small models are recorded on a GPU, and replayed. That takes seconds at load and some
