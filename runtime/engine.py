@@ -465,8 +465,13 @@ class Engine(EngineTasks):
     async def _run_pipeline(self) -> None:
         try:
             await self._pipeline.run()
+        except* anyio.BrokenResourceError:
+            pass  # from a stage whose neighbour has ended: that one has said why, or everything is being cancelled
         except* Exception as group:  # noqa: BLE001  # a stage that gave up ends the engine, but not its host
             self._break(group)
+        finally:
+            self._phase = Phase.STOPPED
+            self._fail_all("The engine is stopped.")  # a host that is cancelled may take its time to leave the block
 
     def _break(self, error: Exception) -> None:
         """Serve no more. Called as soon as a stage gives up, however long the calls that still run may take."""

@@ -66,6 +66,8 @@ class Stage(ABC):
     async def _supervise(self, worker: Callable[[], Awaitable[None]]) -> None:
         try:
             await self._supervisor.run(worker)
+        except anyio.BrokenResourceError:
+            raise  # the stage behind has ended, and knows why
         except Exception as error:
             self.gave_up(error)
             raise

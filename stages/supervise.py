@@ -41,10 +41,10 @@ class Custody:
                 log.error("stage.lost_request", stage=stage)
         elif isinstance(error, DeviceLost):
             self.settle(error)
+        elif isinstance(error, anyio.BrokenResourceError | anyio.get_cancelled_exc_class()):
+            self.settle(EngineStopped("the engine was stopped while it worked on this request"))
         elif isinstance(error, Exception):
             self.settle(StageFailed(f"the {stage} stage failed on this request", stage=stage))
-        elif isinstance(error, anyio.get_cancelled_exc_class()):
-            self.settle(EngineStopped("the engine was stopped while it worked on this request"))
 
     def take(self, tickets: Iterable[Ticket]) -> None:
         """Hold these as well."""
@@ -63,7 +63,8 @@ def custody(stage: str, tickets: Iterable[Ticket]) -> Custody:
     """Answer for these tickets until they are settled or handed on.
 
     Whatever leaves the block unsettled and not handed on is settled there: as `StageFailed` after a crash or a
-    forgotten hand-over, as `EngineStopped` when the worker is cancelled. The exception goes on to the supervisor.
+    forgotten hand-over, as `EngineStopped` when the worker is cancelled or the stage behind has ended. The exception
+    goes on to the supervisor.
     """
     return Custody(stage, tickets)
 
@@ -104,7 +105,7 @@ class Supervisor:
         Raises:
             StageBroken: The stage's workers crashed too often within the policy's window.
             DeviceLost: From the worker: no restart brings a device back.
-            BrokenResourceError: From the worker: the stage behind has given up.
+            BrokenResourceError: From the worker: the stage behind has ended, by a fault of its own or cancelled.
         """
         while True:
             try:

@@ -417,6 +417,32 @@ async def test_an_engine_that_its_host_stops_is_not_called_broken(logged: list[s
     assert engines[0].fault is None
 
 
+async def test_an_engine_whose_host_is_cancelled_is_not_called_broken(
+    logged: list[structlog.typing.EventDict],
+) -> None:
+    gate, settled = Gate(), anyio.Event()
+
+    async def abandoned(engine: Engine) -> None:
+        with pytest.raises(EngineStopped):
+            await engine.embed(["in a thread when everything is cancelled"])
+        settled.set()
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as host:
+            async with engine_on(LetterModel(on_preprocess=gate)) as engine:
+                tasks.start_soon(abandoned, engine)
+                await gate.arrived()
+                host.cancel()
+                # The stages learn of it before the block that holds the engine.
+                with anyio.fail_after(30, shield=True):
+                    for _ in range(100):
+                        await anyio.lowlevel.checkpoint()
+                    gate.open()
+                    await settled.wait()
+    assert [event for event in logged if event["log_level"] == "error"] == []
+    assert engine.fault is None
+
+
 async def test_the_host_sees_its_own_error_as_itself() -> None:
     with pytest.raises(ValueError, match="mine"):
         async with engine_on(LetterModel()):
