@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskStatus
 
 from staged_pool.runtime.admission import Admission
 from staged_pool.runtime.config import EngineConfig
@@ -450,7 +451,7 @@ class Engine(EngineTasks):
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[Engine]:
         async with anyio.create_task_group() as owner:
-            owner.start_soon(self._run_pipeline)
+            await owner.start(self._run_pipeline)
             try:
                 yield self
                 await self.drain(self._config.drain_timeout_s)
@@ -462,9 +463,9 @@ class Engine(EngineTasks):
                 self._pipeline.close()
                 self._fail_all("The engine is stopped.")
 
-    async def _run_pipeline(self) -> None:
+    async def _run_pipeline(self, *, task_status: TaskStatus[None]) -> None:
         try:
-            await self._pipeline.run()
+            await self._pipeline.run(task_status=task_status)
         except* anyio.BrokenResourceError:
             pass  # from a stage whose neighbour has ended: that one has said why, or everything is being cancelled
         except* Exception as group:  # noqa: BLE001  # a stage that gave up ends the engine, but not its host

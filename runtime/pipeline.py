@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
+from anyio.abc import TaskStatus
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Errands, Fetch
@@ -222,8 +223,11 @@ class Pipeline:
         self._door.close()
         self.errands.close()
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run until it is closed and everything has passed.
+
+        Args:
+            task_status: Told when all stages work.
 
         Raises:
             ExceptionGroup: A stage gave up; the others were cancelled.
@@ -232,7 +236,8 @@ class Pipeline:
             watchers.start_soon(self._watch_preprocess)
             async with anyio.create_task_group() as stages:
                 for stage in self.stages:
-                    stages.start_soon(stage.run)
+                    await stages.start(stage.run)
+                task_status.started()
             watchers.cancel_scope.cancel()
 
     async def _watch_preprocess(self) -> None:

@@ -11,6 +11,7 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 import anyio
+from anyio.abc import TaskStatus
 
 from staged_pool.stages.budget import Budget
 from staged_pool.stages.channel import Bell, Inlet, Outlet
@@ -185,9 +186,10 @@ class BatchStage(Stage, Generic[P, R]):
         """How long the device needs for what goes before this request's next item."""
         return self._pace.drain_s(self._builder.ahead(ticket), self._builder.max_cost)
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Work until the inlet ends. Cancelled, it waits for the forwards that run."""
-        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + self._max_ahead)), self._close)
+        workers = (self._fill_waiting_room, *[self._serve_slot] * (self._slots + self._max_ahead))
+        await self._run(workers, self._close, task_status)
 
     def _close(self) -> None:
         self._inlet.close()

@@ -6,6 +6,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import anyio
+from anyio.abc import TaskStatus
+
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import is_wanted
 from staged_pool.stages.errors import StagedPoolError, StageFailed
@@ -78,9 +81,9 @@ class ParseStage(Stage, Generic[S]):
         self._request_waiting_tokens = request_waiting_tokens
         self._waiting_tokens = waiting_tokens
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Work until the inlet ends. Cancelled, it settles what is in hand."""
-        await self._run([self._work] * self.meter.workers, self._close)
+        await self._run([self._work] * self.meter.workers, self._close, task_status)
 
     def _close(self) -> None:
         self._inlet.close()

@@ -7,6 +7,7 @@ from typing import Final, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskStatus
 
 from staged_pool.stages.channel import Inlet
 from staged_pool.stages.door import cause, wanted
@@ -67,9 +68,9 @@ class PostprocessStage(Stage, Generic[R]):
         self._answering = anyio.Lock(fast_acquire=True)
         """Held by the worker that makes small answers: several would have as many turns before anybody else has one."""
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
-        await self._run([self._work] * self.meter.workers, self._inlet.close)
+        await self._run([self._work] * self.meter.workers, self._inlet.close, task_status)
 
     async def _work(self) -> None:
         async for items in self._inlet:

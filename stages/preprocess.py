@@ -6,6 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
+import anyio
+from anyio.abc import TaskStatus
+
 from staged_pool.stages.channel import Inlet, Outlet
 from staged_pool.stages.door import cause, wanted
 from staged_pool.stages.errors import Abandoned, StagedPoolError
@@ -73,9 +76,9 @@ class PreprocessStage(Stage, Generic[S, P]):
         self._lane = lane
         self._called_at: dict[object, float] = {}
 
-    async def run(self) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
-        await self._run([self._work] * self.meter.workers, self._close)
+        await self._run([self._work] * self.meter.workers, self._close, task_status)
 
     def _close(self) -> None:
         self._inlet.close()

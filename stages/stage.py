@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import anyio
+import anyio.lowlevel
+from anyio.abc import TaskStatus
 
 from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.supervise import RestartPolicy, Supervisor
@@ -47,10 +49,19 @@ class Stage(ABC):
         """Called when a worker cannot be restarted: at once, where `run` first waits for the other workers' calls."""
 
     @abstractmethod
-    async def run(self) -> None:
-        """Work until the inlet ends. Cancelled, it waits for the calls that run, and settles what is in hand."""
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Work until the inlet ends. Cancelled, it waits for the calls that run, and settles what is in hand.
 
-    async def _run(self, workers: Sequence[Callable[[], Awaitable[None]]], close: Callable[[], object]) -> None:
+        Args:
+            task_status: Told when all workers have begun.
+        """
+
+    async def _run(
+        self,
+        workers: Sequence[Callable[[], Awaitable[None]]],
+        close: Callable[[], object],
+        task_status: TaskStatus[None],
+    ) -> None:
         """Run the workers until all have returned, then close the stage's ends of its channels.
 
         Raises:
@@ -60,6 +71,8 @@ class Stage(ABC):
             async with anyio.create_task_group() as group:
                 for worker in workers:
                     group.start_soon(self._supervise, worker)
+                await anyio.lowlevel.checkpoint()  # a loop that ends now would warn of those that never began
+                task_status.started()
         finally:
             close()
 

@@ -207,10 +207,9 @@ from tests.runtime.test_host_loop import open_letters
 
 async def main():
     engine = await open_letters().__aenter__()
-    gc.collect()
-    await engine.embed("a")
-    gc.collect()
-    await engine.embed("a")
+    for _ in range({requests}):
+        gc.collect()
+        await engine.embed("a")
 
 anyio.run(main, backend={backend!r}, backend_options={options!r})
 print("ended")
@@ -218,9 +217,13 @@ print("ended")
 
 
 @pytest.mark.parametrize(("backend", "options"), [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})])
-def test_an_engine_that_is_never_closed_ends_with_its_loop(backend: str, options: dict[str, bool]) -> None:
+@pytest.mark.parametrize("requests", [0, 2])
+def test_an_engine_that_is_never_closed_ends_with_its_loop(
+    backend: str, options: dict[str, bool], requests: int
+) -> None:
+    program = _NEVER_CLOSED.format(backend=backend, options=options, requests=requests)
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _NEVER_CLOSED.format(backend=backend, options=options)],
+        [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
         check=False,
