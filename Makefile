@@ -1,9 +1,9 @@
 # make install set up what serving needs, and nothing else
 # make serve   set up, and serve a real embedding model on 127.0.0.1:8000
-# make test    set up, and run the tests
+# make test    set up, and run the tests; clients of others among them, against a server on one event loop
 # make long    the tests that take minutes
 # make check   formatting, lint, types
-# make clients the clients of others, from their own packages, against a server
+# make clients the clients of others, from their own packages, against a server on each event loop
 # make lowest  the tests with the oldest versions that pyproject.toml allows, in .venv-lowest; gigabytes
 # make sim     many random schedules of the real engine in virtual time
 # make fuzz    requests made up from /openapi.json, to a server with tiny models
@@ -38,8 +38,9 @@ install: $(RUN)
 serve: $(RUN)
 	$(BIN)/staged-pool serve $(SERVE_ARGS)
 
-test: $(DEV)
+test: $(CLIENTS) $(LITELLM)
 	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(if $(PYTEST_ARGS),,$(VENV)/litellm/bin/python -m pytest tests/clients/test_litellm.py)
 
 long: $(DEV)
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
@@ -51,8 +52,8 @@ check: $(DEV)
 	$(BIN)/mypy perf tests
 
 clients: $(CLIENTS) $(LITELLM)
-	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
-	$(VENV)/litellm/bin/python -m pytest tests/clients/test_litellm.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'long or not long' tests/clients $(PYTEST_ARGS)
+	$(VENV)/litellm/bin/python -m pytest -m 'long or not long' tests/clients/test_litellm.py $(PYTEST_ARGS)
 
 # The tests' own tools are of any version; nothing of this is in CI. The oldest typer uses what Click 8.5 deprecates.
 lowest:

@@ -39,6 +39,13 @@ EXTRA: Final = (
 KEY: Final = "a-key-of-the-tests-0123456789abcdef"
 TEXTS: Final = ["A man is eating food.", "naïve café, Ωmega 🙂", "short", "Someone has a meal."]
 QUERY: Final = "Who eats?"
+LOOPS: Final = [
+    backend if backend.id == "uvloop" else pytest.param(*backend.values, id=backend.id, marks=pytest.mark.long)
+    for backend in BACKENDS
+]
+"""The servers' event loops. Each change is tested on one, `make clients` on all: the tests of the dialects, which have
+no clients, are on all for each change."""
+
 WITHIN: Final = 1e-5
 """Of values that went through the decimal numbers of a dialect."""
 
@@ -60,7 +67,7 @@ class Oracle:
         return self._call(ask)
 
 
-@pytest.fixture(scope="session", params=BACKENDS)
+@pytest.fixture(scope="session", params=LOOPS)
 def server(request: pytest.FixtureRequest) -> Iterator[Oracle]:
     backend, options = request.param
     with start_blocking_portal(backend, options) as portal:
