@@ -24,6 +24,7 @@ class Row:
 
 TABLE: Final[dict[type[BaseException], Row]] = {
     errors.InvalidInput: Row(400, "BadRequestError", "invalid_input"),
+    errors.InvalidSetting: Row(400, "BadRequestError", "invalid_input"),
     errors.NoInputs: Row(400, "BadRequestError", "no_inputs"),
     errors.UrlNotAllowed: Row(400, "BadRequestError", "url_not_allowed"),
     errors.UnknownModel: Row(404, "NotFoundError", "unknown_model"),

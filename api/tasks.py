@@ -12,6 +12,7 @@ from staged_pool.api.call import Describe
 from staged_pool.api.wire import (
     classify,
     cohere,
+    jsons,
     mixedbread,
     nim,
     ollama,
@@ -28,6 +29,7 @@ from staged_pool.api.wire.lines import ReadLines
 from staged_pool.api.wire.tei_tokens import tei_error
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
+from staged_pool.stages.errors import InvalidInput
 
 _TEXTS: Final = re.compile(rb'"texts"\s*:')
 
@@ -158,9 +160,17 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
 
 
 def _dialect_of_ranking(body: Body) -> Describe | None:
-    if _TEXTS.search(body) is not None:
+    """As `score.read_rerank` tells them apart; of a body that is no JSON, only the names of its fields count."""
+    texts, scores = _TEXTS.search(body) is not None, weaviate.is_scores(body)
+    if not texts and not scores:
+        return None
+    try:
+        fields = jsons.fields_of(body)
+    except InvalidInput:
+        return tei_error if texts else plain_error
+    if "texts" in fields and ("documents" not in fields or jsons.is_null(fields["documents"])):
         return tei_error
-    return plain_error if weaviate.is_scores(body) else None
+    return plain_error if "property" in fields else None
 
 
 def _gives(output: Output) -> Callable[[ModelCard], bool]:

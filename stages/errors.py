@@ -83,6 +83,10 @@ class InvalidInput(StagedPoolError):
         return type(self)(f"{beginning}{self._template}", param=self.param or param, index=self.index)
 
 
+class InvalidSetting(InvalidInput):
+    """A field that holds for all inputs of a request is wrong, so the error has no `index`, whichever input met it."""
+
+
 class NoInputs(InvalidInput):
     """The request asks for nothing: it has no input."""
 

@@ -12,6 +12,7 @@ import anyio
 from staged_pool.stages.errors import (
     DeadlineExceeded,
     InvalidInput,
+    InvalidSetting,
     MediaUnavailable,
     ModelFailed,
     ScopeEnds,
@@ -292,7 +293,12 @@ class Ticket:
             self.fail(DeadlineExceeded(message, stage=stage))
 
     def fail_input(self, index: int, error: StagedPoolError) -> bool:
-        """As `fail`, with an error that one of its inputs has caused, and that says so: in the words of the request."""
+        """As `fail`, with an error that one of its inputs has caused, and that says so: in the words of the request.
+
+        An error about a setting of the whole request names no input.
+        """
+        if isinstance(error, InvalidSetting):
+            return self.fail(error)
         field = None
         if self._plan is not None and self._plan.locate is not None:
             field, index = self._plan.locate(index)

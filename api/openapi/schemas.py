@@ -78,7 +78,21 @@ def components(types: Sequence[Any]) -> tuple[list[Schema], dict[str, Schema]]:
     schemas, named = msgspec.json.schema_components([*types, *classes], ref_template=REFERENCE)
     for cls, reference in zip(classes, list(schemas)[len(types) :], strict=True):
         _complete(named[reference["$ref"].rpartition("/")[2]], cls)
-    return list(schemas)[: len(types)], named
+    words = {name: schema["enum"] for name, schema in named.items() if "enum" in schema}
+    inline = {REFERENCE.format(name=name): {"enum": values} for name, values in words.items()}
+    written = {name: _inlined(schema, inline) for name, schema in named.items() if name not in words}
+    return list(schemas)[: len(types)], written
+
+
+def _inlined(schema: Any, inline: Mapping[str, Schema]) -> Any:
+    """The schema with lists of words in place of what refers to them, as `Literal` types have them."""
+    if isinstance(schema, list):
+        return [_inlined(part, inline) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if (words := inline.get(schema.get("$ref", ""))) is not None:
+        return words
+    return {name: _inlined(part, inline) for name, part in schema.items()}
 
 
 def _complete(schema: Schema, cls: type) -> None:

@@ -58,7 +58,7 @@ def conversations(raw: msgspec.Raw, fields: ChatFields, root: str) -> list[Chat]
     """
     depth, first = jsons.shape(raw)
     if depth == 1 and first == b"{":
-        return [_chat(jsons.decode(_MESSAGES, raw, root=root), fields, root, None)]
+        return [_chat(jsons.decode(_MESSAGES, raw, root=root, single=True), fields, root, None)]
     if depth == 2:
         lists = jsons.decode(_MESSAGE_LISTS, raw, root=root)
         return [_chat(messages, fields, f"{root}[{index}]", index) for index, messages in enumerate(lists)]

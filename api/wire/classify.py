@@ -29,7 +29,8 @@ class ClassifyBody(InputFields, kw_only=True):
 class ClassifyTokensBody(InputFields, kw_only=True):
     """The body of a request for labels within texts; fields that are not named are ignored."""
 
-    aggregation_strategy: Aggregation = "simple"
+    aggregation_strategy: Aggregation | None = None
+    """None: `simple`."""
 
 
 _CLASSIFY: Final = msgspec.json.Decoder(ClassifyBody)
@@ -63,7 +64,7 @@ def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequ
         words=vllm_words(places),
         model=fields.model,
         cache_salt=fields.cache_salt,
-        aggregation=fields.aggregation_strategy,
+        aggregation=fields.aggregation_strategy or "simple",
     )
     return request, named(encode_classify_tokens, fields.request_id)
 

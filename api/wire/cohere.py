@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import jsons
+from staged_pool.api.wire.cutting import Truncate
 from staged_pool.api.wire.encodings import check_bits
 from staged_pool.api.wire.exchange import Body, Write, named
 from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
@@ -43,7 +44,7 @@ class EmbedBody(RequestFields, kw_only=True):
     inputs: list[Input] | None = None
     output_dimension: Dimensions | None = None
     embedding_types: Annotated[list[EmbeddingType], msgspec.Meta(min_length=1)] | None = None
-    truncate: Literal["NONE", "START", "END"] | None = None
+    truncate: Truncate | None = None
     """Which end of a text that is too long is cut off; None as END."""
     max_tokens: Limit | None = None
 
@@ -119,9 +120,9 @@ def _shows(given: TextInput | Image) -> bool:
 def _text(text: str | Chat, fields: EmbedBody) -> TextInput:
     limit = fields.max_tokens or None
     added = isinstance(text, str)  # a template writes all that the model is to see
-    if fields.truncate == "NONE":
+    if fields.truncate == Truncate.NONE:
         return TextInput(text, max_tokens=limit, must_fit=True, add_special_tokens=added)
-    side: Final = "left" if fields.truncate == "START" else "right"
+    side: Final = "left" if fields.truncate == Truncate.START else "right"
     return TextInput(text, max_tokens=limit or MODEL_MAX, truncate_side=side, add_special_tokens=added)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from staged_pool.api.wire import jsons
 from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
+from staged_pool.api.wire.cutting import TruncationSide, side_of
 from staged_pool.api.wire.fields import NOT_SPECIFIED, MaxTokens, ModelName
 from staged_pool.api.wire.jina import object_inputs
 from staged_pool.api.wire.pictures import read_image, with_options
@@ -51,7 +52,7 @@ class InputFields(ChatFields, kw_only=True):
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     """One conversation, or a list of them."""
     truncate_prompt_tokens: MaxTokens | None = None
-    truncation_side: Literal["left", "right"] | None = None
+    truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
     """None: to texts; not to conversations, whose template writes all that the model is to see."""
 
@@ -160,7 +161,7 @@ def _text_input(source: str | tuple[int, ...] | Chat, fields: InputFields) -> Te
     return TextInput(
         source,
         max_tokens=fields.truncate_prompt_tokens,
-        truncate_side=fields.truncation_side,
+        truncate_side=side_of(fields.truncation_side),
         add_special_tokens=added,
     )
 
@@ -175,5 +176,5 @@ def _pair_input(texts: list[str], index: int, fields: InputFields) -> PairInput:
         first=texts[0],
         second=texts[1],
         max_tokens=fields.truncate_prompt_tokens,
-        truncate_side=fields.truncation_side,
+        truncate_side=side_of(fields.truncation_side),
     )

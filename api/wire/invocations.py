@@ -18,7 +18,6 @@ from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import InvalidInput
 
-_NAMES: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY: Final = msgspec.json.Decoder(Any)
 _TASK_PATHS: Final = {"score": "/score", "rerank": "/v1/rerank"}
 
@@ -32,7 +31,7 @@ def candidates(body: Body) -> tuple[str, ...]:
     Raises:
         InvalidInput: It is not JSON, or of no task.
     """
-    fields = jsons.decode(_NAMES, body)
+    fields = jsons.given_fields(body)
     names = fields.keys()
     if (path := _path_of_task(fields.get("task"))) is not None:
         return (path,)
@@ -70,8 +69,10 @@ def root_path(body: Body, cards: Sequence[ModelCard]) -> str:
     Raises:
         InvalidInput: It is not JSON, or has neither `inputs` nor `query`.
     """
-    fields = jsons.decode(_NAMES, body)
+    fields = jsons.given_fields(body)
     if "query" in fields:
+        if not fields.keys() & {"texts", "documents"}:
+            raise InvalidInput("texts: this field is required", param="texts")
         return "/rerank"
     if "inputs" not in fields:
         raise InvalidInput("The body has neither `inputs`, nor `query` and `texts`", param="inputs")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Iterator
+from enum import Enum
+from types import UnionType
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -14,19 +17,34 @@ T = TypeVar("T")
 _LOCATED = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 _FIRST_INDEX = re.compile(r"[^\[]*\[(?P<index>\d+)\]")
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _HALF = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]")
 """The first half of a surrogate pair without the second one."""
 _SHAPE = re.compile(rb"[ \t\r\n]*((?:\[[ \t\r\n]*){0,2})(.)", re.DOTALL)
+_STEP = re.compile(r"\.?([^.\[]+)|(\[[^\]]*\])")
 _ECHOED = re.compile(r"(?P<quote>['\"])(?P<value>.*)(?P=quote)", re.DOTALL)
 
+INPUTS: Final = frozenset({
+    "input", "inputs", "texts", "images", "documents", "queries", "items", "passages", "messages", "ids",
+    "data_1", "data_2", "text_1", "text_2",
+})  # fmt: skip
+"""Fields whose lists have an entry for each input of a request: an error in one carries the place as its index."""
 
-def decode(decoder: msgspec.json.Decoder[T], body: msgspec.Raw | bytes | bytearray, *, root: str = "") -> T:
+
+def decode(
+    decoder: msgspec.json.Decoder[T],
+    body: msgspec.Raw | bytes | bytearray,
+    *,
+    root: str = "",
+    single: bool = False,
+) -> T:
     """Decode `body`, or say which field is wrong, what was expected there and what was found.
 
     Args:
         decoder: Knows the expected type.
         body: JSON text.
         root: The field that `body` is the value of; empty for a whole request.
+        single: The value is one input, also where it is a list.
 
     Raises:
         InvalidInput: `body` is not JSON, not UTF-8, nested too deeply, or not of the expected type.
@@ -34,7 +52,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: msgspec.Raw | bytes | bytearr
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), root, decoder.type) from None
+        raise _explain(str(error), root, decoder.type, single=single) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"The body is not valid JSON: {_reason(error, body)}") from None
     except RecursionError:
@@ -59,7 +77,7 @@ def shape(raw: msgspec.Raw) -> tuple[int, bytes]:
     return brackets.count(b"["), first
 
 
-def _explain(text: str, root: str, expected: Any) -> InvalidInput:
+def _explain(text: str, root: str, expected: Any, *, single: bool) -> InvalidInput:
     """Turn msgspec's message, such as ``Expected `str`, got `int` - at `$[2]` ``, into ours."""
     located = _LOCATED.fullmatch(text)
     path = (root + located["path"]).removeprefix(".") if located else root
@@ -71,10 +89,28 @@ def _explain(text: str, root: str, expected: Any) -> InvalidInput:
     if not path:
         return InvalidInput(f"The body is wrong: {what}")
     param = re.split(r"[.\[]", path, maxsplit=1)[0]
-    if choices := _choices(expected, param):
+    if choices := _choices(expected, path.removeprefix(root)):
         what = f"{what}; expected one of {choices} (literal_error)"  # what vLLM's clients look for
-    index = _FIRST_INDEX.match(path)
+    index = None if single or param not in INPUTS else _FIRST_INDEX.match(path)
     return InvalidInput(f"{path}: {what}", param=param, index=int(index["index"]) if index else None)
+
+
+def given_fields(raw: msgspec.Raw | bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """The fields of an object that are not null, which clients write for what they leave out.
+
+    Raises:
+        InvalidInput: It is no JSON, or no object.
+    """
+    return {name: value for name, value in fields_of(raw).items() if not is_null(value)}
+
+
+def fields_of(raw: msgspec.Raw | bytes | bytearray) -> dict[str, msgspec.Raw]:
+    """All fields of an object.
+
+    Raises:
+        InvalidInput: It is no JSON, or no object.
+    """
+    return decode(_FIELDS, raw)
 
 
 def is_null(raw: msgspec.Raw) -> bool:
@@ -86,8 +122,33 @@ def _shortened(echoed: re.Match[str]) -> str:
     return f"'{shortened(echoed['value'])}'"
 
 
-def _choices(expected: Any, field: str) -> str:
-    """The values that a field of the type `expected` may have, where they can be listed."""
-    hint = get_type_hints(expected).get(field) if isinstance(expected, type) else None
-    literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-    return ", ".join(f"`{value}`" for literal in literals for value in get_args(literal))
+def _choices(expected: Any, path: str) -> str:
+    """The values that may stand at a path of a value of the type `expected`, where they can be listed."""
+    hints = list(_options(expected))
+    for name, place in _STEP.findall(path):
+        hints = [option for hint in hints for option in _inner(hint, name if not place else None)]
+    return ", ".join(f"`{value}`" for hint in hints for value in _values(hint))
+
+
+def _inner(hint: Any, name: str | None) -> Iterator[Any]:
+    """The types of a field of a type; None: of the entries of a list or a mapping."""
+    if name is None:
+        yield from _options(*get_args(hint)[-1:])
+    elif isinstance(hint, type) and issubclass(hint, msgspec.Struct) and name in hint.__struct_fields__:
+        yield from _options(get_type_hints(hint)[name])
+
+
+def _options(*hints: Any) -> Iterator[Any]:
+    """Each type of a union."""
+    for hint in hints:
+        if get_origin(hint) in (Union, UnionType):
+            yield from _options(*get_args(hint))
+        else:
+            yield hint
+
+
+def _values(hint: Any) -> Iterator[object]:
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    elif isinstance(hint, type) and issubclass(hint, Enum):
+        yield from (member.value for member in hint)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from staged_pool.api.wire import jsons
+from staged_pool.api.wire.cutting import TruncatePassages
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.fields import Limit, RequestFields
 from staged_pool.api.wire.pictures import document, read_image, with_options
@@ -50,7 +51,7 @@ class RankingBody(RequestFields, kw_only=True):
 
     query: Passage
     passages: list[Passage]
-    truncate: Literal["NONE", "END"] | None = None
+    truncate: TruncatePassages | None = None
     """END cuts passages that are too long; NONE, which is what is meant without it, rejects them."""
     top_k: Limit | None = None
 
@@ -78,7 +79,7 @@ def read_ranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
         model=fields.model,
         cache_salt=fields.cache_salt,
         activate=False,
-        max_tokens=MODEL_MAX if fields.truncate == "END" else None,
+        max_tokens=MODEL_MAX if fields.truncate == TruncatePassages.END else None,
     )
     return request, partial(encode_ranking, top_k=fields.top_k)
 

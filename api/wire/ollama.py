@@ -58,7 +58,7 @@ class OllamaEmbeddingsBody(msgspec.Struct):
 
     model: ModelName | None = None
     """With its tag or without. None: the first that can do it."""
-    prompt: str = ""
+    prompt: str | None = None
     options: OllamaOptions | None = None
 
 
@@ -125,7 +125,7 @@ def read_embeddings(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`. The vector is as the model's folder has it, normalised or not."""
     fields = jsons.decode(_EMBEDDINGS, body)
     request = EmbedRequest(
-        inputs=(_text(fields.prompt, fields.options, card, truncate=True),),
+        inputs=(_text(fields.prompt or "", fields.options, card, truncate=True),),
         name="prompt",
         words=_words("prompt", several=False),
         model=_served(fields.model, (card.name,)),

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from staged_pool.api.wire import jina, jsons
+from staged_pool.api.wire.cutting import Truncate, TruncationSide
 from staged_pool.api.wire.encodings import DType, Encoding, Endianness, Form, check_bits
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
 from staged_pool.api.wire.fields import Dimensions, Limit
@@ -78,7 +79,7 @@ class EmbeddingsBody(InputFields, kw_only=True):
     """Voyage's for `embed_dtype`."""
     truncation: bool | None = None
     """Voyage's: true cuts what is too long, false rejects it."""
-    truncate: bool | Literal["NONE", "START", "END"] | None = None
+    truncate: bool | Truncate | None = None
     """NIM's (the end that is cut) and Jina's (true or false)."""
 
 
@@ -174,9 +175,9 @@ def _say_how_to_cut(fields: EmbeddingsBody, default: bool) -> None:
     """Write what a request says of long inputs, in words of Voyage, NIM or Jina, into vLLM's fields."""
     said = fields.truncate if fields.truncation is None else fields.truncation
     if isinstance(said, str):
-        if said != "NONE" and fields.truncation_side is None:
-            fields.truncation_side = "left" if said == "START" else "right"
-        said = said != "NONE"
+        if said != Truncate.NONE and fields.truncation_side is None:
+            fields.truncation_side = TruncationSide.LEFT if said == Truncate.START else TruncationSide.RIGHT
+        said = said != Truncate.NONE
     if fields.truncate_prompt_tokens is None and (default if said is None else said):
         fields.truncate_prompt_tokens = MODEL_MAX
 

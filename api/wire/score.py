@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import jsons, tei, weaviate
+from staged_pool.api.wire.cutting import Direction, TruncationSide, side_of
 from staged_pool.api.wire.exchange import Body, Write, named
 from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
 from staged_pool.api.wire.inputs import check_max_tokens
@@ -47,6 +48,8 @@ class CommonFields(RequestFields, kw_only=True):
     """Of it, an `instruction` that stands here goes before the other one."""
     truncate_prompt_tokens: MaxTokens | None = None
     """None: what the model takes. A long document is the usual case here, and not a mistake."""
+    truncation_side: TruncationSide | None = None
+    """The end that is cut off each of a pair, or off a text; None: as the model's folder says."""
     max_tokens_per_query: Limit | None = None
     max_tokens_per_doc: Limit | None = None
 
@@ -75,18 +78,18 @@ class RerankBody(CommonFields, kw_only=True):
     raw_scores: bool | None = None
     """Infinity's and TEI's for `use_activation`, the other way round."""
 
-    texts: list[str] | None = None
+    texts: list[str] | msgspec.UnsetType | None = msgspec.UNSET
     """TEI's for `documents`: what stands below is TEI's, too, and so is the answer."""
     return_text: bool | None = None
     truncate: bool | None = None
-    truncation_direction: tei.Direction | None = None
+    truncation_direction: Direction | None = None
 
     top_k: Limit | None = None
     """Voyage's for `top_n`; its clients read the ranking from `data`."""
     truncation: bool | None = None
     """Voyage's: false rejects what is too long."""
 
-    property: str | None = None
+    property: str | msgspec.UnsetType | None = msgspec.UNSET
     """Weaviate's: in each of its requests, whose answer has scores in the order of the documents. Without `documents`,
     the one text to be scored."""
 
@@ -95,9 +98,7 @@ class RerankBody(CommonFields, kw_only=True):
 
 
 class _FieldedBody(RerankBody, kw_only=True):
-    """As `RerankBody`, whose documents have fields of any names."""
-
-    documents: Any = None
+    documents: Any = None  # objects with fields of any names
 
 
 _SCORE: Final = msgspec.json.Decoder(ScoreBody)
@@ -173,10 +174,10 @@ def read_rerank(
         auto_truncate: Whether TEI's requests are cut where they do not say.
     """
     fields = _decode_rerank(body)
-    if fields.documents is None and fields.texts is not None:
-        return _read_tei_ranking(fields, fields.texts, card, auto_truncate)
-    if fields.property is not None:
-        return _read_weaviate_scores(fields, fields.property, card)
+    if fields.documents is None and fields.texts is not msgspec.UNSET:
+        return _read_tei_ranking(fields, card, auto_truncate)
+    if fields.property is not msgspec.UNSET:
+        return _read_weaviate_scores(fields, card)
     request, echoed = _read_ranking(fields, card)
     write = partial(
         encode_rerank,
@@ -202,32 +203,35 @@ def _read_ranking(fields: RerankBody, card: ModelCard) -> tuple[ScoreRequest, tu
     documents = _contents(fields.documents, "documents", fields)
     activate = fields.use_activation is not False and not fields.raw_scores
     names = "query", "documents"
-    words = _words(names, fields.query, fields.documents, _named_limit(fields))
+    limit = None if fields.truncation is None else {"max_tokens": "truncation"}
+    words = _words(names, fields.query, fields.documents, limit)
     cut = fields.truncation is not False
     request = _request(fields, query, documents, card, names=names, activate=activate, words=words, cut=cut)
     echoes = not _is_voyages(fields) if fields.return_documents is None else fields.return_documents
     return request, documents if echoes else None
 
 
-def _named_limit(fields: RerankBody) -> Mapping[str, str] | None:
-    return None if fields.truncation is None else {"max_tokens": "truncation"}
-
-
-def _read_weaviate_scores(fields: RerankBody, single: str, card: ModelCard) -> tuple[ScoreRequest, Write]:
-    field, given = ("property", single) if fields.documents is None else ("documents", fields.documents)
+def _read_weaviate_scores(fields: RerankBody, card: ModelCard) -> tuple[ScoreRequest, Write]:
+    given: Texts
+    if fields.documents is not None:
+        field, given = "documents", fields.documents
+    elif isinstance(fields.property, str):
+        field, given = "property", fields.property
+    else:
+        raise wrong("documents", "this field is required")
     query, documents = _contents(fields.query, "query", fields), _contents(given, field, fields)
     words = _words(("query", field), fields.query, given)
     request = _request(fields, query, documents, card, names=("query", field), activate=True, words=words)
-    return request, partial(weaviate.encode_scores, query=query[0], documents=documents, single=field == "property")
+    write = partial(weaviate.encode_scores, query=query[0], documents=documents, single=field == "property")
+    return request, partial(write, sigmoid=card.activation == "sigmoid")
 
 
-def _read_tei_ranking(
-    fields: RerankBody, texts: list[str], card: ModelCard, auto_truncate: bool
-) -> tuple[ScoreRequest, Write]:
+def _read_tei_ranking(fields: RerankBody, card: ModelCard, auto_truncate: bool) -> tuple[ScoreRequest, Write]:
+    if not isinstance(texts := fields.texts, list):
+        raise wrong("texts", "this field is required")
     query, documents = _contents(fields.query, "query", fields), _contents(texts, "texts", fields)
     cut = auto_truncate if fields.truncate is None else fields.truncate
-    side = None if fields.truncation_direction is None else tei.SIDES[fields.truncation_direction]
-    names = "query", "texts"
+    names, side = ("query", "texts"), side_of(fields.truncation_direction)
     words = _words(names, fields.query, texts, {"max_tokens": "truncate"})
     activate = not fields.raw_scores
     request = _request(fields, query, documents, card, names=names, activate=activate, words=words, cut=cut, side=side)
@@ -334,7 +338,7 @@ def _request(
         max_query_tokens=_limit(fields.max_tokens_per_query, card),
         max_document_tokens=_limit(fields.max_tokens_per_doc, card),
         instruction=given,
-        truncate_side=side,
+        truncate_side=side_of(fields.truncation_side) if side is None else side,
     )
 
 

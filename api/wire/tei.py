@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from staged_pool.api.wire import jsons
+from staged_pool.api.wire.cutting import Direction, side_of
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.fields import Dimensions
@@ -21,14 +22,12 @@ from staged_pool.api.wire.refusals import wrong
 from staged_pool.api.wire.sources import places_of_texts, texts_or_ids
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
-from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, Side, TextInput
+from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.embed import normalized
 from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import NoInputs, Words
 
-Direction: TypeAlias = Literal["Left", "Right", "left", "right"]
-SIDES: Final[Mapping[Direction, Side]] = {"Left": "left", "Right": "right", "left": "left", "right": "right"}
 Pairs: TypeAlias = str | list[str | list[str]]
 
 
@@ -41,7 +40,7 @@ class Cutting(msgspec.Struct, kw_only=True):
 
     def text(self, source: str | tuple[int, ...], auto_truncate: bool) -> TextInput:
         cut = auto_truncate if self.truncate is None else self.truncate
-        side = None if self.truncation_direction is None else SIDES[self.truncation_direction]
+        side = side_of(self.truncation_direction)
         return TextInput(source, max_tokens=MODEL_MAX if cut else None, truncate_side=side)
 
 

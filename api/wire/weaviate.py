@@ -6,10 +6,12 @@ The requests are those of Weaviate's Go clients, which send no API key and most 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Final, Literal
 
 import msgspec
@@ -123,6 +125,7 @@ def encode_scores(
     documents: Sequence[Content],
     single: bool,
     *,
+    sigmoid: bool,
     request_id: str,
     created: int,
 ) -> Pieces:
@@ -133,15 +136,40 @@ def encode_scores(
         query: Echoed.
         documents: Echoed, each beside its score.
         single: The one document stood in `property`, and its score stands alone.
+        sigmoid: Scores are the sigmoids of their logits, where these are known.
         request_id: See `Write`.
         created: See `Write`.
     """
     texts = [plain(document) or "" for document in documents]
+    distinct = _distinct_scores(result, sigmoid=sigmoid)
     if single:
-        return dump({"query": plain(query), "scores": None, "property": texts[0], "score": result.scores[0]})
-    scores = ({"document": text, "score": score} for text, score in zip(texts, result.scores, strict=True))
+        return dump({"query": plain(query), "scores": None, "property": texts[0], "score": distinct[0]})
+    scores = ({"document": text, "score": score} for text, score in zip(texts, distinct, strict=True))
     after = {"property": None, "score": None}
     return dump_around({"query": plain(query)}, "scores", scores, after, item_values=entry_values(texts))
+
+
+def _distinct_scores(result: ScoreResult, *, sigmoid: bool) -> Sequence[np.float32 | float]:
+    """Scores in the order of the logits behind them, for a client that sorts by nothing but scores.
+
+    Weaviate asks 32 documents at a time, and reads scores as doubles. In these a sigmoid that is 1 in float32 tells
+    logits up to 36 apart, also those of several requests. What is equal even so within one request is moved by the
+    smallest step of a double.
+    """
+    scores: list[np.float32 | float] = [*result.scores]
+    if result.logits is None:
+        return scores
+    logits = result.logits.astype(np.float64)
+    if sigmoid:
+        for place in np.flatnonzero(result.scores == 1.0).tolist():
+            scores[place] = 1 / (1 + math.exp(-logits[place]))
+    order = np.argsort(-logits, kind="stable").tolist()
+    for better, worse in pairwise(order):
+        if logits[worse] == logits[better]:
+            scores[worse] = scores[better]
+        elif scores[worse] >= scores[better]:
+            scores[worse] = math.nextafter(scores[better], -math.inf)
+    return scores
 
 
 def encode_meta(card: ModelCard) -> bytes:

@@ -24,7 +24,7 @@ from staged_pool.runtime.requests import (
 from staged_pool.runtime.results import Ranked, RerankResult, ScoreResult, Usage
 from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated, label_logits
 from staged_pool.runtime.tasks.embed import PROMPTS_OF, array, normalized
-from staged_pool.stages.errors import InvalidInput, Unsupported
+from staged_pool.stages.errors import InvalidInput, InvalidSetting, Unsupported
 from staged_pool.stages.work import Plan
 
 _OUTPUTS: Final[Mapping[Scoring, Outputs]] = {
@@ -48,7 +48,7 @@ def plan(request: ScoreRequest, card: ModelCard) -> Plan[ModelInput]:
     if card.scoring == "cross-encoder":
         return Plan(_pairs(request, card), partial(_finish_pairs, request, card), partial(_some_pairs, request, card))
     if request.instruction is not None:
-        raise InvalidInput(f"The model `{card.name}` takes no $instruction.", param="instruction")
+        raise InvalidSetting(f"The model `{card.name}` takes no $instruction.", param="instruction")
     queries = [_alone(content, "query", request, card) for content in request.queries]
     documents = [_alone(content, "document", request, card) for content in request.documents]
     return Plan(

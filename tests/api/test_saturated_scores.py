@@ -58,6 +58,28 @@ async def test_a_ranking_over_http_goes_by_logits(path: str, body: dict[str, Any
         assert [row["index"] for row in rows] == BEST_FIRST
 
 
+@pytest.mark.parametrize("shift", [20.0, 40.0, -150.0, -800.0])
+async def test_who_sorts_weaviates_scores_sorts_by_logits(shift: float) -> None:
+    """Its client sorts by the scores, which are all 1 in float32, and from a logit of 37 on in doubles, too."""
+    async with serving(engine_on(Sure(shift=shift))) as served, served.client() as client:
+        body = {"query": QUERY, "documents": DOCUMENTS, "property": ""}
+        rows = (await client.post("/rerank", json=body)).json()["scores"]
+        assert [row["document"] for row in rows] == DOCUMENTS
+        scores = [row["score"] for row in rows]
+        assert sorted(range(6), key=lambda place: -scores[place]) == BEST_FIRST
+        assert scores[3] == scores[4]  # which have the same logit
+        assert max(scores) - min(scores) < 1e-7
+
+
+async def test_weaviates_scores_of_two_requests_compare() -> None:
+    async with serving(engine_on(Sure(shift=20.0))) as served, served.client() as client:
+        found = []
+        for documents in (DOCUMENTS[:3], DOCUMENTS[3:]):
+            answer = await client.post("/rerank", json={"query": QUERY, "documents": documents, "property": ""})
+            found += [row["score"] for row in answer.json()["scores"]]
+        assert sorted(range(6), key=lambda place: -found[place]) == BEST_FIRST
+
+
 @pytest.mark.parametrize("shift", [40.0, -150.0])
 async def test_what_top_n_leaves_is_the_best(shift: float) -> None:
     async with serving(engine_on(Sure(shift=shift))) as served, served.client() as client:

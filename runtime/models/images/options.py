@@ -10,7 +10,7 @@ from staged_pool.runtime.models.images.cache import content_key
 from staged_pool.runtime.models.images.decode import WHITE, Colour
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Size, check_aspect
-from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
+from staged_pool.stages.errors import InvalidInput, InvalidSetting, TooLarge, shortened
 
 PARAM: Final = "mm_processor_kwargs"
 """What requests call the options of their pictures."""
@@ -79,7 +79,7 @@ class Options:
         """What a picture's options come to.
 
         Raises:
-            InvalidInput: Names the option that is not known to this model, or whose value is not possible.
+            InvalidSetting: Names the option that is not known to this model, or whose value is not possible.
         """
         if not options:
             return self._plain
@@ -122,16 +122,16 @@ class Options:
         if settings.patch_size is None:
             made, wanted = settings.crop or target, self._settings.shape
             if wanted is not None and made != wanted:
-                raise _wrong(
+                raise _unfit(
                     f"The image options give {made[1]} x {made[0]} pixels: the model takes {wanted[1]} x {wanted[0]}."
                 )
         elif settings.resize is None:
             block = settings.patch_size * settings.merge_size
             most = self._settings.max_patches or 0
             if target[0] % block or target[1] % block:
-                raise _wrong(f"Without do_resize the edges of a picture must be multiples of {block} pixels.")
+                raise _unfit(f"Without do_resize the edges of a picture must be multiples of {block} pixels.")
             if (target[0] // settings.patch_size) * (target[1] // settings.patch_size) > most:
-                raise _wrong(f"Without do_resize a picture may have at most {most} patches.")
+                raise _unfit(f"Without do_resize a picture may have at most {most} patches.")
         return target
 
     def _range(self, folder: PixelRange, options: Mapping[str, object]) -> tuple[ImageSettings, dict[str, object]]:
@@ -200,7 +200,12 @@ class Options:
         return crop
 
 
-def _wrong(message: str) -> InvalidInput:
+def _wrong(message: str) -> InvalidSetting:
+    return InvalidSetting(message, param=PARAM)
+
+
+def _unfit(message: str) -> InvalidInput:
+    """An error about one image, where others may be right."""
     return InvalidInput(message, param=PARAM)
 
 

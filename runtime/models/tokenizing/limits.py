@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from staged_pool.runtime.requests import MODEL_MAX, Side
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import InvalidInput, InvalidSetting
 
 T = TypeVar("T")
 
@@ -53,19 +53,19 @@ def token_limit(max_tokens: int | None, model_max_tokens: int) -> int | None:
     """How many tokens a `TextInput.max_tokens` allows on a model that takes so many. None: never cut.
 
     Raises:
-        InvalidInput: More than the model takes, or less than `MODEL_MAX`.
+        InvalidSetting: More than the model takes, or less than `MODEL_MAX`.
     """
     if max_tokens is None:
         return None
     if max_tokens == MODEL_MAX:
         return model_max_tokens
     if max_tokens > model_max_tokens:
-        raise InvalidInput(
+        raise InvalidSetting(
             "$max_tokens value is greater than max_model_len. Please request a smaller truncation size.",
             param="max_tokens",
         )
     if max_tokens < 0:
-        raise InvalidInput(f"$max_tokens must be at least {MODEL_MAX}.", param="max_tokens")
+        raise InvalidSetting(f"$max_tokens must be at least {MODEL_MAX}.", param="max_tokens")
     return max_tokens
 
 
@@ -86,10 +86,10 @@ def own_limit(max_own_tokens: int | None) -> int | None:
     """A limit on a text's own tokens, which is not one on what the model reads.
 
     Raises:
-        InvalidInput: It is negative.
+        InvalidSetting: It is negative.
     """
     if max_own_tokens is not None and max_own_tokens < 0:
-        raise InvalidInput("A limit on the tokens of a text must be at least 0.", param="max_tokens")
+        raise InvalidSetting("A limit on the tokens of a text must be at least 0.", param="max_tokens")
     return max_own_tokens
 
 

@@ -9,7 +9,7 @@ from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, kept, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.requests import PairInput, Side
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import InvalidInput, InvalidSetting
 from staged_pool.stages.work import Prepared
 
 
@@ -44,7 +44,7 @@ def begin_pair(
     """
     try:
         if pair.instruction is not None and not takes_instruction:
-            raise InvalidInput("The model takes no $instruction.", param="instruction")
+            raise InvalidSetting("The model takes no $instruction.", param="instruction")
         limit = token_limit(pair.max_tokens, limits.max_tokens)
         own_limit(pair.max_first_tokens)
         own_limit(pair.max_second_tokens)

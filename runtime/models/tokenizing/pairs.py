@@ -10,7 +10,7 @@ from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer, shared_beginning
 from staged_pool.runtime.models.tokenizing.special_tokens import PairSpecialTokens
 from staged_pool.runtime.requests import PairInput, Side
-from staged_pool.stages.errors import InvalidInput
+from staged_pool.stages.errors import InvalidInput, InvalidSetting
 from staged_pool.stages.work import Prepared
 
 
@@ -55,7 +55,7 @@ class PairReader:
     def _begin(self, given: ModelInput, pair: PairInput) -> _Reading | InvalidInput:
         try:
             if pair.instruction is not None:
-                raise InvalidInput("The model takes no $instruction.", param="instruction")
+                raise InvalidSetting("The model takes no $instruction.", param="instruction")
             limit = token_limit(pair.max_tokens, self._limits.max_tokens)
             own_limit(pair.max_first_tokens)
             own_limit(pair.max_second_tokens)
