@@ -18,7 +18,7 @@ from tests.models.oracle import Array
 TEXTS = ["A man is eating food.", "The stock market fell sharply today.", "naïve café, Ωmega 🙂", "short"]
 PAIRS = [(TEXTS[0], TEXTS[1]), (TEXTS[0], "Someone has a meal."), (TEXTS[2], TEXTS[3])]
 LONG = "A function call with many arguments and one more. " * 60
-APART = 1e-3
+APART = 1e-4
 """Results that should differ do so by far more than rounding."""
 
 
