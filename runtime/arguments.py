@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import TypeAlias, TypeGuard
 
 from staged_pool.runtime.requests import (
@@ -133,6 +134,12 @@ def whole_number(name: str, value: object) -> None:
         raise InvalidInput(f"{name} must be an int, not of type {type(value).__name__}.", param=name)
 
 
+def time_limit(value: object) -> None:
+    """Raises `InvalidInput` for what is no number of seconds above 0; infinity is one."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
+        raise InvalidInput(f"timeout_s={value!r}: must be a number of seconds above 0.", param="timeout_s")
+
+
 def text(name: str, value: object) -> None:
     """Raises `InvalidInput` for what is neither None nor a text."""
     if value is not None and not isinstance(value, str):
@@ -147,7 +154,7 @@ def size(inputs: Iterable[TextInput | PairInput | Image]) -> int:
 def _each(inputs: object) -> Iterable[object]:
     if isinstance(inputs, str | Image | Chat):
         return (inputs,)
-    if not isinstance(inputs, Iterable):
+    if not isinstance(inputs, Iterable) or isinstance(inputs, bytes | bytearray | memoryview):
         raise InvalidInput(f"The inputs must be texts or images, not of type {type(inputs).__name__}.", param="input")
     return inputs
 

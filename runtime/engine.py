@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
+from staged_pool.runtime import arguments
 from staged_pool.runtime.admission import Admission
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.errands import Fetch, refuse
@@ -179,8 +180,7 @@ class Engine(EngineTasks):
             StagedPoolError: Any other, as `decode`, the model and `encode` raise them.
         """
         self._host.check(_SUBJECT)
-        if not timeout_s > 0:
-            raise InvalidInput(f"timeout_s={timeout_s}: must be above 0.", param="timeout_s")
+        arguments.time_limit(timeout_s)
         late_at = self._clock() + timeout_s
         while True:
             scope_ends_at = anyio.current_effective_deadline()
@@ -451,8 +451,8 @@ class Engine(EngineTasks):
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[Engine]:
         async with anyio.create_task_group() as owner:
-            await owner.start(self._run_pipeline)
             try:
+                await owner.start(self._run_pipeline)
                 yield self
                 await self.drain(self._config.drain_timeout_s)
             except BaseException:

@@ -232,13 +232,18 @@ class Pipeline:
         Raises:
             ExceptionGroup: A stage gave up; the others were cancelled.
         """
-        async with anyio.create_task_group() as watchers:
-            watchers.start_soon(self._watch_preprocess)
-            async with anyio.create_task_group() as stages:
-                for stage in self.stages:
-                    await stages.start(stage.run)
-                task_status.started()
-            watchers.cancel_scope.cancel()
+        waiting = list(reversed(self.stages))
+        try:
+            async with anyio.create_task_group() as watchers:
+                watchers.start_soon(self._watch_preprocess)
+                async with anyio.create_task_group() as stages:
+                    while waiting:
+                        await stages.start(waiting.pop().run)
+                    task_status.started()
+                watchers.cancel_scope.cancel()
+        finally:
+            for stage in waiting:  # cancelled before their turn: nobody else closes their ends of channels
+                stage.close()
 
     async def _watch_preprocess(self) -> None:
         """Raise the alarm about calls that do not end. Nothing can end a thread; an operator can end the process."""

@@ -189,9 +189,10 @@ class BatchStage(Stage, Generic[P, R]):
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Work until the inlet ends. Cancelled, it waits for the forwards that run."""
         workers = (self._fill_waiting_room, *[self._serve_slot] * (self._slots + self._max_ahead))
-        await self._run(workers, self._close, task_status)
+        await self._run(workers, self.close, task_status)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """See `Stage.close`."""
         self._inlet.close()
         self._outlet.close()
 

@@ -70,7 +70,11 @@ class PostprocessStage(Stage, Generic[R]):
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
-        await self._run([self._work] * self.meter.workers, self._inlet.close, task_status)
+        await self._run([self._work] * self.meter.workers, self.close, task_status)
+
+    def close(self) -> None:
+        """See `Stage.close`."""
+        self._inlet.close()
 
     async def _work(self) -> None:
         async for items in self._inlet:

@@ -78,9 +78,10 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
-        await self._run([self._work] * self.meter.workers, self._close, task_status)
+        await self._run([self._work] * self.meter.workers, self.close, task_status)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """See `Stage.close`."""
         self._inlet.close()
         self._outlet.close()
 

@@ -56,6 +56,10 @@ class Stage(ABC):
             task_status: Told when all workers have begun.
         """
 
+    @abstractmethod
+    def close(self) -> object:
+        """Close the stage's ends of its channels, once: for a stage that never runs; `run` does so at its end."""
+
     async def _run(
         self,
         workers: Sequence[Callable[[], Awaitable[None]]],

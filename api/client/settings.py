@@ -16,7 +16,8 @@ from staged_pool.client.errors import ConnectionFailed
 from staged_pool.client.exchange import Ask, Exchange, NoAnswer, Request, exchange
 from staged_pool.client.plans import Options
 from staged_pool.client.retry import RetryPolicy
-from staged_pool.stages.errors import ConfigError, DeadlineExceeded, InvalidInput, StagedPoolError
+from staged_pool.runtime import arguments
+from staged_pool.stages.errors import ConfigError, DeadlineExceeded, StagedPoolError
 
 BASE_URL: Final = "http://127.0.0.1:8000"
 
@@ -75,11 +76,10 @@ class Settings:
         """Of a call that begins now.
 
         Raises:
-            InvalidInput: `timeout_s` is not above 0.
+            InvalidInput: `timeout_s` is no number of seconds above 0.
         """
         wanted = self.timeout_s if timeout_s is None else timeout_s
-        if not wanted > 0:
-            raise InvalidInput("timeout_s must be above 0.", param="timeout_s")
+        arguments.time_limit(wanted)
         return now + wanted
 
     def exchange(self, request: Request, clock: Callable[[], float], deadline: float) -> Exchange:

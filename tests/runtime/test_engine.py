@@ -443,6 +443,37 @@ async def test_an_engine_whose_host_is_cancelled_is_not_called_broken(
     assert engine.fault is None
 
 
+@pytest.mark.parametrize("turns", range(0, 12, 2))
+async def test_opening_that_is_cancelled_leaves_no_channel_open(turns: int) -> None:
+    """A channel that is left open warns of it when it is collected, which fails the test."""
+
+    async def cancel(scope: anyio.CancelScope) -> None:
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as host:
+            tasks.start_soon(cancel, host)
+            async with engine_on(LetterModel()):
+                await anyio.sleep_forever()
+    gc.collect()
+
+
+@pytest.mark.parametrize("given", [None, "1", 0, -1, math.nan, True, [1]])
+async def test_a_time_limit_that_is_none_is_rejected(given: Any) -> None:
+    async with engine_on(LetterModel()) as engine:
+        with pytest.raises(InvalidInput, match=r"timeout_s=.*: must be a number of seconds above 0") as caught:
+            await engine.embed("a", timeout_s=given)
+        assert caught.value.param == "timeout_s"
+
+
+async def test_bytes_are_no_list_of_inputs() -> None:
+    async with engine_on(LetterModel()) as engine:
+        with pytest.raises(InvalidInput, match="not of type bytes"):
+            await engine.embed(b"a text")  # type: ignore[arg-type]
+
+
 async def test_the_host_sees_its_own_error_as_itself() -> None:
     with pytest.raises(ValueError, match="mine"):
         async with engine_on(LetterModel()):

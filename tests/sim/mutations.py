@@ -15,6 +15,7 @@ from unittest import mock
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskStatus
 
 from staged_pool.runtime import pipeline as pipeline_module
 from staged_pool.runtime.admission import Admission
@@ -481,8 +482,9 @@ def waiting_room_without_a_limit() -> Plan:
 
 @mutation
 def batches_cut_ahead_without_end() -> Plan:
-    async def run(self: BatchStage[Any, Any]) -> None:
-        await self._run((self._fill_waiting_room, *[self._serve_slot] * (self._slots + 4)), self._close)
+    async def run(self: BatchStage[Any, Any], *, task_status: TaskStatus[None]) -> None:
+        workers = (self._fill_waiting_room, *[self._serve_slot] * (self._slots + 4))
+        await self._run(workers, self.close, task_status)
 
     @contextlib.contextmanager
     def turn(self: BatchStage[Any, Any], batch: Any) -> Iterator[Any]:
@@ -589,12 +591,12 @@ def waiting_cost_not_given_back_for_unwanted_items() -> Plan:
 
 @mutation
 def end_of_the_stream_not_passed_on_by_parse() -> Plan:
-    return [(ParseStage, "_close", lambda self: self._inlet.close()), (Errands, "close", _nothing)]
+    return [(ParseStage, "close", lambda self: self._inlet.close()), (Errands, "close", _nothing)]
 
 
 @mutation
 def end_of_the_stream_not_passed_on_by_preprocess() -> Plan:
-    return [(PreprocessStage, "_close", lambda self: self._inlet.close())]
+    return [(PreprocessStage, "close", lambda self: self._inlet.close())]
 
 
 # ---- counting ----
@@ -805,7 +807,7 @@ def first_lane_to_end_closes_postprocess() -> Plan:
 
 @mutation
 def ends_for_the_lanes_not_closed() -> Plan:
-    return [(BatchStage, "_close", lambda self: self._inlet.close())]
+    return [(BatchStage, "close", lambda self: self._inlet.close())]
 
 
 # ---- items that are the same work ----
