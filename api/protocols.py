@@ -21,6 +21,7 @@ from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 
+from staged_pool.api.malformed import problem_of
 from staged_pool.api.traffic import Traffic
 from staged_pool.stages.log import get_logger
 
@@ -175,6 +176,15 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         for piece in (head, data):
             if piece:
                 await self.send(RawData(data=piece))
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Answer what is no request, with a message as any other error has it."""
+        status, body = problem_of(status_code).answer()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
+        await self._send_h11_event(h11.Response(status_code=status, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
 
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):

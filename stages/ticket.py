@@ -30,7 +30,7 @@ Encode: TypeAlias = Callable[[object], object]
 """Makes the answer out of the result. Runs once, in postprocess; may run in a thread."""
 
 _NAMES_OF_INPUTS: Final = (None, "input", "messages", "image_url")
-"""What those who read an input, or a part of it, call it; of several fields of a request only the plan knows which."""
+"""What those who read an input, or a part of it, call it, whatever the request calls it."""
 
 
 @dataclass(slots=True)
@@ -304,7 +304,7 @@ class Ticket:
             field, index = self._plan.locate(index)
         if isinstance(error, InvalidInput | ModelFailed | MediaUnavailable):
             error.index = index
-        if isinstance(error, InvalidInput) and error.param in (_NAMES_OF_INPUTS if field else (None, "input")):
+        if isinstance(error, InvalidInput) and error.param in _NAMES_OF_INPUTS:
             error.param = field or "input"
         return self.fail(error)
 

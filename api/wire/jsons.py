@@ -85,11 +85,13 @@ def _explain(text: str, root: str, expected: Any, *, single: bool) -> InvalidInp
     if missing := _MISSING.fullmatch(what):
         path = f"{path}.{missing['field']}" if path else missing["field"]
         what = "this field is required"
+    choices = _choices(expected, path.removeprefix(root))
+    path = path.replace("[...]", ".*")  # msgspec's sign for any entry of an object
     what = _ECHOED.sub(_shortened, what)
     if not path:
         return InvalidInput(f"The body is wrong: {what}")
     param = re.split(r"[.\[]", path, maxsplit=1)[0]
-    if choices := _choices(expected, path.removeprefix(root)):
+    if choices:
         what = f"{what}; expected one of {choices} (literal_error)"  # what vLLM's clients look for
     index = None if single or param not in INPUTS else _FIRST_INDEX.match(path)
     return InvalidInput(f"{path}: {what}", param=param, index=int(index["index"]) if index else None)

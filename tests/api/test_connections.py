@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from collections.abc import Iterator
@@ -81,6 +82,29 @@ async def test_a_connection_without_a_request_is_closed_when_it_has_been_idle_fo
             await stream.send(sent)
         await closed(stream)
         assert served.server.traffic.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "said"),
+    [
+        (b"no request\r\n\r\n", 400, "not valid HTTP/1.1"),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400, "one Host"),
+        (b"GET /health HTTP/1.1\nhost: x\n\n", 400, "CRLF"),
+        (post(b"{}", "content-length: 2", "content-length: 3"), 400, "one Content-Length"),
+        (post(b"{}", "content-length: -2"), 400, "one Content-Length"),
+        (post(b"no size\r\n", "transfer-encoding: chunked"), 400, "well-formed chunks"),
+        (post(b"{}", "transfer-encoding: gzip, chunked"), 501, "only chunked is read"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"a" * 2**17, 431, "head of the request is larger"),
+    ],
+)
+async def test_bytes_that_are_no_request_are_told_so(sent: bytes, status: int, said: str) -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        head, _, body = (await served.talk(sent)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status)
+        assert b"connection: close" in head.lower()
+        error = json.loads(body)["error"]
+        assert (error["code"], said in error["message"]) == (status, True)
+        await served.assert_alive()
 
 
 async def test_http2_says_goodbye_to_an_idle_connection() -> None:

@@ -131,6 +131,31 @@ def test_an_unknown_image_option_has_no_index(serve: Serve, image_url: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": [{"image": "http://127.0.0.1/a.png"}]}, "input"),
+        ("/v2/embed", {"images": ["http://127.0.0.1/a.png"]}, "images"),
+        (
+            "/v1/embeddings",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "file:///a.png"}]}]},
+            "messages",
+        ),
+    ],
+)
+def test_a_url_that_is_not_followed_is_told_by_the_field_that_holds_it(
+    path: str, body: dict[str, Any], param: str, serve: Serve
+) -> None:
+    error = refusal(serve("clip"), path, 400, **body)["error"]
+    assert (error["param"], error["index"]) == (param, 0)
+    assert error["message"].startswith(param)
+
+
+def test_any_entry_of_an_object_is_named_readably(serve: Serve) -> None:
+    error = refusal(serve("clip"), "/v1/embeddings", 400, input="a", media_io_kwargs={"image": []})["error"]
+    assert error["message"] == "media_io_kwargs.*: Expected `object`, got `array`"
+
+
+@pytest.mark.parametrize(
     ("kind", "path", "body", "same"),
     [
         (EMBEDDER, "/invocations", {"input": None, "texts": ["a"]}, {"texts": ["a"]}),
