@@ -183,10 +183,10 @@ def _say_how_to_cut(fields: EmbeddingsBody, default: bool) -> None:
 
 
 def _prompt_name(fields: EmbeddingsBody, card: ModelCard) -> str | None:
-    given = [name for name in (fields.input_type, fields.prompt_name, fields.task) if name is not None]
-    names = {*given, *([] if fields.prompt is None else [None])}
-    if len(names) > 1:
-        raise wrong("prompt_name", "give one of `prompt`, `prompt_name`, `input_type` and `task`")
+    values = {name: getattr(fields, name) for name in ("prompt_name", "input_type", "task", "prompt")}
+    given = [name for name, value in values.items() if value is not None]
+    if len(given) > 1 and ("prompt" in given or len({values[name] for name in given}) > 1):
+        raise wrong(given[0], f"give one of {' and '.join(f'`{name}`' for name in given)}")
     if fields.task is not None:
         return jina.prompt_name(fields.task, card)
     return prompt_for(fields.input_type, card) if fields.prompt_name is None else fields.prompt_name

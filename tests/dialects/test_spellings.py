@@ -150,6 +150,12 @@ def test_a_url_that_is_not_followed_is_told_by_the_field_that_holds_it(
     assert error["message"].startswith(param)
 
 
+def test_two_prompts_are_told_by_their_own_names(serve: Serve) -> None:
+    asked = {"input": "a", "task": "retrieval.query", "input_type": "query"}
+    error = refusal(serve("e5-xlmr"), "/v1/embeddings", 400, **asked)["error"]
+    assert (error["param"], error["message"]) == ("input_type", "input_type: give one of `input_type` and `task`")
+
+
 def test_any_entry_of_an_object_is_named_readably(serve: Serve) -> None:
     error = refusal(serve("clip"), "/v1/embeddings", 400, input="a", media_io_kwargs={"image": []})["error"]
     assert error["message"] == "media_io_kwargs.*: Expected `object`, got `array`"

@@ -285,7 +285,7 @@ def test_a_prompt_is_named_in_either_way_or_given(
     ],
 )
 def test_two_prompts_are_refused(fields: dict[str, str]) -> None:
-    assert refusal(json.dumps({"input": "a", **fields}).encode()).param == "prompt_name"
+    assert refusal(json.dumps({"input": "a", **fields}).encode()).param in fields
 
 
 def test_the_list_of_models_holds_the_one_that_is_served() -> None:
