@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from staged_pool.runtime.models.stack import Group
 
@@ -99,6 +99,14 @@ def packed_attention(
         one = _attend(q, k, v, group.seen, scaling=scaling, window=sliding_window, causal=causal)
         attended.append(one.reshape(1, -1, *one.shape[2:]))
     return (attended[0] if len(attended) == 1 else torch.cat(attended, dim=1)), None
+
+
+def attend_by(model: PreTrainedModel, name: str) -> None:
+    """Have the attention function of this name used, wherever the model's class looks one up in transformers."""
+    model.set_attn_implementation(name)
+    # transformers before 5.7 takes ModernBERT for a class that does not: it goes by how the source spells it.
+    if model.config._attn_implementation != name and hasattr(inspect.getmodule(type(model)), "ALL_ATTENTION_FUNCTIONS"):
+        model.config._attn_implementation = name
 
 
 def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:

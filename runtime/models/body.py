@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.agreement import MISFITS, TOLERANCE, difference, keep_if_right
-from staged_pool.runtime.models.attention import PACKED, takes_varlen
+from staged_pool.runtime.models.attention import PACKED, attend_by, takes_varlen
 from staged_pool.runtime.models.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.graphs import BUCKETS, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.linear import prepack_linears
@@ -30,7 +30,7 @@ from staged_pool.runtime.models.long_rows import take_long_rows
 from staged_pool.runtime.models.module_state import ModuleState
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.probes import Probes
-from staged_pool.runtime.models.rows import Rows
+from staged_pool.runtime.models.rows import Rows, token_embedding
 from staged_pool.runtime.models.shown import Shown
 from staged_pool.runtime.models.stack import Group
 from staged_pool.runtime.models.transfer import staging_for
@@ -87,7 +87,7 @@ class Body:
     @property
     def vocabulary(self) -> int:
         """Rows of the token embedding."""
-        rows: int = self.model.get_input_embeddings().weight.shape[0]
+        rows: int = token_embedding(self.model).weight.shape[0]
         return rows
 
     @property
@@ -359,7 +359,7 @@ class Body:
         self._restores.close()
         if layout == "packed":
             self._restores.callback(take_long_rows(self.model))
-        self.model.set_attn_implementation(PACKED if layout == "packed" else self._padded_attention)
+        attend_by(self.model, PACKED if layout == "packed" else self._padded_attention)
         self.layout = layout
 
     def _packed(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:

@@ -31,7 +31,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from staged_pool.runtime.models.folders.files import weight_files
+from staged_pool.runtime.models.experts import run_experts_where_they_can
+from staged_pool.runtime.models.folders.files import FIRST_VERSION, weight_files
 from staged_pool.runtime.models.leftovers import check_leftovers
 from staged_pool.runtime.models.quiet_loading import quiet, unusable
 from staged_pool.runtime.models.special_ids import check_without_padding, clear_unknown_ids
@@ -151,6 +152,7 @@ def load_transformer(
             "(--trust-remote-code) to run it"
         )
     whole: PreTrainedModel = model.eval().to(device)
+    run_experts_where_they_can(whole)
     if folder.architecture == "two towers":
         return Loaded(whole, whole.text_model, whole.vision_model)
     base = _base(folder, whole)
@@ -163,8 +165,8 @@ def _config(folder: ModelFolder, *, own_code: bool) -> PreTrainedConfig:
     """The config as its class in transformers has it, or a class of the folder's own."""
     if folder.config.get("model_type") == "gte":  # the file may be one that asks for code of its own
         if (native := getattr(transformers, "GteConfig", None)) is None:
-            version = transformers.__version__
-            raise ConfigError(f"config.json: model_type='gte' needs a newer transformers than {version}, which is here")
+            known = f"transformers {transformers.__version__}, but to {FIRST_VERSION['gte']} and newer"
+            raise ConfigError(f"config.json: model_type='gte' is not known to {known}")
         config: PreTrainedConfig = native.from_dict(dict(folder.config))
         config._name_or_path = str(folder.body)
         return config
@@ -230,6 +232,9 @@ def _model_class(config: PreTrainedConfig, architecture: Architecture) -> type[P
     named = config.architectures or []
     if architecture == "vision-language model":  # some are in no mapping, some find all weights by their own name only
         own: type[PreTrainedModel] = getattr(transformers, named[0])
+        if named[0].endswith("ForRetrieval") and own.base_model_prefix != "vlm":
+            version = transformers.__version__
+            raise ConfigError(f"config.json: {named[0]} of transformers {version} is not supported, that of 5.5 on is")
         return own
     if architecture in _WITH_HEAD:
         found = _WITH_HEAD[architecture].get(type(config), None)

@@ -9,6 +9,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models.rows import token_embedding
 from staged_pool.runtime.requests import DENSE_ONLY
 
 _LONGEST_PROBE: Final = 1024
@@ -31,7 +32,7 @@ class Probes:
     """
 
     def __init__(self, model: PreTrainedModel, *, pairs: bool, max_tokens: int) -> None:
-        self._vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        self._vocabulary: int = token_embedding(model).weight.shape[0]
         self._pairs = pairs
         self._max_tokens = max_tokens
         window = getattr(model.config, "sliding_window", None) or 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,8 @@ class Rows:
         self.takes_types = "token_type_ids" in arguments and getattr(model.config, "type_vocab_size", 0) > 1
         self._lengths = per_sequence_rotary(model)
         self.positions_by_length = self._lengths is not None
+        # Where a text may be longer than the config says, some versions of transformers have too short a row of types.
+        self._says_types = "token_type_ids" in arguments and not self.takes_types and self.positions_by_length
 
     def told(self, groups: Sequence[Group], *, packed: bool) -> AbstractContextManager[None]:
         """A block that runs one forward of these sequences, see `SequenceLengths.of`."""
@@ -95,9 +97,9 @@ class Rows:
     def tokens(self, ids: Tensor, shown: Shown | None) -> dict[str, Tensor]:
         """Token ids by the name that the model has for them, or their vectors where images put some there."""
         if shown is None:
-            return {"input_ids": ids}
+            return {"input_ids": ids} | ({"token_type_ids": torch.zeros_like(ids)} if self._says_types else {})
         known = ids.index_fill(0, shown.places, 0)  # an image token need not be in the vocabulary
-        embedded: Tensor = self._model.get_input_embeddings()(known)
+        embedded: Tensor = token_embedding(self._model)(known)
         return {"inputs_embeds": embedded.index_copy(0, shown.places, shown.vectors)}
 
     def _each(self, batch: PackedBatch, shown: Shown | None, counts: Sequence[int]) -> Tensor:
@@ -119,6 +121,14 @@ def _spread(row: Tensor, real: Tensor, padding: int) -> Tensor:
     padded = row.new_full((*real.shape, *row.shape[1:]), padding)
     padded[real] = row
     return padded
+
+
+def token_embedding(model: PreTrainedModel) -> Any:
+    """The module that makes vectors of token ids, with its table as `weight`."""
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:  # transformers before 5.6 does not find that of CLIP's texts
+        return model.get_submodule("embeddings.token_embedding")
 
 
 def _position_table(model: PreTrainedModel) -> tuple[int, int | None]:

@@ -19,6 +19,7 @@ import torch
 import transformers as hf
 from numpy.typing import NDArray
 from PIL import Image as Pillow
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 Array = NDArray[np.float32]
 Pair = tuple[str, str]
@@ -305,7 +306,7 @@ def image_model(folder: Path) -> tuple[Any, Any]:
     path = str(folder)
     named = hf.AutoConfig.from_pretrained(path).architectures[0]
     model = getattr(hf, named).from_pretrained(path, dtype=torch.float32).eval()
-    return model, hf.AutoImageProcessor.from_pretrained(path, backend="pil")
+    return model, AutoImageProcessor.from_pretrained(path, backend="pil")
 
 
 @_cached

@@ -19,6 +19,7 @@ import transformers as hf
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 Array: TypeAlias = NDArray[np.float32]
 Part: TypeAlias = str | bytes
@@ -164,7 +165,7 @@ def _tokenizer(folder: Path) -> Any:
 
 @functools.cache
 def _image_processor(folder: Path) -> Any:
-    return hf.AutoImageProcessor.from_pretrained(str(folder), backend="pil")
+    return AutoImageProcessor.from_pretrained(str(folder), backend="pil")
 
 
 @functools.cache

@@ -82,7 +82,9 @@ def distance(folder: Path) -> tuple[float, str]:
     """How far vectors are from the oracle's at most, in a batch or alone; and the layout of batches."""
     model = load_model(EngineConfig(model=str(folder), dtype="float32"))
     # Ids are those of the file: transformers' own class for Qwen2 splits words otherwise.
-    oracle.loaded("SentenceTransformer", folder)[0].processor = hf.PreTrainedTokenizerFast.from_pretrained(folder)
+    transformer = oracle.loaded("SentenceTransformer", folder)[0]
+    transformer.processor = hf.PreTrainedTokenizerFast.from_pretrained(folder)
+    transformer.model.set_experts_implementation("eager")  # which every torch can compute
     wanted = oracle.dense(folder, USED)
     alone = np.concatenate([embed(model, [text]) for text in USED])
     return float(max(np.abs(vectors - wanted).max() for vectors in (embed(model, USED), alone))), model.card.attention

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.models.folders.files import FIRST_VERSION
 from staged_pool.runtime.models.load import load_model
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder
@@ -248,6 +250,7 @@ def test_wrong_settings_are_refused_in_one_line(wrong: str, folder: Path) -> Non
     assert refusal(folder).startswith(message)
 
 
+@pytest.mark.filterwarnings("ignore:Deprecated in 0.9.0:DeprecationWarning")  # transformers 5.4 reads words that way
 @pytest.mark.parametrize("wrong", WRONG_TOKENIZERS)
 def test_a_wrong_tokenizer_is_refused_in_one_line(wrong: str, folder: Path) -> None:
     change, message = WRONG_TOKENIZERS[wrong]
@@ -284,6 +287,15 @@ def test_code_of_its_own_for_a_decoder_is_refused_unless_the_folder_says_which_w
     assert "auto_map={'AutoModel': 'modeling_qwen.Qwen3Model'} asks for code of its own" in refusal(folder)
     edit_json(folder / "config.json", is_causal=False)
     assert load_model(EngineConfig(model=str(folder))).card.architecture == "Qwen3Model"
+
+
+@pytest.mark.parametrize("kind", FIRST_VERSION)
+def test_a_model_that_only_a_newer_transformers_has_names_the_version(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staged_pool.runtime.models.folders.files.CONFIG_MAPPING", {"bert": object})
+    edit_json(folder / "config.json", model_type=kind)
+    assert refusal(folder).endswith(f"to transformers {hf.__version__}, but to {FIRST_VERSION[kind]} and newer")
 
 
 def test_what_was_understood_is_one_line_of_the_log(tiny_folder: TinyFolder, logged: list[dict[str, object]]) -> None:

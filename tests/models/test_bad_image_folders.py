@@ -18,6 +18,7 @@ from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 from tests.models.asking import embed
 from tests.models.conftest import TinyFolder
+from tests.models.images.pictures import ALONE
 from tests.models.test_bad_folders import Change, edit, remove, write
 from tests.models.tiny import edit_json, write_json, write_modules
 from tests.models.tiny.images import siglip
@@ -110,6 +111,7 @@ def square(edge: int) -> dict[str, int]:
             edit(PREPROCESSOR, image_processor_type="Siglip2ImageProcessor", patch_size=16, max_num_patches=16),
             "the image processor makes patches of pictures, and SiglipVisionModel takes pixels",
             id="patches",
+            marks=ALONE,
         ),
         pytest.param(
             "clip",
@@ -202,7 +204,7 @@ def square(edge: int) -> dict[str, int]:
 def test_a_folder_that_cannot_be_served_is_refused(kind: str, change: Change, message: str, copy: Copy) -> None:
     folder = copy(kind)
     change(folder)
-    found = refusal(folder)
+    found = refusal(folder).replace("VisionTransformer", "VisionModel")  # its name in transformers before 5.6
     assert found == message or (message.endswith("JSON") and found.startswith(message))
 
 

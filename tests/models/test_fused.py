@@ -35,6 +35,7 @@ from tests.models.asking import text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
 from tests.models.dtypes import MULTIPLIED
 from tests.models.tiny.bodies import widen
+from tests.needed import needs
 
 Settings = dict[str, Any]
 
@@ -75,8 +76,17 @@ PICTURES: Mapping[str, Settings] = {
     "Dinov2": _PIXELS,
 }
 
+FUSED_SINCE = {"ViT": "5.9", "DeiT": "5.9", "Dinov2": "5.18"}
+"""The first transformers whose layers have the structure that is fused; those before it run as they are."""
+
 SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """How far apart, as `difference` has it."""
+
+
+def since(name: str, architecture: str | None = None) -> Any:
+    """A row of a test that wants this architecture fused."""
+    first = FUSED_SINCE.get(architecture or name, "5.0")
+    return pytest.param(name, marks=needs("transformers", first, f"{architecture or name} with layers that are fused"))
 
 
 def made(name: str, settings: Settings, dtype: torch.dtype = torch.float32, **others: Any) -> Any:
@@ -168,7 +178,7 @@ def test_the_layout_may_be_chosen_after_fusing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("product", "dtype"), MULTIPLIED)
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", [since(name) for name in PICTURES])
 def test_a_vision_model_computes_what_it_did(name: str, product: Product, dtype: torch.dtype) -> None:
     model = made(name, PICTURES[name], dtype)
     pixels = torch.randn(3, 3, 32, 32).to(dtype)
@@ -225,6 +235,7 @@ def test_every_activation_is_its_own(activation: str, product: Product) -> None:
 
 @pytest.mark.parametrize("product", get_args(Product))
 @pytest.mark.parametrize("bias", [(False, False, False), (True, False, True)], ids=["none", "some"])
+@needs("transformers", FUSED_SINCE["ViT"], "a ViT of fused layers")
 def test_biases_may_be_missing(bias: tuple[bool, bool, bool], product: Product) -> None:
     model = made("ViT", _PIXELS)
     for layer in model.layers if hasattr(model, "layers") else model.encoder.layer:
@@ -493,7 +504,7 @@ def test_a_folder_of_a_known_kind_is_run_fused(kind: str, load_tiny: LoadTiny) -
     assert not any(type(module) is nn.Linear for module in modules)
 
 
-@pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2-naflex", "vit", "dinov2"])
+@pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2-naflex", since("vit", "ViT"), since("dinov2", "Dinov2")])
 def test_pictures_are_run_fused_and_cut_without_convolving(kind: str, load_tiny: LoadTiny) -> None:
     tower = load_tiny(kind).towers["image"]
     assert isinstance(tower, ImageTower)

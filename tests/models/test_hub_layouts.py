@@ -52,6 +52,7 @@ from tests.models.tiny.hub import (
     without_tensor,
 )
 from tests.models.tiny.images import dinov3
+from tests.needed import needs
 
 Array = NDArray[np.float32]
 
@@ -347,7 +348,12 @@ def loaded(folder: Path, **settings: Any) -> Encoder:
     return load_model(EngineConfig(model=str(folder), dtype="float32", torch_threads=1, **settings))
 
 
-@pytest.mark.parametrize("name", SERVED)
+GTE = needs("transformers", "5.18", "GteModel")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=GTE if SERVED[name][1] is gte_vectors else ()) for name in SERVED]
+)
 def test_a_layout_gives_the_vectors_of_its_oracle(name: str, tmp_path: Path) -> None:
     body, wanted, settings = SERVED[name]
     folder = made(body, tmp_path / "model")
@@ -356,7 +362,12 @@ def test_a_layout_gives_the_vectors_of_its_oracle(name: str, tmp_path: Path) -> 
     assert np.abs(found - wanted(folder)).max() < CLOSE
 
 
-@pytest.mark.parametrize("name", REJECTED)
+NOMIC = needs("transformers", "5.5", "NomicBertConfig")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NOMIC if name == "nomic-embed-vision" else ()) for name in REJECTED]
+)
 def test_a_layout_that_cannot_be_served_is_rejected_with_its_cause(name: str, tmp_path: Path) -> None:
     body, message = REJECTED[name]
     folder = made(body, tmp_path / "model")
@@ -374,6 +385,7 @@ def test_pickled_classifiers_give_the_labels_of_transformers(weights: Any, tmp_p
     assert np.abs(found.scores - oracle.labels(folder, TEXTS)).max() < CLOSE
 
 
+@GTE
 def test_the_reranker_of_gte_gives_the_scores_of_its_formula(tmp_path: Path) -> None:
     folder = made(gte("NewForSequenceClassification", head=GTE_SCORE, **ONE_LABEL), tmp_path / "model")
     found = score(loaded(folder), TEXTS[0], TEXTS[1:])
@@ -385,6 +397,7 @@ def test_the_reranker_of_gte_gives_the_scores_of_its_formula(tmp_path: Path) -> 
         assert abs(float(pooled_row @ tensors["classifier.weight"][0] + tensors["classifier.bias"][0]) - logit) < CLOSE
 
 
+@GTE
 def test_gte_weighs_tokens_where_its_folder_has_the_head(tmp_path: Path) -> None:
     body = after(gte("NewForTokenClassification", head=GTE_WEIGHTS, **ONE_LABEL), pooled("cls_token"))
     folder = made(body, tmp_path / "model")

@@ -28,6 +28,9 @@ _VOCABULARIES: Final = (
 )  # fmt: skip
 """What a tokenizer can be made of, under the names that the classes of transformers know."""
 
+FIRST_VERSION: Final = {"gte": "5.18", "nomic_bert": "5.5"}
+"""The first transformers with classes for a `model_type`, where the oldest that is supported has none."""
+
 _POINTER: Final = b"version https://git-lfs"
 _ZIP: Final = b"PK\x03\x04"
 _PICKLE: Final = b"\x80"
@@ -94,7 +97,10 @@ def _check_architecture(folder: ModelFolder, *, own_code: bool) -> None:
     if kind is None:
         raise ConfigError("config.json: model_type is missing, so the architecture is not known")
     if kind not in CONFIG_MAPPING and not folder.config.get("auto_map"):
-        raise ConfigError(f"config.json: model_type={kind!r} is not known to transformers {transformers_version}")
+        known = f", but to {FIRST_VERSION[kind]} and newer" if kind in FIRST_VERSION else ""
+        raise ConfigError(
+            f"config.json: model_type={kind!r} is not known to transformers {transformers_version}{known}"
+        )
     if kind not in CONFIG_MAPPING and not own_code:
         raise ConfigError(
             f"config.json: auto_map={folder.config['auto_map']!r} asks for code of its own, which is not run unless "

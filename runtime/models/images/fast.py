@@ -6,6 +6,9 @@ in `reader.py`.
 
 from __future__ import annotations
 
+from typing import Final
+
+import PIL
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -16,6 +19,8 @@ from staged_pool.runtime.models.images.raw import raw_pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.threads import use_threads
+
+_MAY_BEGIN_WITH_COLUMNS: Final = int(PIL.__version__.partition(".")[0]) >= 13
 
 
 def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixels:
@@ -43,16 +48,16 @@ def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixe
 
 
 def _resize(pixels: Tensor, size: Size, settings: ImageSettings) -> Tensor:
-    """Resize as Pillow 13 does, rounding included.
+    """Resize as the installed Pillow does, rounding included.
 
     Along one edge and then along the other, with bytes in between: what overshoots at a hard edge is cut off there, so
-    that the order can be seen. Rows come first, as in torch, unless the height loses more than twice what the width
-    does (https://github.com/python-pillow/Pillow/pull/9549).
+    that the order can be seen. Rows come first, as in torch; from Pillow 13 on, unless the height loses more than twice
+    what the width does (https://github.com/python-pillow/Pillow/pull/9549).
     """
     assert settings.resample is not None
     height, width = pixels.shape[-2:]
     batch = pixels[None]
-    if size[0] < height and height - size[0] > 2 * (width - size[1]):
+    if _MAY_BEGIN_WITH_COLUMNS and size[0] < height and height - size[0] > 2 * (width - size[1]):
         batch = F.interpolate(batch, (size[0], width), mode=settings.resample, antialias=True)
     return F.interpolate(batch, size, mode=settings.resample, antialias=True)[0]
 

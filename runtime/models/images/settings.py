@@ -95,7 +95,21 @@ def load_processor(folder: Path, *, trust_remote_code: bool) -> Any:
             folder, backend="pil", local_files_only=True, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-        raise ConfigError(f"preprocessor_config.json: the image processor cannot be read: {error}") from error
+        why = _needs_torchvision(str(file.content.get("image_processor_type"))) or str(error)
+        raise ConfigError(f"preprocessor_config.json: the image processor cannot be read: {why}") from error
+
+
+def _needs_torchvision(named: str) -> str | None:
+    """Say so where transformers has a class only beside torchvision, which is not here. None: that is not the cause."""
+    import transformers
+
+    name = named.removesuffix("Fast")
+    if not any(getattr(getattr(transformers, name + kind, None), "is_dummy", False) for kind in ("Pil", "")):
+        return None
+    return (
+        f"transformers {transformers.__version__} has {name} with torchvision only; transformers 5.5 or newer "
+        "has most classes without"
+    )
 
 
 def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> ImageSettings:

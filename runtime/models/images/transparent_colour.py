@@ -1,6 +1,7 @@
 """The one transparent colour of a grey or RGB PNG, compared at the file's own bit depth (PNG, section 11.3.1.1).
 
-Pillow compares it with samples that it has brought to 8 bits already, so that it matches at 8 bits a sample only.
+Pillow compares it with samples that it has brought to 8 bits already, so that it matches at 8 bits a sample only; in
+newer versions at one bit, too.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
-_DEPTHS: Final = {"L;2": 2, "L;4": 4, "L": 8, "RGB": 8, "I;16B": 16, "RGB;16B": 16}
-"""Bits a sample, by what Pillow calls the layout. Pillow takes that of one bit rightly; palettes have none."""
+_DEPTHS: Final = {"1": 1, "L;2": 2, "L;4": 4, "L": 8, "RGB": 8, "I;16B": 16, "RGB;16B": 16}
+"""Bits a sample, by what Pillow calls the layout; palettes have none."""
 _STRIP_PIXELS: Final = 2**18
 """Pixels compared at a time: about a millisecond."""
 
@@ -25,7 +26,7 @@ class TransparentColour:
 
     Args:
         values: Samples as the file has them, one of grey or three of RGB.
-        data: The file, of 16 bits a sample.
+        data: The file, of one bit or of 16 bits a sample.
     """
 
     def __init__(self, values: Sequence[int], data: bytes) -> None:
@@ -37,7 +38,7 @@ class TransparentColour:
 
         Args:
             shown: RGB, which is painted on.
-            decoded: As Pillow decoded the file: 16 bits of grey, or the upper 8 of RGB.
+            decoded: As Pillow decoded the file: one bit or 16 bits of grey, or the upper 8 of RGB.
             background: What is painted.
 
         Raises:
@@ -62,18 +63,18 @@ def find_transparent_colour(file: PngImageFile, data: bytes) -> TransparentColou
     """Read the transparent colour of a PNG before its pixels are decoded.
 
     Returns:
-        None where there is none, or where Pillow heeds it: what it is told is mended for samples of less than 16 bits.
+        None where there is none, or where Pillow heeds it: what it is told is mended for samples of 2, 4 and 8 bits.
     """
     given = file.info.get("transparency")
     depth = _DEPTHS.get(str(file.tile[0].args)) if file.tile else None
     if given is None or isinstance(given, bytes) or depth is None:
         return None
     values = (given,) if isinstance(given, int) else tuple(given)
-    if depth == 16:
+    most = 2**depth - 1  # only the lower bits count
+    if depth in (1, 16):
         del file.info["transparency"]
-        return TransparentColour(values, data)
-    # Only the lower bits count; and Pillow spreads samples of 2 and 4 bits over a byte, but not this one.
-    most = 2**depth - 1
+        return TransparentColour([value & most for value in values], data)
+    # Pillow spreads samples of 2 and 4 bits over a byte, but not this one.
     spread = tuple((value & most) * (255 // most) for value in values)
     file.info["transparency"] = spread[0] if isinstance(given, int) else spread
     return None

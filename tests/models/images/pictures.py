@@ -23,6 +23,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.requests import Image
+from tests.needed import needs, skip_below
 
 Folder: TypeAlias = Callable[[str], Path]
 
@@ -42,8 +43,16 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 """The image processor of each kind of model, as its folders have it, at sizes that are quick."""
 
+PATCHES = ("siglip2-naflex", "qwen2-vl", "colqwen2", "qwen3-vl")
+"""Those that give patches; transformers before 5.5 has them with torchvision only."""
+
+ALONE = needs("transformers", "5.5", "an image processor without torchvision")
+"""Marks what has one of most other classes."""
+
 
 def save_family(name: str, folder: Path) -> Path:
+    if name in PATCHES:
+        skip_below("transformers", "5.5", f"{name} without torchvision")
     FAMILIES[name]().save_pretrained(folder)
     return folder
 

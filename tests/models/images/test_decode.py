@@ -25,7 +25,7 @@ from staged_pool.runtime.models.images.formats import FORMATS
 from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, read_structure
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput, TooLarge, UnsupportedMedia, UnusableMedia
-from tests.models.images.pictures import Folder, encode, image, picture, pixels, png, reader, save_settings
+from tests.models.images.pictures import ALONE, Folder, encode, image, picture, pixels, png, reader, save_settings
 
 SMALL: dict[str, bytes] = {format: encode(picture(24, 24), format) for format in FORMATS}
 LIMITS = Limits(image_bytes=20 * 2**20, pixels=64_000_000)
@@ -505,6 +505,7 @@ def test_a_line_is_refused_where_its_shape_would_be_kept(size: tuple[int, int], 
     assert prepared.grid[0] * prepared.grid[1] <= 100
 
 
+@ALONE
 def test_a_line_never_reaches_a_processor_that_is_not_followed(tmp_path: Path) -> None:
     # It would bring the shorter edge to 384 pixels, and the longer one to 25 million.
     save_settings(tmp_path, image_processor_type="ConvNextImageProcessor")

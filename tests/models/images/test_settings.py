@@ -11,9 +11,10 @@ import pytest
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange
 from staged_pool.stages.errors import ConfigError
-from tests.models.images.pictures import Folder, reader, save_settings
+from tests.models.images.pictures import ALONE, Folder, reader, save_settings
 
 CLIP = {"image_processor_type": "CLIPImageProcessor"}
+QWEN = {"image_processor_type": "Qwen2VLImageProcessor"}
 
 
 def refusal(folder: Path) -> str:
@@ -67,12 +68,14 @@ def test_the_part_for_pictures_of_a_newer_file_goes_before_the_older_file(tmp_pa
     assert read_image_settings(tmp_path).shape == (96, 96)
 
 
+@ALONE
 def test_pixels_of_an_older_qwen_folder_are_read(tmp_path: Path) -> None:
     save_settings(tmp_path, image_processor_type="Qwen2VLImageProcessor", min_pixels=3136, max_pixels=12845056)
     qwen = read_image_settings(tmp_path)
     assert (qwen.min_pixels, qwen.max_pixels) == (3136, 12845056)
 
 
+@ALONE
 def test_a_processor_that_is_not_known_here_runs_as_transformers_has_it(tmp_path: Path) -> None:
     save_settings(tmp_path, image_processor_type="ConvNextImageProcessor", size={"shortest_edge": 64})
     settings = read_image_settings(tmp_path)
@@ -80,6 +83,7 @@ def test_a_processor_that_is_not_known_here_runs_as_transformers_has_it(tmp_path
     assert settings.shape is None
 
 
+@ALONE
 def test_a_processor_that_fails_on_a_plain_picture_is_refused_at_load(tmp_path: Path) -> None:
     save_settings(tmp_path, image_processor_type="Qwen2VLImageProcessor", patch_size=15, do_resize=False)
     with pytest.raises(ConfigError, match="Qwen2VLImageProcessorPil cannot prepare a picture: cannot reshape"):
@@ -100,9 +104,13 @@ def test_a_processor_that_fails_on_a_plain_picture_is_refused_at_load(tmp_path: 
         ({**CLIP, "image_mean": [0.5, 0.5]}, "image_mean must be three numbers"),
         ({**CLIP, "image_mean": "grey"}, "image_mean must be three numbers"),
         ({**CLIP, "auto_map": 3}, "auto_map=3 must be of type dict"),
-        ({"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 0}, "patch_size must be a whole number"),
-        ({"image_processor_type": "Qwen2VLImageProcessor", "max_pixels": -4}, "longest_edge must be a whole number"),
-        ({"image_processor_type": "Siglip2ImageProcessor", "max_num_patches": "many"}, "max_num_patches must be"),
+        pytest.param({**QWEN, "patch_size": 0}, "patch_size must be a whole number", marks=ALONE),
+        pytest.param({**QWEN, "max_pixels": -4}, "longest_edge must be a whole number", marks=ALONE),
+        pytest.param(
+            {"image_processor_type": "Siglip2ImageProcessor", "max_num_patches": "many"},
+            "max_num_patches must be",
+            marks=ALONE,
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_its_name(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
