@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
 
 from staged_pool.api.openapi.answers import Answer
 from staged_pool.runtime.model import ModelCard
@@ -130,14 +132,14 @@ class Load(Answer):
 class Ready(Answer):
     """The server takes requests."""
 
-    ready: Literal[True]
+    ready: Annotated[bool, msgspec.Meta(extra_json_schema={"const": True})]
     models: list[ModelCard]
 
 
 class NotReady(Answer):
     """The server takes no requests."""
 
-    ready: Literal[False]
+    ready: Annotated[bool, msgspec.Meta(extra_json_schema={"const": False})]
     reason: str
 
 
