@@ -86,8 +86,16 @@ class Body:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the token embedding."""
-        rows: int = token_embedding(self.model).weight.shape[0]
+        """Rows of the token embedding.
+
+        Raises:
+            ConfigError: There is none, as in models that read characters or bytes.
+        """
+        try:
+            rows: int = token_embedding(self.model).weight.shape[0]
+        except (NotImplementedError, AttributeError) as error:
+            kind = type(self.model).__name__
+            raise ConfigError(f"{kind} has no vectors of its own for token ids, and is not supported") from error
         return rows
 
     @property

@@ -209,7 +209,7 @@ def test_a_setting_that_is_not_understood_is_named(folder: Path, name: str, cont
         (("Dense", {"in_features": 4}), "2_Dense/config.json: out_features is missing"),
         (
             ("Dense", DENSE | {"activation_function": "my.own.Activation"}),
-            "2_Dense/config.json: activation_function='my.own.Activation' is not one of torch.nn",
+            "2_Dense/config.json: activation_function='my.own.Activation' is not a module of torch.nn",
         ),
         (
             ("Dense", DENSE | {"module_input_name": "token_embeddings"}),

@@ -34,11 +34,14 @@ from tests.models.tiny.hub import (
     WEIGHTS,
     after,
     bert_as,
+    canine,
     claims,
+    dense_with,
     distilbert_mlm,
     electra,
     files,
     gte,
+    modalities,
     modernbert_mlm,
     only,
     pickled,
@@ -46,9 +49,11 @@ from tests.models.tiny.hub import (
     pooled,
     qwen3_lm,
     roberta_labels,
+    scaled,
     t5_whole,
     with_tensors,
     with_tensors_in,
+    with_types,
     without_tensor,
 )
 from tests.models.tiny.images import dinov3
@@ -68,6 +73,7 @@ CODE = {"AutoModel": "modeling_mine.MineModel"}
 QUANTISED = "the weights are quantised"
 MERGE = "merge it into the weights of org/base (merge_and_unload of peft), and serve what that saves"
 HEAD = "whose head is not supported: vectors without it would not be its results; --task embed"
+LAST_STATE = {"method": "forward", "method_output_name": "last_hidden_state"}
 PARTS = {"regression_layer__weight": (19, 32), "gating__weight__layers__0__weight": (4, 32)}
 
 
@@ -152,6 +158,28 @@ SERVED: Mapping[str, tuple[Body, Callable[[Path], Array], dict[str, Any]]] = {
         {},
     ),
     "gte without modules.json": (gte("NewModel"), gte_vectors, {}),
+    "modalities as sentence-transformers 6 writes them": (
+        after(like("bert-mean"), modalities(text=LAST_STATE)),
+        plain_mean,
+        {},
+    ),
+    "positions scaled under both names alike": (
+        after(
+            qwen3_lm,
+            pooled("lasttoken"),
+            scaled(
+                rope_scaling={"type": "linear", "factor": 2.0},
+                rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+            ),
+        ),
+        plain_mean,
+        {},
+    ),
+    "a Dense with a short name of its activation": (
+        after(like("bert-max-dense"), dense_with("torch.nn.Tanh")),
+        plain_mean,
+        {},
+    ),
 }
 """Embedding models: how the folder is made, what its vectors are to be, and the settings."""
 
@@ -314,6 +342,75 @@ REJECTED: Mapping[str, tuple[Body, str]] = {
         )
         for method in ("bitsandbytes", "gptq", "awq", "fp8", "compressed-tensors")
     },
+    "bytes as weights": (
+        after(like("bert-mean"), with_types(torch.int8, "encoder.layer.1.output.dense.weight")),
+        "model.safetensors: encoder.layer.1.output.dense.weight: the weights are quantised (numbers of type I8)",
+    ),
+    "pickled bytes as weights": (
+        after(like("bert-mean"), with_types(torch.uint8, "encoder.layer.1.output.dense.weight"), pickled),
+        "pytorch_model.bin: encoder.layer.1.output.dense.weight: the weights are quantised (numbers of type U8)",
+    ),
+    "weights of 8 bits and their factors": (
+        after(
+            like("bert-mean"),
+            with_tensors(encoder__layer__1__output__dense__weight_scale=(1,)),
+            with_types(torch.float8_e4m3fn, "encoder.layer.1.output.dense.weight"),
+        ),
+        "encoder.layer.1.output.dense.weight: the weights are quantised (numbers of type F8_E4M3)",
+    ),
+    "GPTQ without its config": (
+        after(
+            like("bert-mean"),
+            with_tensors(encoder__layer__1__output__dense__qweight=(4, 32)),
+            without_tensor("encoder.layer.1.output.dense.weight"),
+            with_types(torch.int32, "encoder.layer.1.output.dense.qweight"),
+        ),
+        "encoder.layer.1.output.dense.qweight: the weights are quantised (numbers of type I32)",
+    ),
+    "quantised by quanto": (
+        after(like("bert-mean"), lambda folder: write_json(folder / "quanto_qmap.json", {})),
+        f"quanto_qmap.json: {QUANTISED} (quanto)",
+    ),
+    "texts in the chat template": (
+        after(qwen3_lm, pooled("lasttoken"), modalities(text=LAST_STATE, message={**LAST_STATE, "format": "flat"})),
+        "sentence_bert_config.json: modality_config: message: sentence-transformers puts every text of this folder "
+        "into the chat template, which is not supported",
+    ),
+    "the state of an inner layer": (
+        after(
+            like("bert-mean"),
+            modalities(text={"method": "forward", "method_output_name": ["hidden_states", -2]}),
+        ),
+        "modality_config: text is not supported as {'method': 'forward', 'method_output_name': ['hidden_states', -2]}",
+    ),
+    "another output": (
+        after(like("bert-mean"), modalities("sentence_embedding", text=LAST_STATE)),
+        "sentence_bert_config.json: module_output_name='sentence_embedding' is not supported",
+    ),
+    "positions scaled in no way": (
+        after(qwen3_lm, pooled("lasttoken"), scaled(rope_scaling={"factor": 4.0})),
+        "config.json: rope_scaling: factor=4.0 without a rope_type would have no effect",
+    ),
+    "positions scaled in two ways": (
+        after(
+            qwen3_lm,
+            pooled("lasttoken"),
+            scaled(rope_scaling={"type": "linear", "factor": 2.0}, rope_parameters={"rope_type": "default"}),
+        ),
+        "say different types: keep one of them",
+    ),
+    "positions scaled by a text": (
+        after(qwen3_lm, pooled("lasttoken"), scaled(rope_scaling={"type": "yarn", "factor": "4.0"})),
+        "config.json: rope_scaling: factor='4.0' must be a number",
+    ),
+    "CANINE, which reads characters": (
+        after(like("bert-mean"), canine),
+        "CanineModel has no vectors of its own for token ids, and is not supported",
+    ),
+    "a Dense with a function": (
+        after(like("bert-max-dense"), dense_with("torch.nn.functional.relu")),
+        "activation_function='torch.nn.functional.relu' is not a module of torch.nn",
+    ),
     "quantised by old GPTQ": (
         after(like("bert-mean"), lambda folder: write_json(folder / "quantize_config.json", {"bits": 4})),
         f"quantize_config.json: {QUANTISED} (gptq)",

@@ -31,7 +31,7 @@ from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput
 from staged_pool.runtime.tasks.classify import LABELS_ONLY
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
-from tests.models.tiny import edit_json, rerankers
+from tests.models.tiny import edit_json, rerankers, write_json, write_modules
 from tests.models.tiny.vocabularies import CORPUS
 
 QUERY = "what is a function call"
@@ -511,6 +511,29 @@ def test_half_a_recipe_beside_that_of_a_known_family_is_refused(
     note = read_folder(root / "bge-reranker-v2-gemma", score_template="{query} {document}", score_tokens="yes,no").notes
     assert "bge-reranker-v2-gemma is trained for is replaced" in note[0]
     assert read_folder(root / "bge-reranker-v2-gemma", score_tokens="Yes").notes  # what its authors read, too
+
+
+def test_answers_that_are_one_token_are_rejected(tmp_path: Path) -> None:
+    folder = rerankers.qwen3(tmp_path / "model")
+    write_modules(folder, ("LogitScore", {"true_token_id": 7, "false_token_id": 7}))
+    write_json(folder / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    message = "the answers 7 and 7 are both token 7 of this tokenizer: every score would be the same"
+    assert refusal(folder) == message
+
+
+def test_an_answer_that_is_read_as_another_is_named(root: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(root / "some-llm", tmp_path / "model")
+    edit_json(folder / "tokenizer.json", normalizer={"type": "Lowercase"})
+    message = refusal(folder, task="score", score_template="{query} {document}", score_tokens="YES,no")
+    assert message.endswith("no token 'YES', so the model cannot be asked for it: it is read as 'yes'")
+
+
+def test_of_several_chat_templates_the_default_one_is_for_pairs(root: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(root / "some-llm", tmp_path / "model")
+    text = "{% for m in messages if m.role in ('query', 'document') %}{{ m.content }}{% endfor %}"
+    named = [{"name": "tool_use", "template": "{{ messages }}"}, {"name": "default", "template": text}]
+    edit_json(folder / "tokenizer_config.json", chat_template=named)
+    assert "read as the chat template says" in read_folder(folder, score_tokens="yes,no").notes[0]
 
 
 def test_a_line_break_that_a_shell_has_left_as_two_characters_is_said(root: Path) -> None:

@@ -273,6 +273,33 @@ def test_special_tokens_may_be_written_as_objects(tmp_path: Path) -> None:
     assert source.special_tokens["eos_token"] == "</s>"
 
 
+def _object(content: str) -> dict[str, Any]:
+    return {"content": content, **dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)}
+
+
+@pytest.mark.parametrize("class_name", ["PreTrainedTokenizerFast", "GPT2Tokenizer", "LlamaTokenizer"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"extra_special_tokens": [_object("<img>"), "<doc>"]},
+        {"extra_special_tokens": {"image_token": _object("<img>")}},
+        {"additional_special_tokens": ["<img>"], "extra_special_tokens": [_object("<doc>")]},
+        {"bos_token": _object("<s>"), "eos_token": _object("</s>"), "pad_token": _object("<pad>")},
+    ],
+    ids=["a list", "by name", "under both names", "the usual ones"],
+)
+def test_special_tokens_of_the_settings_may_be_objects_without_a_type(
+    settings: dict[str, Any], class_name: str, tmp_path: Path
+) -> None:
+    tokenizer = bytes_bpe(single="<s> $A </s>")
+    tokenizer.add_special_tokens(["<img>", "<doc>"])
+    settings = {**LLAMA, "tokenizer_class": class_name, **settings}
+    folder = write_tokenizer(tmp_path / "model", tokenizer, "llama", **settings)
+    source = load(folder)
+    assert reader(source).tokenize("a<img>b<doc>", add_special_tokens=True).ids == tokenizer.encode("a<img>b<doc>").ids
+    assert source.special_tokens["eos_token"] == "</s>"
+
+
 def test_a_token_of_the_vocabulary_that_is_named_as_special_is_one_token(tmp_path: Path) -> None:
     tokenizer = bytes_bpe()
     content = json.loads(tokenizer.to_str())

@@ -6,17 +6,23 @@ so without the name of the file.
 
 from __future__ import annotations
 
+import pickle
+import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import CONFIG_MAPPING
 from transformers import __version__ as transformers_version
 
 from staged_pool.runtime.models.folders.classes import check_class
+from staged_pool.runtime.models.folders.foreign import quantised
 from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.folders.rope import check_rope
 from staged_pool.runtime.models.specs import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
@@ -30,6 +36,13 @@ _VOCABULARIES: Final = (
 
 FIRST_VERSION: Final = {"gte": "5.18", "nomic_bert": "5.5"}
 """The first transformers with classes for a `model_type`, where the oldest that is supported has none."""
+
+_QUANTISED: Final = re.compile(r"weight|W_q", re.ASCII)
+"""A part of the names of tensors that are multiplied with, in every way of quantising them."""
+_WHOLE_NUMBERS: Final = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"})
+"""Types in safetensors of which no layer has its weights."""
+_SCALES: Final = ("_scale", "_scale_inv", "_scales")
+"""How the names of factors end that belong to weights of 8 bits."""
 
 _POINTER: Final = b"version https://git-lfs"
 _ZIP: Final = b"PK\x03\x04"
@@ -48,6 +61,7 @@ def check_files(folder: ModelFolder, *, own_code: bool = False) -> None:
     """
     _check_architecture(folder, own_code=own_code)
     check_class(folder, own_code=own_code)
+    check_rope(folder.config)
     _check_weights(folder.body)
     if folder.heads and not any((folder.body / name).is_file() for name in _VOCABULARIES):
         raise ConfigError(f"{folder.body}: no tokenizer, neither tokenizer.json nor a vocabulary such as vocab.txt")
@@ -139,10 +153,11 @@ def _check_shard(path: Path, name: str) -> None:
         _check_pickle(path, name, beginning)
         return
     try:
-        with safe_open(path, "numpy"):  # reads the header, and compares it with the size of the file
-            pass
+        with safe_open(path, "numpy") as stored:  # reads the header, and compares it with the size of the file
+            types = {key: str(stored.get_slice(key).get_dtype()) for key in stored.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ConfigError(f"{name}: the weights are damaged: {error}") from error
+    _check_types(types, name)
 
 
 def _check_pickle(path: Path, name: str, beginning: bytes) -> None:
@@ -150,5 +165,33 @@ def _check_pickle(path: Path, name: str, beginning: bytes) -> None:
     if beginning.startswith(_ZIP):
         if not zipfile.is_zipfile(path):
             raise ConfigError(f"{name}: the weights are damaged: the file ends too early")
+        _check_types(_pickled_types(path), name)
     elif not beginning.startswith(_PICKLE):
         raise ConfigError(f"{name}: is not a file of weights that torch has written")
+
+
+def _pickled_types(path: Path) -> dict[str, str]:
+    """The type of each tensor of a pickle, without its values; nothing where the pickle holds more than tensors."""
+    try:
+        content = torch.load(path, map_location="meta", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, LookupError, ValueError, TypeError, EOFError, AttributeError):
+        return {}  # loading it says what is wrong
+    if not isinstance(content, dict):
+        return {}
+    whole = {
+        torch.int8: "I8", torch.uint8: "U8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64",
+        torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    }  # fmt: skip
+    return {key: whole.get(value.dtype, "") for key, value in content.items() if isinstance(value, torch.Tensor)}
+
+
+def _check_types(types: Mapping[str, str], name: str) -> None:
+    """Reject quantised weights that `config.json` does not speak of: a class would multiply with bare numbers.
+
+    Raises:
+        ConfigError: Names one of them.
+    """
+    for key, kind in types.items():
+        scaled = kind.startswith("F8") and any(f"{key}{end}" in types for end in _SCALES)
+        if scaled or (kind in _WHOLE_NUMBERS and _QUANTISED.search(key)):
+            raise ConfigError(quantised(f"{name}: {key}", f"numbers of type {kind}"))

@@ -32,7 +32,7 @@ from staged_pool.runtime.models.folders.parts import (
 from staged_pool.runtime.models.folders.readme import is_of_embeddings
 from staged_pool.runtime.models.folders.rerankers import INSTRUCTION, check_rejected, recognise
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
-from staged_pool.runtime.models.folders.transformer_settings import read_max_seq_length
+from staged_pool.runtime.models.folders.transformer_settings import check_modalities, read_max_seq_length
 from staged_pool.runtime.models.folders.vision_language import (
     CONVERSING,
     is_page_retriever,
@@ -122,6 +122,7 @@ def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) ->
         raise ConfigError(f"{transformer.name}: transformer_task must be feature-extraction for embeddings")
     if transformer.get("processing_kwargs", dict, {}):
         raise ConfigError(f"{transformer.name}: processing_kwargs is not supported")
+    check_modalities(transformer, output="last_hidden_state")
     if len(chain) < 2 or chain[1][0] != "Pooling":
         raise ConfigError(
             f"modules.json: the Transformer must be followed by a Pooling, the chain is "

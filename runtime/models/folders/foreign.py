@@ -91,10 +91,15 @@ def check_quantization(config: Mapping[str, Any], body: Path) -> None:
     for name in ("quantization_config", "compression_config"):
         if (given := file.get(name, dict, None)) is not None:
             method = given.get("quant_method", given.get("format", "not said"))
-            raise ConfigError(_quantised(f"config.json: {name}", str(method)))
-    for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+            raise ConfigError(quantised(f"config.json: {name}", str(method)))
+    for name, method in (
+        ("quantize_config.json", "gptq"),
+        ("quant_config.json", "awq"),
+        ("hf_quant_config.json", "modelopt"),
+        ("quanto_qmap.json", "quanto"),
+    ):
         if (body / name).is_file():
-            raise ConfigError(_quantised(name, method))
+            raise ConfigError(quantised(name, method))
 
 
 def name_cause(names: Collection[str]) -> str | None:
@@ -148,7 +153,8 @@ def _library(path: Path) -> str | None:
     return None
 
 
-def _quantised(where: str, method: str) -> str:
+def quantised(where: str, method: str) -> str:
+    """The message that rejects quantised weights: the file and field that say so, and the method."""
     return (
         f"{where}: the weights are quantised ({method}), which is not supported: serve the model that they were made "
         "of, and let --dtype bfloat16 halve it"

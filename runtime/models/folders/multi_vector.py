@@ -30,6 +30,7 @@ from staged_pool.runtime.models.folders.query_expansion import (
     Expansion,
     read_expansion,
 )
+from staged_pool.runtime.models.folders.transformer_settings import check_modalities
 from staged_pool.runtime.models.specs import (
     HeadModule,
     ModelFolder,
@@ -160,9 +161,7 @@ def _check_transformer(file: JsonFile) -> None:
         raise ConfigError(f"{file.name}: transformer_task={task!r} is not supported, only feature-extraction")
     if file.get("processing_kwargs", dict, {}):
         raise ConfigError(f"{file.name}: processing_kwargs is not supported")
-    output = file.get("module_output_name", str, "token_embeddings")
-    if output != "token_embeddings":
-        raise ConfigError(f"{file.name}: module_output_name={output!r} is not supported, only token_embeddings")
+    check_modalities(file, output="last_hidden_state")
 
 
 def _check_similarity(settings: JsonFile) -> None:

@@ -31,6 +31,9 @@ def chat_template(body: Path, *, root: Path) -> str | None:
         raise ConfigError(f"chat_template.jinja: cannot be read as text: {error}") from error
     settings = JsonFile.read(body / "tokenizer_config.json", root=root) or JsonFile.empty()
     template = settings.content.get("chat_template")
+    if isinstance(template, list):  # several by name, of which transformers takes this one
+        named = [one.get("template") for one in template if isinstance(one, dict) and one.get("name") == "default"]
+        template = named[-1] if named else None
     return template if isinstance(template, str) else None
 
 

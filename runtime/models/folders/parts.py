@@ -57,8 +57,8 @@ def read_dense(folder: Path, *, root: Path, level: Level = "sentence_embedding")
     file = required(folder / "config.json", root=root)
     expect_level(file, level)
     activation = file.get("activation_function", str, "torch.nn.modules.activation.Tanh")
-    if not activation.startswith("torch.nn.modules."):
-        raise ConfigError(f"{file.name}: activation_function={activation!r} is not one of torch.nn")
+    if not activation.startswith("torch.nn.") or activation.startswith("torch.nn.functional."):
+        raise ConfigError(f"{file.name}: activation_function={activation!r} is not a module of torch.nn")
     return Dense(
         folder=folder,
         in_features=file.size("in_features"),

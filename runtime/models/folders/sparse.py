@@ -15,6 +15,7 @@ from staged_pool.runtime.models.folders.parts import (
     read_transformer_settings,
     required,
 )
+from staged_pool.runtime.models.folders.transformer_settings import check_modalities
 from staged_pool.runtime.models.specs import ModelFolder, SpladeActivation, SpladePooling, SpladeSpec
 from staged_pool.stages.errors import ConfigError
 
@@ -93,3 +94,4 @@ def _check_transformer(file: JsonFile, modules: JsonFile | None) -> None:
         raise ConfigError(f"{file.name or 'sentence_bert_config.json'}: transformer_task={task!r} must be fill-mask")
     if file.get("processing_kwargs", dict, {}):
         raise ConfigError(f"{file.name}: processing_kwargs is not supported")
+    check_modalities(file, output="logits")

@@ -41,3 +41,26 @@ def read_max_seq_length(file: JsonFile) -> int | None:
             if unknown := sorted(set(given.content) - known):
                 raise ConfigError(f"{given.name}: {unknown[0]} is not supported")
     return wanted
+
+
+def check_modalities(file: JsonFile, *, output: str) -> None:
+    """Reject a Transformer that reads texts in another way than by one forward of the bare text.
+
+    Args:
+        file: `sentence_bert_config.json`.
+        output: Name of what the transformers class gives and the next module takes.
+
+    Raises:
+        ConfigError: Texts go through a chat template or another method, or another output is taken, such as a layer.
+    """
+    for kind, asked in file.get("modality_config", dict, {}).items():
+        where = f"{file.name}: modality_config: {kind}"
+        if kind == "message":
+            raise ConfigError(
+                f"{where}: sentence-transformers puts every text of this folder into the chat template, which is not "
+                f"supported; remove {kind} there if the model was trained on bare texts"
+            )
+        if kind == "text" and asked != {"method": "forward", "method_output_name": output}:
+            raise ConfigError(f"{where} is not supported as {asked!r}, only {output} of forward")
+    if (name := file.get("module_output_name", str, "token_embeddings")) != "token_embeddings":
+        raise ConfigError(f"{file.name}: module_output_name={name!r} is not supported, only token_embeddings")

@@ -58,9 +58,7 @@ def build_heads(
             case TokenLabelsSpec():
                 heads[Output.TOKEN_LABELS] = TokenLabelsHead(loaded.whole, body, len(folder.labels))
             case LogitScoreSpec():
-                true, false = (_token_id(token, tokenizer) for token in (spec.true_token, spec.false_token))
-                if true is None:
-                    raise ConfigError("the answer that means yes is missing")
+                true, false = _answer_ids(spec, tokenizer)
                 heads[Output.LABELS] = LogitScoreHead(loaded.whole, body, true, false, rounded=spec.rounded)
             case SpladeSpec():
                 heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
@@ -83,12 +81,28 @@ def check_answers(heads: Iterable[HeadSpec], tokenizer: Tokenizer) -> None:
     """See that the tokenizer has the answers that are read of a language model, before its weights are.
 
     Raises:
-        ConfigError: One of them is not a single token.
+        ConfigError: One of them is not a single token, or both are the same one.
     """
     for spec in heads:
         if isinstance(spec, LogitScoreSpec):
-            for token in (spec.true_token, spec.false_token):
-                _token_id(token, tokenizer)
+            _answer_ids(spec, tokenizer)
+
+
+def _answer_ids(spec: LogitScoreSpec, tokenizer: Tokenizer) -> tuple[int, int | None]:
+    """The ids of the answers that mean yes and no; one of yes alone where nothing means no.
+
+    Raises:
+        ConfigError: One of them is not a single token, or both are the same one, which makes all scores equal.
+    """
+    true, false = (_token_id(token, tokenizer) for token in (spec.true_token, spec.false_token))
+    if true is None:
+        raise ConfigError("the answer that means yes is missing")
+    if true == false:
+        raise ConfigError(
+            f"the answers {spec.true_token!r} and {spec.false_token!r} are both token {true} of this tokenizer: every "
+            "score would be the same"
+        )
+    return true, false
 
 
 def _token_id(token: int | str | None, tokenizer: Tokenizer) -> int | None:
@@ -103,7 +117,11 @@ def _token_id(token: int | str | None, tokenizer: Tokenizer) -> int | None:
         return int(found)
     pieces = tokenizer.encode(token, add_special_tokens=False)
     # A token that stands for what is unknown spells something else.
-    if len(pieces.ids) != 1 or str(tokenizer.decode(pieces.ids)).strip() != token:
+    if len(pieces.ids) == 1 and (read := str(tokenizer.decode(pieces.ids)).strip()) != token:
+        raise ConfigError(
+            f"the tokenizer has no token {token!r}, so the model cannot be asked for it: it is read as {read!r}"
+        )
+    if len(pieces.ids) != 1:
         spelled = ", ".join(map(repr, pieces.tokens)) or "nothing"
         raise ConfigError(
             f"the tokenizer has no token {token!r}, so the model cannot be asked for it: it is {len(pieces.ids)} "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -101,7 +102,20 @@ def _own_layer(checkpoint: nn.Module | None, name: str, width: int) -> nn.Linear
 
 
 def _tensors(file: Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Those of a file that have these names, or all. Of a pickled file, nothing but tensors is ever made."""
+    """Those of a file that have these names, or all. Of a pickled file, nothing but tensors is ever made.
+
+    Raises:
+        ValueError: It holds something else, or a tensor of whole numbers, which only a quantised layer has.
+    """
+    found = _read_tensors(file, names)
+    for name, tensor in found.items():
+        wanted = names is None or name in names
+        if wanted and isinstance(tensor, Tensor) and not tensor.is_floating_point():
+            raise ValueError(f"{name} has numbers of type {tensor.dtype}: quantised weights are not supported")
+    return found
+
+
+def _read_tensors(file: Path, names: Sequence[str] | None) -> dict[str, Any]:
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as stored:
             return {name: stored.get_tensor(name) for name in stored.keys() if names is None or name in names}  # noqa: SIM118
@@ -117,10 +131,7 @@ def _tensors(file: Path, names: Sequence[str] | None = None) -> dict[str, Tensor
 class _Dense(nn.Module):
     def __init__(self, dense: Dense) -> None:
         super().__init__()
-        activation = getattr(nn, dense.activation, None)
-        if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
-            raise ConfigError(f"{dense.folder.name}: activation {dense.activation} is not in torch.nn")
-        self.activation = activation()
+        self.activation_function = _activation(dense)
         self.linear = nn.Linear(dense.in_features, dense.out_features, bias=dense.bias)
         if not dense.residual:
             self.residual: nn.Module | None = None
@@ -130,8 +141,28 @@ class _Dense(nn.Module):
             self.residual = nn.Linear(dense.in_features, dense.out_features, bias=False)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        out: Tensor = self.activation(self.linear(pooled))
+        out: Tensor = self.activation_function(self.linear(pooled))
         return out if self.residual is None else out + self.residual(pooled)
+
+
+def _activation(dense: Dense) -> nn.Module:
+    """The function behind a Dense, which `config.json` names and no file sets up further.
+
+    Raises:
+        ConfigError: torch has no such module, it needs settings, or it changes the number of values.
+    """
+    where, kind = dense.folder.name, getattr(nn, dense.activation, None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise ConfigError(f"{where}: activation {dense.activation} is not in torch.nn")
+    try:
+        activation: nn.Module = kind()
+        with torch.inference_mode(), warnings.catch_warnings(action="ignore"):
+            shape = activation.eval()(torch.zeros(1, dense.out_features)).shape
+    except (TypeError, ValueError, RuntimeError, NotImplementedError, LookupError) as error:
+        raise ConfigError(f"{where}: torch.nn.{dense.activation} is no activation without settings") from error
+    if shape != (1, dense.out_features):
+        raise ConfigError(f"{where}: activation {dense.activation} changes the number of values: not supported")
+    return activation
 
 
 class _LayerNorm(nn.Module):

@@ -2,7 +2,7 @@
 
 What becomes of what a file may hold:
 
-- Orientation (EXIF) is applied, as transformers does when it loads a picture. A damaged EXIF part counts as none.
+- Orientation (EXIF or XMP) is applied, as transformers does when it loads a picture. A damaged part counts as none.
 - What is transparent is laid on white, or on the `background` of the options, as transformers 5 and vLLM do.
 - What lies behind the end of a picture is not looked at: the video of a phone's photo, a gain map, a second picture.
 - Palettes, grey, CMYK and YCbCr become RGB. Of 16 bits a channel the upper 8 are kept. Colour profiles are not applied.
@@ -42,6 +42,9 @@ _BROKEN: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFE
 
 _ORIENTATION: Final = 0x0112
 """The EXIF tag."""
+
+_ORIENTED_PNG: Final = frozenset({"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"})
+"""Where Pillow finds an orientation in a PNG: its own chunk, the text that ImageMagick writes, and XMP."""
 
 _UPRIGHT: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -133,7 +136,7 @@ class Encoded:
             raise _damaged(self._format) from error
 
     def _read_orientation(self) -> int:
-        if self._format == "PNG" and "exif" not in self._file.info:
+        if self._format == "PNG" and _ORIENTED_PNG.isdisjoint(self._file.info):
             return 1
         try:
             value = self._file.getexif().get(_ORIENTATION, 1)

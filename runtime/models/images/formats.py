@@ -11,20 +11,27 @@ Format: TypeAlias = Literal["JPEG", "PNG", "WebP", "GIF", "BMP"]
 FORMATS: Final[tuple[Format, ...]] = ("JPEG", "PNG", "WebP", "GIF", "BMP")
 """What is read."""
 
+_CURSOR: Final = b"\x00\x00\x02\x00"
+
 _OTHERS: Final = (
     (b"II*\x00", "TIFF"), (b"MM\x00*", "TIFF"), (b"II+\x00", "TIFF"), (b"MM\x00+", "TIFF"),
     (b"%PDF-", "PDF"), (b"%!PS", "PostScript"), (b"\xc5\xd0\xd3\xc6", "PostScript"), (b"8BPS", "PSD"),
     (b"SIMPLE  =", "FITS"), (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"), (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"\xff\x0a", "JPEG XL"), (b"\x00\x00\x00\x0cJXL ", "JPEG XL"), (b"\x00\x00\x01\x00", "ICO"),
-    (b"\x00\x00\x02\x00", "CUR"),
+    (_CURSOR, "CUR"),
     (b"icns", "ICNS"), (b"qoif", "QOI"), (b"DDS ", "DDS"), (b"\x89HDF", "HDF5"), (b"\x1aE\xdf\xa3", "Matroska"),
     (b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "ZIP"), (b"<svg", "SVG"), (b"<?xml", "XML"), (b"<!DOCTYPE", "HTML"),
+    (b"<!doctype", "HTML"),
     (b"<html", "HTML"), (b"P1", "PNM"), (b"P2", "PNM"), (b"P3", "PNM"), (b"P4", "PNM"), (b"P5", "PNM"), (b"P6", "PNM"),
 )  # fmt: skip
 
 _BRANDS: Final = {
-    b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF",
+    **dict.fromkeys((b"avif", b"avis", b"avio"), "AVIF"),
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"), "HEIC"),
+    **dict.fromkeys((b"mif1", b"mif2", b"msf1"), "HEIF"),
+    b"jp2 ": "JPEG 2000", b"jxl ": "JPEG XL", b"crx ": "CR3", b"qt  ": "QuickTime", b"M4A ": "MPEG-4 audio",
 }  # fmt: skip
+"""Formats in the container of ISO/IEC 14496-12, by the brand in its first box; others are videos."""
 
 _BMP_HEADERS: Final = frozenset(size.to_bytes(4, "little") for size in (12, 16, 40, 52, 56, 64, 108, 124))
 """Sizes of the second header of a BMP, as it has them in bytes 14 to 18."""
@@ -59,5 +66,9 @@ def find_format(data: bytes) -> Format:
 
 def _other(data: bytes) -> str | None:
     if data[4:8] == b"ftyp":
-        return _BRANDS.get(data[8:12], "MP4")
-    return next((name for beginning, name in _OTHERS if data.startswith(beginning)), None)
+        found = _BRANDS.get(data[8:12], "MP4")
+        return "AVIF" if found == "HEIF" and b"avif" in data[16 : int.from_bytes(data[:4], "big")] else found
+    if data.startswith(_CURSOR) and data[4:6] == b"\0\0":  # no cursor in it: a TGA begins like that
+        return None
+    text = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    return next((name for beginning, name in _OTHERS if data.startswith(beginning) or text.startswith(beginning)), None)

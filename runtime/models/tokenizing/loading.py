@@ -135,9 +135,7 @@ def _class_of(
     Where `tokenizer.json` is there and its class cannot be built, the one that only wraps the file stands in.
     """
     body = folder.body
-    given: dict[str, Any] = {"local_files_only": True}
-    if settings.additional:
-        given["additional_special_tokens"] = list(settings.additional)
+    given: dict[str, Any] = {"local_files_only": True, **settings.rewritten}
     with quiet(), unusable(folder, "the tokenizer"):
         if is_siglip_tokenizer(body):
             return PreTrainedTokenizerFast.from_pretrained(body, **given), ()

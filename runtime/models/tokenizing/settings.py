@@ -96,8 +96,8 @@ class TokenizerSettings:
     notes: tuple[str, ...]
     """Settings that have no effect although they look like it, for the log."""
 
-    additional: tuple[str, ...]
-    """`additional_special_tokens` that are written as objects, which transformers 5 does not read."""
+    rewritten: Mapping[str, Any]
+    """Fields whose tokens are written as objects, which transformers 5 does not read, with their texts instead."""
 
     def is_named(self, content: str) -> bool:
         """Whether the folder itself names this token."""
@@ -136,7 +136,7 @@ def read_settings(body: Path) -> TokenizerSettings:
         names_inputs=bool(file.get("model_input_names", list, [])),
         declared=tuple(sorted(declared.values(), key=lambda t: (t.index is None, t.index or 0))),
         notes=tuple(_notes(file)),
-        additional=tuple(dict.fromkeys(text for each in (file, named) for text in _written_as_objects(each))),
+        rewritten=_as_texts(file, named),
     )
 
 
@@ -171,12 +171,24 @@ def _declared(file: JsonFile) -> Iterator[DeclaredToken]:
         yield DeclaredToken(content=token.content, index=int(index), flags=token.flags)
 
 
-def _written_as_objects(file: JsonFile) -> Iterator[str]:
-    listed = file.content.get("additional_special_tokens")
-    if isinstance(listed, list) and any(isinstance(one, dict) for one in listed):
-        for one in listed:
-            if (token := _token(one, special=True)) is not None:
-                yield token.content
+def _as_texts(file: JsonFile, named: JsonFile) -> dict[str, Any]:
+    """Fields of special tokens that are written as objects without a `__type`: all tokens of the field as texts."""
+    found: dict[str, Any] = {}
+    for name, value in file.content.items():
+        bare = name.endswith("_token") and isinstance(value, dict) and "__type" not in value
+        if bare and (one := _token(value, special=True)) is not None:
+            found[name] = one.content
+    for field in ("additional_special_tokens", "extra_special_tokens"):
+        given = [value for each in (file, named) if (value := each.content.get(field))]
+        plain = [list(value.values()) if isinstance(value, dict) else value for value in given]
+        if not any(isinstance(one, dict) for each in plain if isinstance(each, list) for one in each):
+            continue
+        if isinstance(first := given[0], dict):
+            found[field] = {name: token.content for name, one in first.items() if (token := _token(one, special=True))}
+            continue
+        tokens = [_token(one, special=True) for each in plain if isinstance(each, list) for one in each]
+        found[field] = list(dict.fromkeys(token.content for token in tokens if token is not None))
+    return found
 
 
 def _token(value: Any, *, special: bool) -> DeclaredToken | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,12 @@ def test_every_format_of_the_list_is_read(format: str) -> None:
         (b"8BPS\x00\x01" + bytes(40), "PSD"),
         (b"SIMPLE  =                    T" + bytes(80), "FITS"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
+        (b"\xef\xbb\xbf\n <svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
+        (b"<!doctype html><html>", "HTML"),
         (b"\x00\x00\x00\x18ftypheic" + bytes(40), "HEIC"),
+        (b"\x00\x00\x00\x18ftyphevc" + bytes(40), "HEIC"),
+        (b"\x00\x00\x00\x1cftypmif1\x00\x00\x00\x00mif1avif" + bytes(40), "AVIF"),
+        (b"\x00\x00\x00\x18ftypqt  " + bytes(40), "QuickTime"),
         (b"\x00\x00\x00\x18ftypisom" + bytes(40), "MP4"),
     ],
 )
@@ -86,7 +92,15 @@ def test_another_format_is_refused_by_its_name_and_never_opened(data: bytes, nam
 
 
 @pytest.mark.parametrize(
-    "data", [b"x", b"BM is how this text begins", b"secret words" * 99, bytes(1000), b"RIFF1234WAVE"]
+    "data",
+    [
+        b"x",
+        b"BM is how this text begins",
+        b"secret words" * 99,
+        bytes(1000),
+        b"RIFF1234WAVE",
+        encode(picture(8, 8), "TGA"),
+    ],
 )
 def test_what_is_no_picture_is_refused_without_repeating_it(data: bytes) -> None:
     refused = refusal(data)
@@ -121,6 +135,30 @@ def test_a_turned_picture_is_made_upright(format: str, orientation: int) -> None
         assert encoded.size == (16, 32)
     found = np.asarray(encoded.decode())
     assert np.abs(found.astype(int) - upright).max() <= (12 if format == "JPEG" else 0)
+
+
+def _xmp(info: PngInfo) -> None:
+    info.add_itxt(
+        "XML:com.adobe.xmp",
+        '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+        '<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>',
+    )
+
+
+def _raw_profile(info: PngInfo) -> None:
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    data = exif.tobytes()
+    info.add_text("Raw profile type exif", f"\nexif\n{len(data):8d}\n{data.hex()}\n", zip=True)
+
+
+@pytest.mark.parametrize("say", [_xmp, _raw_profile], ids=["XMP", "ImageMagick's text"])
+def test_a_png_is_made_upright_wherever_its_orientation_is_said(say: Callable[[PngInfo], None]) -> None:
+    info = PngInfo()
+    say(info)
+    image = picture(20, 10)
+    wanted = np.rot90(np.asarray(image.convert("RGB")), -1)
+    assert (decode(encode(image, "PNG", pnginfo=info)) == wanted).all()
 
 
 @pytest.mark.parametrize("value", [0, 9, 77])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -115,6 +116,49 @@ def without_tensor(name: str) -> Change:
         save_file(tensors, folder / WEIGHTS, {"format": "pt"})
 
     return change
+
+
+def with_types(kind: torch.dtype, *names: str) -> Change:
+    """Save these tensors as another type."""
+
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        save_file(tensors | {name: tensors[name].to(kind) for name in names}, folder / WEIGHTS, {"format": "pt"})
+
+    return change
+
+
+def modalities(output: str = "token_embeddings", **config: Any) -> Change:
+    """Write how the newest sentence-transformers asks a transformer."""
+    content = {
+        "transformer_task": "feature-extraction", "modality_config": config, "module_output_name": output
+    }  # fmt: skip
+    return lambda folder: write_json(folder / "sentence_bert_config.json", content)
+
+
+def scaled(**fields: Any) -> Change:
+    """Say something else of rotary positions."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        del config["rope_parameters"]
+        write_json(folder / "config.json", config | {"rope_theta": 10000.0} | fields)
+
+    return change
+
+
+def dense_with(activation: str) -> Change:
+    """Name another function of the Dense behind the pooling."""
+    return lambda folder: edit_json(folder / "2_Dense" / "config.json", activation_function=activation)
+
+
+def canine(folder: Path) -> None:
+    """Put a CANINE beside a tokenizer."""
+    config = hf.CanineConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64,
+        num_hash_buckets=16, local_transformer_stride=4,
+    )  # fmt: skip
+    hf.CanineModel(config).save_pretrained(folder)
 
 
 def pickled(folder: Path) -> None:
