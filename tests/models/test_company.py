@@ -151,7 +151,6 @@ KINDS: dict[str, Kind] = {
 
 SINCE = {
     "Gte-dynamic": "5.18",
-    "JinaEmbeddingsV3-dynamic": "5.17",  # older ones have no types for a text longer than the config says
     "ModernBert-longrope": "5.21",  # older ones fail on the second long text
     "NomicBert-dynamic": "5.5",
 }
@@ -196,7 +195,9 @@ def right(model: Any, sequence: TokenSequence) -> Vectors:
     fresh.set_experts_implementation("eager")  # which every torch can compute
     ids = torch.tensor([sequence.ids])
     with torch.inference_mode():
-        hidden = fresh(input_ids=ids, attention_mask=torch.ones_like(ids))[0][0]
+        # Older versions of Jina's class have no types for a text that is longer than the config says.
+        types = {"token_type_ids": torch.zeros_like(ids)} if isinstance(fresh, hf.JinaEmbeddingsV3Model) else {}
+        hidden = fresh(input_ids=ids, attention_mask=torch.ones_like(ids), **types)[0][0]
     vector: Vectors = hidden.mean(dim=0).numpy()
     return vector
 

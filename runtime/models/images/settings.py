@@ -106,10 +106,9 @@ def _needs_torchvision(named: str) -> str | None:
     name = named.removesuffix("Fast")
     if not any(getattr(getattr(transformers, name + kind, None), "is_dummy", False) for kind in ("Pil", "")):
         return None
-    return (
-        f"transformers {transformers.__version__} has {name} with torchvision only; transformers 5.5 or newer "
-        "has most classes without"
-    )
+    version = transformers.__version__
+    newer = "; 5.5 and newer have most classes without" if version.startswith("5.4.") else ""
+    return f"transformers {version} has {name} with torchvision only, which is not installed{newer}"
 
 
 def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> ImageSettings:

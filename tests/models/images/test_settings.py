@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange
 from staged_pool.stages.errors import ConfigError
 from tests.models.images.pictures import ALONE, Folder, reader, save_settings
+from tests.needed import is_older
 
 CLIP = {"image_processor_type": "CLIPImageProcessor"}
 QWEN = {"image_processor_type": "Qwen2VLImageProcessor"}
@@ -115,6 +117,17 @@ def test_a_processor_that_fails_on_a_plain_picture_is_refused_at_load(tmp_path: 
 )
 def test_what_cannot_be_read_is_refused_by_its_name(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     assert said in refusal(save_settings(tmp_path, **settings))
+
+
+@pytest.mark.parametrize("name", ["Qwen2VLImageProcessor", "Siglip2ImageProcessorFast", "ConvNextImageProcessor"])
+def test_a_class_is_read_or_said_to_want_torchvision(name: str, tmp_path: Path) -> None:
+    save_settings(tmp_path, image_processor_type=name)
+    own = name.removesuffix("Fast")
+    if is_older("transformers", "5.5") and find_spec("torchvision") is None:
+        said = f"has {own} with torchvision only, which is not installed; 5.5 and newer have most classes without"
+        assert refusal(tmp_path).endswith(said)
+    else:
+        assert read_image_settings(tmp_path).processor == f"{own}Pil"
 
 
 def test_a_folder_without_an_image_processor_is_refused(tmp_path: Path) -> None:
