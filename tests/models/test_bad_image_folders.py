@@ -20,8 +20,9 @@ from tests.models.asking import embed
 from tests.models.conftest import TinyFolder
 from tests.models.images.pictures import ALONE
 from tests.models.test_bad_folders import Change, edit, remove, write
-from tests.models.tiny import edit_json, write_json, write_modules
+from tests.models.tiny import EVERY, edit_json, write_json, write_modules
 from tests.models.tiny.images import siglip
+from tests.needed import is_older
 
 PREPROCESSOR = "preprocessor_config.json"
 SETTINGS = "sentence_bert_config.json"
@@ -206,6 +207,17 @@ def test_a_folder_that_cannot_be_served_is_refused(kind: str, change: Change, me
     change(folder)
     found = refusal(folder).replace("VisionTransformer", "VisionModel")  # its name in transformers before 5.6
     assert found == message or (message.endswith("JSON") and found.startswith(message))
+
+
+def test_a_model_of_pages_is_read_or_the_version_is_named(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    EVERY["colpali"](tmp_path)
+    if is_older("transformers", "5.5"):
+        said = f"config.json: ColPaliForRetrieval of transformers {hf.__version__} is not supported, that of 5.5 on is"
+        assert refusal(tmp_path) == said
+    else:
+        model = load_model(EngineConfig(model=str(tmp_path), torch_threads=1))
+        assert model.card.architecture == "ColPaliForRetrieval"
 
 
 @pytest.mark.parametrize("task", ["score", "sparse"])
