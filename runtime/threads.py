@@ -20,6 +20,7 @@ import anyio.to_thread
 import sniffio
 
 from staged_pool.stages.errors import DeviceLost
+from staged_pool.stages.offload import as_exception
 from staged_pool.stages.wakeup import wakeup
 
 A = TypeVar("A")
@@ -264,7 +265,7 @@ class OwnThreads:
         if job.error is None:
             return job.value
         try:
-            raise job.error
+            raise as_exception(job.error)
         finally:
             del job  # this frame is in the error's traceback now, and the job has the error
 
@@ -283,7 +284,7 @@ class OwnThreads:
             return
         del jobs, job
         try:
-            raise error
+            raise as_exception(error)
         finally:
             del error  # as in `run`
 

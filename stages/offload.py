@@ -22,6 +22,22 @@ class Offload(Protocol):
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T: ...
 
 
+class Panic(Exception):
+    """A function in a thread raised what is no `Exception`: a panic of a library in Rust, or `SystemExit`."""
+
+
+def as_exception(error: BaseException) -> BaseException:
+    """What a thread raised, so that it ends the call alone; other than an `Exception`, it would end the host.
+
+    Call it in the task that waits for the thread. Cancellation stays what it is.
+    """
+    if isinstance(error, Exception | anyio.get_cancelled_exc_class()):
+        return error
+    panic = Panic(f"{type(error).__name__}: {error}")
+    panic.__cause__ = error
+    return panic
+
+
 class ThreadOffload:
     """Runs functions in worker threads, `limit` of them at once."""
 
@@ -35,7 +51,7 @@ class ThreadOffload:
         if isinstance(kept, tuple):
             return kept[0]
         try:
-            raise kept
+            raise as_exception(kept)
         finally:
             del kept, argument  # this frame is in the error's traceback now
 

@@ -16,6 +16,7 @@ import anyio
 from staged_pool.runtime.threads import poster
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable
 from staged_pool.stages.log import get_logger
+from staged_pool.stages.offload import as_exception
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class Reads:
             value: T = call.value
             return value
         try:
-            raise call.error
+            raise as_exception(call.error)
         finally:
             del call  # this frame is in the error's traceback now, and the call has the error
 
