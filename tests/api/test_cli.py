@@ -41,7 +41,7 @@ def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.Comp
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=os.environ | environment,
         check=False,
     )
@@ -216,7 +216,7 @@ def test_what_is_wrong_is_said_before_torch_is_imported(arguments: list[str], wo
         input="\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
         check=False,
     )
