@@ -73,13 +73,14 @@ class Admission:
         self._refusals = Refusals(clock, config.target_delay_s)
         self._allowed = (config.max_requests, config.max_items, config.max_tokens, config.max_bytes)
 
-    def enter(self, *, body_bytes: int, timeout_s: float, asker: Asker = ANYBODY) -> Room:
+    def enter(self, *, body_bytes: int, timeout_s: float, asker: Asker = ANYBODY, images: int | None = None) -> Room:
         """Let a request in.
 
         Args:
             body_bytes: Size of what it sent; its tokens are estimated from it.
             timeout_s: What its caller gives it.
             asker: How it stands to others.
+            images: Images that the bytes of the request show. None: not known.
 
         Raises:
             Overloaded: A limit is reached; nothing was counted.
@@ -88,7 +89,7 @@ class Admission:
         """
         if body_bytes > self._config.max_bytes:
             raise TooLarge(f"The request has {body_bytes} bytes; at most {self._config.max_bytes} are accepted.")
-        guesses = self._estimates.guess(body_bytes)
+        guesses = self._estimates.guess(body_bytes, images)
         lane, expected_s = expected = self._quickest(guesses, asker)
         takes_s = expected_s + self._lanes[lane].lag_s[asker.priority]
         if self.inside.total.requests and takes_s > timeout_s:
@@ -110,11 +111,11 @@ class Admission:
             asker=asker,
         )
 
-    def overload(self, body_bytes: int, asker: Asker = ANYBODY) -> Standing | None:
+    def overload(self, body_bytes: int, asker: Asker = ANYBODY, images: int | None = None) -> Standing | None:
         """Why a request of so many bytes is refused now, and counted as refused; None if it may enter."""
         if (standing := self._refusals.again(asker, body_bytes)) is not None:
             return standing
-        guesses = self._estimates.guess(body_bytes)
+        guesses = self._estimates.guess(body_bytes, images)
         refusal = self._overload(body_bytes, guesses, self._quickest(guesses, asker), asker)
         return None if refusal is None else self._refusals.stand(refusal, asker, body_bytes)
 

@@ -151,6 +151,7 @@ class Engine(EngineTasks):
         timeline: Timeline | None = None,
         priority: Priority = Priority.INTERACTIVE,
         tenant: Hashable = None,
+        images: int | None = None,
         stream: RowStream | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer.
@@ -171,6 +172,8 @@ class Engine(EngineTasks):
             priority: How it stands to other requests that want the device; see `Priority`.
             tenant: Whose it is. Tenants share the device fairly, however many requests each has, and the requests of a
                 tenant share what it gets. None is a tenant, too.
+            images: Images that the bytes of the request show, by which it is judged before it is decoded. None: not
+                known.
             stream: For `stream`, below. Its rows are given once, so no deadline of a scope drops its work early.
 
         Raises:
@@ -186,7 +189,7 @@ class Engine(EngineTasks):
             scope_ends_at = anyio.current_effective_deadline()
             left_s = math.inf if scope_ends_at == math.inf else scope_ends_at - anyio.current_time()
             if left_s > 0:
-                room, now, deadline = self._enter(body_bytes, timeout_s, Asker(priority, tenant))
+                room, now, deadline = self._enter(body_bytes, timeout_s, Asker(priority, tenant), images)
                 ticket = Ticket(
                     decode,
                     encode,
@@ -262,6 +265,7 @@ class Engine(EngineTasks):
         timeline: Timeline | None = None,
         priority: Priority = Priority.INTERACTIVE,
         tenant: Hashable = None,
+        images: int | None = None,
     ) -> int:
         """As `submit`, and hand over results as they are done, in any order. Returns the tokens of the request.
 
@@ -277,6 +281,7 @@ class Engine(EngineTasks):
             timeline: See `submit`.
             priority: See `submit`.
             tenant: See `submit`.
+            images: See `submit`.
 
         Raises:
             StagedPoolError: As for `submit`.
@@ -295,6 +300,7 @@ class Engine(EngineTasks):
                         timeline=timeline,
                         priority=priority,
                         tenant=tenant,
+                        images=images,
                         stream=rows,
                     )
                 except StagedPoolError as error:
@@ -314,10 +320,22 @@ class Engine(EngineTasks):
         return self._admission.expects_refusals()
 
     def overload(
-        self, body_bytes: int, *, priority: Priority = Priority.INTERACTIVE, tenant: Hashable = None
+        self,
+        body_bytes: int,
+        *,
+        priority: Priority = Priority.INTERACTIVE,
+        tenant: Hashable = None,
+        images: int | None = None,
     ) -> Standing | None:
-        """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused."""
-        return self._admission.overload(body_bytes, Asker(priority, tenant))
+        """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused.
+
+        Args:
+            body_bytes: Size of the body.
+            priority: See `submit`.
+            tenant: See `submit`.
+            images: See `submit`.
+        """
+        return self._admission.overload(body_bytes, Asker(priority, tenant), images)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served here. None and "" mean whichever is.
@@ -372,12 +390,15 @@ class Engine(EngineTasks):
         finally:
             self._admission.leave(room)
 
-    def _enter(self, body_bytes: int, timeout_s: float, asker: Asker) -> tuple[Room, float, float]:
+    def _enter(
+        self, body_bytes: int, timeout_s: float, asker: Asker, images: int | None = None
+    ) -> tuple[Room, float, float]:
         """Let a request in, or reject it; returns its room, the time now, and its deadline."""
         if self._phase is not Phase.READY or self.fault:
             raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
         now = self._clock()
-        return self._admission.enter(body_bytes=body_bytes, timeout_s=timeout_s, asker=asker), now, now + timeout_s
+        room = self._admission.enter(body_bytes=body_bytes, timeout_s=timeout_s, asker=asker, images=images)
+        return room, now, now + timeout_s
 
     def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
         """What parse asks of a decoded request: how this model does it, within this server's limits."""

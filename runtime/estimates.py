@@ -88,11 +88,20 @@ class Estimates:
         """Of texts of late."""
         return 1.0 / self._tokens_per_byte.value if self._tokens_per_byte.value else FIRST_BYTES_PER_TOKEN
 
-    def guess(self, body_bytes: int) -> dict[Lane, Guess]:
-        """What a body of so many bytes holds, by lane."""
+    def guess(self, body_bytes: int, images: int | None = None) -> dict[Lane, Guess]:
+        """Estimate what a body of so many bytes holds, by lane.
+
+        Args:
+            body_bytes: Size of the body.
+            images: Images that its bytes show. None: not known.
+        """
         if len(self._lanes) == 1:
             tokens = self._alone(self._lanes[0], body_bytes)
             return {self._lanes[0]: Guess(tokens, tokens, likely=True)}
+        if images is not None:
+            lane: Lane = "image" if images else "text"
+            tokens = images * self._input_tokens["image"].value if images else self._alone("text", body_bytes)
+            return {lane: Guess(tokens, tokens, likely=True)}
         small = body_bytes < PICTURE_BYTES
         habits = self._habits.get(magnitude(body_bytes))
         if habits is None:
