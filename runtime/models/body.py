@@ -233,7 +233,7 @@ class Body:
             Why it was not done; None where it was, or where there are no such layers.
         """
         places = [] if self._state is not None else fusible_layers(self.model)
-        return self._change(partial(fuse_layers, places, short=True), max_tokens) if places else None
+        return self._change(partial(fuse_layers, places), max_tokens) if places else None
 
     def prepack(self, max_tokens: int) -> str | None:
         """Lay the weights of linear layers out for the processor, where that is right.
@@ -326,9 +326,8 @@ class Body:
         def compute() -> Tensor:
             nonlocal asked
             asked += 1
-            if asked > len(computed):  # layers may compute few tokens in another way than many
-                probes = [self._probe(max_tokens, times) for times in (1, 8)]
-                computed.append(torch.cat([self.hidden(probe) for probe in probes]))
+            if asked > len(computed):
+                computed.append(self.hidden(self._probe(max_tokens)))
             return computed[asked - 1]
 
         why = keep_if_right(change, compute, name=type(self.model).__name__, dtype=self.model.dtype)
@@ -423,8 +422,8 @@ class Body:
     def _probes(self, max_tokens: int) -> Probes:
         return Probes(self.model, pairs=self._rows.takes_types, max_tokens=max_tokens)
 
-    def _probe(self, max_tokens: int, times: int = 1) -> PackedBatch:
-        return PackedBatch.of(self._probes(max_tokens).sequences(times), self._device)
+    def _probe(self, max_tokens: int) -> PackedBatch:
+        return PackedBatch.of(self._probes(max_tokens).sequences(), self._device)
 
 
 def _sees_all(batch: PackedBatch) -> bool:

@@ -42,8 +42,7 @@ class Encoder:
     """One for each device."""
     tokenizer: TextTokenizer | None
     """None: the model reads no texts."""
-    plans: Mapping[Lane, ThreadPlan]
-    """One for each lane: a picture has other layers than a text."""
+    plan: ThreadPlan
     images: ImageReader | None = None
     """None: the model reads no pictures."""
     pictures: PictureReader | None = None
@@ -88,13 +87,13 @@ class Encoder:
         """
         tokens = sum(payload.tokens for payload in payloads)
         with self.replicas.freest(tokens) as replica:
-            self.plans[_lane(payloads[0])].use(tokens, at_once)
+            self.plan.use(at_once)
             if self.each_alone:
                 return [row for payload in payloads for row in compute(replica, [payload])]
             return compute(replica, payloads)
 
     def warm_up(self, lane: Lane) -> None:
-        self.plans[lane].use_most()
+        self.plan.use()
         for replica in self.replicas:
             tower = replica.towers[lane]
             compute(replica, tower.made_up([min(tower.max_tokens, _WARM_UP_TOKENS)]))

@@ -30,16 +30,7 @@ from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.special_ids import with_note
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
-from staged_pool.runtime.models.threads import (
-    SIZES,
-    WORKERS,
-    ThreadPlan,
-    alone_tokens,
-    plan_workers,
-    use_threads,
-    usual_alone_tokens,
-    usual_workers,
-)
+from staged_pool.runtime.models.threads import WORKERS, ThreadPlan, plan_workers, use_threads, usual_workers
 from staged_pool.runtime.models.tokenizing.loading import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
@@ -155,7 +146,7 @@ def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encode
         ),
         replicas=Replicas(replicas),
         tokenizer=tokenizer,
-        plans={lane: ThreadPlan(threads, alone_tokens=0, always_alone=config.deterministic) for lane in towers},
+        plan=ThreadPlan(threads, always_alone=config.deterministic),
         images=readers[0] if readers else None,
         each_alone=config.deterministic,
         pictures=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
@@ -178,38 +169,22 @@ def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encode
 
 
 def _with_threads(encoder: Encoder, config: EngineConfig, threads: int) -> Encoder:
-    """Say how many threads a forward of each lane gets on a CPU, and how many forwards run at once."""
+    """Say how many forwards run at once on a CPU."""
     use_threads(threads)
-    card, towers = encoder.card, encoder.towers
-    replica, first = next(iter(encoder.replicas)), next(iter(towers.values()))
-
-    def question(what: str, tower: Tower) -> str:
-        model = f"{tower.architecture} of {tower.parameters} parameters, {tower.max_tokens} tokens"
-        return f"{what} of {threads} threads, {model}, {card.dtype}, {card.attention}"
-
+    card = encoder.card
+    replica, first = next(iter(encoder.replicas)), next(iter(encoder.towers.values()))
     if config.deterministic:
         workers = config.forward_workers or min(threads, _MOST_WORKERS)
     else:
-        plans = {}
-        for lane, tower in towers.items():
-            run, longest = partial(_run, replica, tower), tower.max_tokens
-            alone = tuning().choose(
-                question(f"tokens for one ({lane})", tower),
-                table=usual_alone_tokens(tower.parameters, longest) if threads > 1 else 0,
-                measure=partial(alone_tokens, threads, run, longest),
-                allowed=lambda kept: type(kept) is int and kept in (0, *SIZES),
-            )
-            plans[lane] = ThreadPlan(threads, alone)
-        encoder = replace(encoder, plans=plans)
+        model = f"{first.architecture} of {first.parameters} parameters, {first.max_tokens} tokens"
         workers = config.forward_workers or tuning().choose(
-            question("forwards at once", first),
+            f"forwards at once of {threads} threads, {model}, {card.dtype}, {card.attention}",
             table=usual_workers(threads),
             measure=lambda: plan_workers(threads, partial(_run, replica, first), first.max_tokens),
             allowed=lambda kept: type(kept) is int and kept in WORKERS and kept <= threads,
         )
     workers = max(len(encoder.devices), workers)
-    alone_by_lane = {lane: plan.alone_tokens for lane, plan in encoder.plans.items()}
-    log.info("model.threads", threads=threads, alone_tokens=alone_by_lane, forward_workers=workers)
+    log.info("model.threads", threads=threads, forward_workers=workers)
     return replace(encoder, card=replace(card, forward_workers=workers))
 
 

@@ -42,9 +42,9 @@ class Probes:
         mask = getattr(model.config, "mask_token_id", None)
         self._mask: int | None = mask if isinstance(mask, int) and 0 <= mask < self._vocabulary else None
 
-    def sequences(self, times: int = 1) -> Sequence[TokenSequence]:
+    def sequences(self) -> Sequence[TokenSequence]:
         """Neighbours of equal and of different length, the longest of them beyond the limits of the config."""
-        lengths = [min(length, self._max_tokens) for length in (5, 5, 1, self._longest, 9) * times]
+        lengths = [min(length, self._max_tokens) for length in (5, 5, 1, self._longest, 9)]
         return self.made_up(lengths, np.random.default_rng(0))
 
     def made_up(self, lengths: Sequence[int], random: np.random.Generator) -> Sequence[TokenSequence]:

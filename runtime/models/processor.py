@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from staged_pool.runtime.models.linear import NO_KERNEL, PrepackedLinear
+from staged_pool.runtime.models.linear import PrepackedLinear, has_prepacked
 from staged_pool.runtime.models.threads import threads_kept
 from staged_pool.runtime.models.tuning import capabilities
 from staged_pool.stages.log import get_logger
@@ -26,33 +25,35 @@ _WORTH_IT: Final = 1.2
 """bfloat16 rounds to eight bits. For less than this it is not taken."""
 
 
-@cache
-def bfloat16_pays() -> bool:
-    """Whether the CPU multiplies matrices in bfloat16 enough quicker than in float32.
+def bfloat16_pays(ops: Any = torch.ops) -> bool:
+    """Find out, by trying, that the CPU multiplies matrices in bfloat16 much quicker than in float32.
 
     Where it has no instruction for it, that is not tried: emulated, it is slower than any other. Where it has one, that
-    says little: without its matrix unit, which a hypervisor may hide, a Xeon of the fifth generation multiplies 87
-    GFLOP/s on a core in bfloat16 and 165 in float32, a Zen 4 200 and 100.
+    says little: without its matrix unit, which a hypervisor may hide, a processor may do half as much in bfloat16.
+
+    Args:
+        ops: The operators of this build of torch.
     """
     able = capabilities()
-    if not (able.get("avx512_bf16") or able.get("amx_bf16")):
+    if not (able.get("avx512_bf16") or able.get("amx_bf16")) or not has_prepacked(torch.bfloat16, ops):
         return False
-    try:
-        gain = _seconds(torch.float32) / _seconds(torch.bfloat16)
-    except NO_KERNEL as error:  # this build of torch does not have the kernels
-        log.info("model.no_bfloat16", reason=str(error))
-        return False
+    gain = _seconds(torch.float32) / _seconds(torch.bfloat16)
     log.info("model.bfloat16", times_as_quick=round(gain, 2))
     return gain > _WORTH_IT
 
 
-def bfloat16_usually_pays() -> bool:
-    """The same by what the processor says of itself, without trying: it has a matrix unit, or is an AMD with bfloat16.
+def bfloat16_usually_pays(ops: Any = torch.ops) -> bool:
+    """The same by what the processor says of itself, without a stopwatch: it has a matrix unit, or is an AMD with
+    bfloat16.
 
-    Without the matrix unit, Intel's processors multiply at half the speed of float32 (see `bfloat16_pays`).
+    Without the matrix unit, Intel's processors multiply at half the speed of float32.
+
+    Args:
+        ops: The operators of this build of torch.
     """
     able = capabilities()
-    return bool(able.get("amx_bf16") or (able.get("avx512_bf16") and "AMD" in str(able.get("cpu_name"))))
+    quick = able.get("amx_bf16") or (able.get("avx512_bf16") and "AMD" in str(able.get("cpu_name")))
+    return bool(quick) and has_prepacked(torch.bfloat16, ops)
 
 
 def _seconds(dtype: torch.dtype) -> float:

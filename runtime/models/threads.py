@@ -1,42 +1,22 @@
-"""How many threads a forward is worth, and how many forwards at once the threads are.
+"""The number of torch threads that a forward gets, and the number of forwards at once.
 
-Threads that share a forward meet at every layer: each waits there for the slowest, and a sleeping one has to be woken.
-A small batch loses more by that than it gains, and where other threads use the same cores a large one does too.
-Forwards beside each other never wait for each other.
+A forward that is alone has all cores. Threads that share a forward meet at every layer, where each waits for the
+slowest. Forwards beside each other never wait for each other, so several forwards at once may get more done.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import torch
 
 from staged_pool.runtime.threads import is_first
-
-SIZES: Final = (8, 16, 32, 64, 128, 256)
-"""Tokens of the batches that are tried."""
-
-_TRIES: Final = 3
-_SITTINGS: Final = 2
-"""Of so many tries each, at most."""
-
-_ALONE_PRODUCTS: Final = 400_000_000
-"""Multiplications of a batch from which on more threads are worth it: MiniLM on two cores of a Zen 4, 32 tokens."""
-
-_WORTH_IT: Final = 1.1
-"""More threads must be quicker by this factor: they take cores from tokenizing."""
-
-_REST_S: Final = 0.02
-"""Before each of the tries. A system that packs threads onto few cores while little goes on gives one that is woken
-behind a rest the core of the one that wakes it, and sees only milliseconds later that both are busy."""
 
 WORKERS: Final = (1, 2, 4)
 """Forwards at once that are tried. With more, each batch takes so long that requests wait for it."""
@@ -69,30 +49,23 @@ def use_threads(count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """Which batches run on one thread, and which on all.
+    """The torch threads of each forward.
 
-    The size of a batch decides, and nothing that depends on the time: with other threads a forward may give other bits.
+    Forwards at once share the cores, and nothing else counts: with other threads a forward may give other bits.
     """
 
     threads: int
-    alone_tokens: int
-    """Batches of up to so many tokens run on one thread."""
     always_alone: bool = False
     """Every forward runs on one thread, whatever else runs."""
 
-    def use(self, tokens: int, at_once: int = 1) -> None:
+    def use(self, at_once: int = 1) -> None:
         """Set the calling thread's number of torch threads.
 
         Args:
-            tokens: Of the batch that it will run.
-            at_once: Batches that share the threads.
+            at_once: Forwards that share the threads, with the one that the calling thread will run.
         """
         # Also where there is but one: a thread that was never told begins with as many as there are cores.
-        use_threads(1 if self.always_alone or tokens <= self.alone_tokens else self._share(at_once))
-
-    def use_most(self) -> None:
-        """Set as many as a forward will ever get from the calling thread."""
-        use_threads(1 if self.always_alone else self._share(1))
+        use_threads(1 if self.always_alone else self._share(at_once))
 
     def _share(self, at_once: int) -> int:
         # A thread that shares its forwards keeps others for that, which hardly spin before they sleep where there are
@@ -110,61 +83,16 @@ def threads_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def alone_tokens(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> int:
-    """Find out, by running batches of growing size both ways, up to which size one thread is as quick as all.
-
-    Each try follows a rest, as a request does that comes by itself. The quickest of a few tries counts: on a machine
-    with other work that is the one least disturbed. More threads are disturbed more easily, so that they are not
-    quicker has to be seen twice.
-
-    Args:
-        threads: All of them.
-        forward: Runs a batch of inputs of so many tokens each, on as many threads as are set.
-        longest: Tokens of the longest input; a size beyond it is not tried.
-
-    Returns:
-        Tokens: 0, or one of the sizes that are tried.
-    """
-    sizes = [size for size in SIZES if threads > 1 and size <= longest]
-    place = bisect_left(sizes, True, key=partial(_gains, threads, forward))
-    use_threads(threads)
-    return [0, *sizes][place]
-
-
-def usual_alone_tokens(parameters: int, longest: int) -> int:
-    """The same by the size of the model, without trying: threads gain from some 0.8 GFLOP on.
-
-    Args:
-        parameters: Of the model, each of which is a multiplication and a sum for a token.
-        longest: Tokens of the longest input.
-    """
-    return max((size for size in SIZES if size <= longest and size * parameters < _ALONE_PRODUCTS), default=0)
-
-
 def usual_workers(threads: int) -> int:
     """How many forwards at once get most done on most machines."""
     return max(workers for workers in WORKERS if workers == 1 or workers**2 <= 2 * threads)
 
 
-def _gains(threads: int, forward: Callable[[Sequence[int]], object], size: int) -> bool:
-    """So many threads are quicker than one with a batch of one input of this size, which follows a rest."""
-    quickest = dict.fromkeys((1, threads), math.inf)
-    for _ in range(_SITTINGS):
-        for _ in range(_TRIES):
-            for count in quickest:
-                use_threads(count)
-                time.sleep(_REST_S)
-                quickest[count] = min(quickest[count], _seconds(forward, [size]))
-        if quickest[1] > _WORTH_IT * quickest[threads]:
-            return True
-    return False
-
-
 def plan_workers(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> int:
     """Find out, by running the same batches in different ways, how many forwards at once get most done.
 
-    The quickest of a few tries counts, as for `alone_tokens`. That one at a time gets more done is confirmed by as many
-    again: it is rare, and one slow moment of the machine must not decide about all the time that the model is served.
+    The quickest of a few tries counts. That one at a time gets more done is confirmed by as many again: it is rare, and
+    one slow moment of the machine must not decide about all the time that the model is served.
 
     Args:
         threads: What the forwards share.
@@ -213,9 +141,3 @@ def _seconds_at_once(
     with ThreadPoolExecutor(workers) as pool:
         times = list(pool.map(work, range(workers)))
     return max(ended for _, ended in times) - min(started for started, _ in times)
-
-
-def _seconds(forward: Callable[[Sequence[int]], object], batch: Sequence[int]) -> float:
-    started = time.perf_counter()
-    forward(batch)
-    return time.perf_counter() - started

@@ -300,11 +300,6 @@ def share_of_cores(threads: int) -> float:
         torch.set_num_threads(before)
 
 
-def has_wide_vectors() -> bool:
-    """The processor has AVX-512, and torch uses it: oneDNN then adds and activates while it multiplies."""
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-
-
 def _processor_name() -> str:
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:

@@ -7,8 +7,7 @@ from typing import Final, get_args
 import pytest
 import torch
 
-from staged_pool.runtime.models.linear import prepacked
-from staged_pool.runtime.models.products import Product
+from staged_pool.runtime.models.linear import Product, prepacked
 
 
 def _why_not(dtype: torch.dtype) -> str | None:
@@ -31,7 +30,7 @@ PREPACKED: Final = [pytest.param(dtype, marks=_marks(dtype)) for dtype in _DTYPE
 where there is AVX-512 or the like."""
 
 MULTIPLIED: Final = [
-    pytest.param(product, dtype, marks=[] if product in {"plain", "split"} else _marks(dtype))
+    pytest.param(product, dtype, marks=[] if product == "plain" else _marks(dtype))
     for product in get_args(Product)
     for dtype in _DTYPES
 ]

@@ -16,18 +16,16 @@ from transformers.activations import ACT2FN
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models import stack
 from staged_pool.runtime.models.agreement import difference
 from staged_pool.runtime.models.attention import PACKED
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.image_tower import ImageTower
-from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
+from staged_pool.runtime.models.linear import PrepackedLinear, Product, prepack_linears
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
-from staged_pool.runtime.models.products import Product
-from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, run_layers, window_for
+from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, run_layers
 from staged_pool.runtime.models.structures import take_apart
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.doubles import captured_logs
@@ -103,7 +101,6 @@ def made(name: str, settings: Settings, dtype: torch.dtype = torch.float32, **ot
 @pytest.fixture(autouse=True)
 def narrow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices of models as small as these are cut, too."""
-    monkeypatch.setattr(stack, "_LEAST_COLUMNS", 8)
 
 
 def fuse(model: nn.Module, product: Product | None = None) -> tuple[int, Callable[[], None]]:
@@ -189,7 +186,7 @@ def test_a_vision_model_computes_what_it_did(name: str, product: Product, dtype:
     assert difference(torch.cat([look(model, one.unsqueeze(0)) for one in pixels]), before) < SAME[dtype]
     back = flatten_patches(model)
     assert any(isinstance(module, PatchLinear) for module in model.modules())
-    if product not in {"plain", "split"}:
+    if product == "fused":
         prepack_linears(model)
     assert difference(look(model, pixels), before) < SAME[dtype]
     restore()
@@ -358,45 +355,8 @@ def test_packed_attention_gives_the_same_from_one_product(run: Any, causal: bool
     torch.testing.assert_close(found, wanted[0], atol=1e-5, rtol=1e-5)
 
 
-_GROUPS = [Group(3, 12, 12), Group(2, 16, 16), Group(4, 2, 2), Group(2, 21, 21), Group(1, 13, 13), Group(2, 5, 5)]
-
-
-@pytest.mark.parametrize("lanes", [8, 16])
-@pytest.mark.parametrize("groups", [_GROUPS, _GROUPS[::-1], [Group(9, 5, 5)], [Group(1, 5, 5)]], ids=str)
-@pytest.mark.parametrize("run", [run_layers, layers_as_one_call()], ids=["python", "one call"])
-def test_sequences_attend_in_windows_as_alone(
-    run: Any, groups: list[Group], lanes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(3)
-    layers = made_layers()
-    x = torch.randn(sum(group.sequences * group.tokens for group in groups), 32)
-    monkeypatch.setattr(stack, "_LANES", 1)
-    assert not any(window_for(group, x.dtype) is not None for group in groups)
-    with torch.inference_mode():
-        wanted = run(x, groups, layers, False)
-        monkeypatch.setattr(stack, "_LANES", lanes)
-        found = run(x, groups, layers, False)
-    assert any(window_for(group, x.dtype) is not None for group in groups)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-
-
-def test_a_window_is_whole_vectors_of_keys_and_shows_those_of_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "_LANES", 8)
-    window = window_for(Group(2, 12, 12), torch.bfloat16)
-    assert window is not None
-    assert window.dtype == torch.bfloat16
-    assert window.tolist() == [[0.0] * 12 + [-torch.inf] * 4] * 12
-
-
-@pytest.mark.parametrize("group", [Group(2, 16, 16), Group(2, 17, 17), Group(2, 12, 9), Group(1, 131, 131)], ids=str)
-def test_a_sequence_that_gains_nothing_by_a_window_has_none(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "_LANES", 8)
-    assert window_for(group, torch.float32) is None
-
-
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_no_number_stays_in_its_sequence(broken: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack, "_LANES", 8)
+def test_what_is_no_number_stays_in_its_sequence(broken: float) -> None:
     torch.manual_seed(4)
     layers, x = made_layers(), torch.randn(25, 32)
     with torch.inference_mode():

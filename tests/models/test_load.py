@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -227,13 +226,10 @@ def test_float16_is_refused_on_a_cpu(folder: Path) -> None:
 
 
 @pytest.fixture
-def unknown_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unknown_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was found out about this one does not count for the test, nor what the test finds for others."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "share_of_cores", lambda threads: 1.0)
-    processor.bfloat16_pays.cache_clear()
-    yield
-    processor.bfloat16_pays.cache_clear()
 
 
 @pytest.mark.usefixtures("unknown_processor")
@@ -256,17 +252,6 @@ def test_a_torch_that_lists_no_capabilities_is_asked_for_each(able: bool, monkey
     assert tuning.capabilities()["amx_bf16"] is able
     monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
     assert "amx_bf16" not in tuning.capabilities()
-
-
-@pytest.mark.parametrize("error", linear.NO_KERNEL)
-@pytest.mark.usefixtures("unknown_processor")
-def test_no_bfloat16_without_the_kernels(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    def prepacked(weight: torch.Tensor) -> torch.Tensor:
-        raise error("mkldnn: no such kernel")
-
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
-    monkeypatch.setattr(linear, "prepacked", prepacked)  # as on a processor whose name promises too much
-    assert not processor.bfloat16_pays()
 
 
 def test_products_are_timed_on_one_thread_which_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

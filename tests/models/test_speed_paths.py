@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,22 +17,12 @@ from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Row, TokenSequence
-from staged_pool.runtime.models import fused, linear, products, stack
+from staged_pool.runtime.models import linear, processor
 from staged_pool.runtime.models.fused import FusedLayers
-from staged_pool.runtime.models.image_tower import ImageTower
-from staged_pool.runtime.models.linear import PrepackedLinear, prepack_linears
+from staged_pool.runtime.models.linear import PrepackedLinear, Product, has_prepacked, prepack_linears, usual_product
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.products import FEW, MANY, LayerShape, Product
-from staged_pool.runtime.models.stack import Group, Layer
-from staged_pool.runtime.models.threads import (
-    SIZES,
-    ThreadPlan,
-    alone_tokens,
-    plan_workers,
-    use_threads,
-    usual_alone_tokens,
-    usual_workers,
-)
+from staged_pool.runtime.models.processor import bfloat16_pays, bfloat16_usually_pays
+from staged_pool.runtime.models.threads import ThreadPlan, plan_workers, use_threads, usual_workers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads import OwnThreads, is_first
 from tests.doubles import captured_logs
@@ -97,217 +87,80 @@ def test_a_processor_without_kernels_for_prepacked_weights_multiplies_without(
     tiny_folder: TinyFolder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def missing(weight: torch.Tensor) -> torch.Tensor:
+    def missing(*_: object) -> torch.Tensor:
         raise error("this path needs another processor")
 
-    config = EngineConfig(model=str(tiny_folder(kind)), dtype="float32", tune="again")
+    config = EngineConfig(model=str(tiny_folder(kind)), dtype="float32")
     usual = embed(load_model(config), ["a few words"], Output.DENSE).embeddings
     monkeypatch.setattr(linear, "prepacked", missing)
-    monkeypatch.setattr(products, "prepacked", missing)
-    monkeypatch.setattr(fused, "quickest_product", products.quickest_product.__wrapped__)
-    monkeypatch.setattr(fused, "splits_pay", products.splits_pay.__wrapped__)
     with captured_logs() as logged:
         model = load_model(config)
     layers = [*text_tower(model).body.model.modules()]
     assert kept in {type(layer) for layer in layers}
-    assert {way for layer in layers if isinstance(layer, FusedLayers) for way in ways(layer)} <= {"plain", "split"}
+    assert {way for layer in layers if isinstance(layer, FusedLayers) for way in ways(layer)} <= {"plain"}
     reasons = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]
     assert bool(reasons) == (kept is nn.Linear)
     assert all("needs another processor" in reason for reason in reasons)
     np.testing.assert_allclose(embed(model, ["a few words"], Output.DENSE).embeddings, usual, atol=1e-5)
 
 
-def test_the_quickest_way_to_multiply_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    took, now = {"fused": 1.0, "prepacked": 1.0, "plain": 1.0}, [0.0]
+class Elsewhere:
+    """An operator that is there, but not for this processor."""
 
-    def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
-        assert (len(x), groups, causal) == (MANY[0].sequences * MANY[0].tokens, [*MANY], False)
-        now[0] += took[layers[0].product]
+    def default(self, *_: object) -> torch.Tensor:
+        raise NotImplementedError("this path needs another processor")
 
-    monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    quickest = products.quickest_product.__wrapped__
-    shape = LayerShape(16, 32, 2, torch.float32, "gelu", "none")
-    threads = torch.get_num_threads()
-    took["plain"] = 0.97  # which other cores at work may well turn round
-    assert quickest(shape, MANY) == "fused"
-    took["plain"] = 0.9
-    assert quickest(shape, MANY) == "plain"
-    took["prepacked"] = 0.8
-    assert quickest(shape, MANY) == "prepacked"
-    assert torch.get_num_threads() == threads
+    binary = __call__ = default
 
 
-def test_up_to_how_many_tokens_are_few_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    took: dict[tuple[str, int], float] = {}
-    now, asked = [0.0], list[int]()
-
-    def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
-        asked.append(torch.get_num_threads())
-        now[0] += took.get((layers[0].product, len(x)), 1.0)
-
-    monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(products, "_LONG_ENOUGH_S", math.inf)
-    few = products.few_tokens.__wrapped__
-    shape = LayerShape(16, 32, 2, torch.float32, "gelu", "none")
-    took |= {("plain", 16): 0.9, ("plain", 64): 0.8, ("plain", 128): 1.5}
-    assert few(shape, "plain", "fused", 2) == 64
-    assert set(asked) == {2}
-    took["plain", 32] = 1.1  # one that was disturbed makes no end
-    assert few(shape, "plain", "fused", 1) == 64
-    took["plain", 16] = took["plain", 64] = 1.1
-    assert few(shape, "plain", "fused", 1) == 0
+ONEDNN = ("_reorder_linear_weight", "_linear_pointwise")
 
 
-def test_few_tokens_count_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    took, now = {("plain", 16): 1.1, ("plain", 64): 0.8}, [0.0]
-
-    def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
-        now[0] += took.get((layers[0].product, len(x)), 1.0)
-
-    monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    quickest = products.quickest_product.__wrapped__
-    shape = LayerShape(16, 32, 2, torch.float32, "gelu", "none")
-    assert quickest(shape, FEW) == "plain"
-    took["plain", 16] = 1.3
-    assert quickest(shape, FEW) == "fused"
-
-
-UP_TO = {1: 32, 2: 48}
-"""Tokens that are few, by the number of threads."""
-
-
-def multiply(monkeypatch: pytest.MonkeyPatch, *, few: Product, many: Product) -> None:
-    monkeypatch.setattr(fused, "quickest_product", lambda shape, batches: {FEW: few, MANY: many}[batches])
-    monkeypatch.setattr(fused, "few_tokens", lambda shape, few, many, threads: UP_TO[threads])
-    monkeypatch.setattr(fused, "splits_pay", lambda shape, threads: False)
-
-
-def seeing_tower(tiny_folder: TinyFolder) -> ImageTower:
-    tower = load_model(
-        EngineConfig(model=str(tiny_folder("clip")), dtype="float32", torch_threads=2, tune="again")
-    ).towers["image"]
-    assert isinstance(tower, ImageTower)
-    return tower
-
-
-def ways(layers: FusedLayers) -> tuple[str, str]:
-    """How few tokens are multiplied, and how many."""
-    (few,), (many,) = ({layer.product for layer in each} for each in (layers.layers_of_few, layers.layers))
-    return few, many
-
-
-def fused_in(model: nn.Module) -> list[FusedLayers]:
-    return [layers for layers in model.modules() if isinstance(layers, FusedLayers)]
-
-
-def test_few_tokens_may_multiply_in_another_way_than_many(
-    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", torch_threads=2, tune="again")
-    multiply(monkeypatch, few="plain", many="plain")
-    (usual,) = fused_in(text_tower(load_model(config)).body.model)
-    multiply(monkeypatch, few="prepacked", many="plain")
-    (layers,) = fused_in(text_tower(load_model(config)).body.model)
-    assert (ways(usual), ways(layers)) == (("plain", "plain"), ("prepacked", "plain"))
-    run, taken = layers._run, list[str]()
-
-    def note(x: torch.Tensor, groups: list[Group], given: list[Layer], causal: bool) -> torch.Tensor:
-        taken.append(given[0].product)
-        return run(x, groups, given, causal)
-
-    monkeypatch.setattr(layers, "_run", note)
-    before = torch.get_num_threads()
-    try:
-        for threads, limit in UP_TO.items():
-            torch.set_num_threads(threads)
-            for tokens in (limit, limit + 1):
-                x, group = torch.randn(1, tokens, layers.config.hidden_size), Group(1, tokens, tokens)
-                with torch.inference_mode():
-                    torch.testing.assert_close(layers(x, packed_groups=[group]), usual(x, packed_groups=[group]))
-    finally:
-        torch.set_num_threads(before)
-    assert taken == ["prepacked", "plain"] * 2
-
-
-def test_matrices_are_held_in_one_layout_where_two_are_not_worth_it(
-    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    multiply(monkeypatch, few="prepacked", many="plain")
-    (seeing,) = fused_in(seeing_tower(tiny_folder).eye.image)  # a picture is many tokens
-    assert ways(seeing) == ("plain", "plain")
-    monkeypatch.setattr(fused, "_MOST_TWICE_BYTES", 100)
-    model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", tune="again"))
-    (reading,) = fused_in(text_tower(model).body.model)
-    assert ways(reading) == ("plain", "plain")
-
-
-def test_few_tokens_are_split_among_threads_where_that_pays(
-    tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    multiply(monkeypatch, few="plain", many="plain")
-    monkeypatch.setattr(stack, "_LEAST_COLUMNS", 8)
-    asked = list[int]()
-
-    def pay(_: LayerShape, threads: int) -> bool:
-        asked.append(threads)
-        return True
-
-    monkeypatch.setattr(fused, "splits_pay", pay)
-    (seeing,) = fused_in(seeing_tower(tiny_folder).eye.image)
-    assert ways(seeing) == ("split", "plain")
-    assert set(asked) == {2}  # of both towers: trying out how pictures are read has not changed it
-    for few, many in zip(seeing.layers_of_few, seeing.layers, strict=True):
-        assert few.up.dim() == 3
-        assert few.up.data_ptr() == many.up.data_ptr()  # no memory of its own
-    multiply(monkeypatch, few="prepacked", many="prepacked")
-    (seeing,) = fused_in(seeing_tower(tiny_folder).eye.image)
-    assert ways(seeing) == ("prepacked", "prepacked")
+def without(name: str, instead: object = None) -> Any:
+    """Operators of a build of torch that lacks one of oneDNN's, or has another in its place."""
+    found = {one: getattr(torch.ops.mkldnn, one) for one in ONEDNN if one != name}
+    return SimpleNamespace(mkldnn=SimpleNamespace(**(found if instead is None else found | {name: instead})))
 
 
 @pytest.mark.parametrize(
-    ("columns", "threads", "parts"), [(768, 2, 4), (768, 16, 12), (384, 1, 2), (100, 8, 1), (150, 8, 2)]
+    "ops",
+    [SimpleNamespace(), *map(without, ONEDNN), *(without(name, Elsewhere()) for name in ONEDNN)],
+    ids=["no oneDNN", "no layout", "no product", "layout for another processor", "product for another processor"],
 )
-def test_a_matrix_is_cut_into_parts_that_are_alike_and_not_too_narrow(columns: int, threads: int, parts: int) -> None:
-    assert stack._parts(columns, threads) == parts
+def test_a_build_without_kernels_is_told_by_trying(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "capabilities", lambda: {"amx_bf16": True})
+    assert not has_prepacked(torch.float32, ops)
+    assert not bfloat16_pays(ops)
+    assert not bfloat16_usually_pays(ops)
 
 
-def test_whether_splits_pay_is_measured_on_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    took, now = {"plain": 1.0, "split": 0.9}, [0.0]
-
-    def run(x: torch.Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> None:
-        assert torch.get_num_threads() == 2
-        now[0] += took[layers[0].product]
-
-    monkeypatch.setattr(products, "layers_as_one_call", lambda: run)
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    pay = products.splits_pay.__wrapped__
-    shape = LayerShape(64, 128, 2, torch.float32, "gelu", "none")
-    assert pay(shape, 2)
-    assert not pay(shape, 1)
-    took["split"] = 1.1
-    assert not pay(shape, 2)
+@pytest.mark.parametrize(
+    ("able", "kernels", "product"),
+    [("AVX512", True, "fused"), ("AVX512_VNNI", True, "fused"), ("AVX512", False, "plain"), ("AVX2", True, "plain")],
+)
+def test_the_way_to_multiply_goes_by_the_processor(
+    able: str, kernels: bool, product: Product, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "has_prepacked", lambda dtype: kernels)
+    assert usual_product(torch.float32, able) == product
 
 
-def test_small_batches_run_on_one_thread_and_large_ones_on_all() -> None:
+def ways(layers: FusedLayers) -> set[str]:
+    """The ways to multiply of all layers."""
+    return {layer.product for layer in layers.layers}
+
+
+def test_forwards_at_once_share_the_threads() -> None:
     before = torch.get_num_threads()
     try:
-        plan = ThreadPlan(2, alone_tokens=32)
-        plan.use(32)
-        assert torch.get_num_threads() == 1
-        plan.use(33)
-        assert torch.get_num_threads() == 2
-        plan.use(33, 2)
-        assert torch.get_num_threads() == 1
-        plan.use(33, 5)
-        assert torch.get_num_threads() == 1
-        plan = ThreadPlan(2, alone_tokens=0, always_alone=True)
-        plan.use(512)
-        assert torch.get_num_threads() == 1
-        plan.use_most()
-        assert torch.get_num_threads() == 1
+        for plan, at_once, threads in (
+            (ThreadPlan(2), 1, 2),
+            (ThreadPlan(2), 2, 1),
+            (ThreadPlan(2), 5, 1),
+            (ThreadPlan(2, always_alone=True), 1, 1),
+        ):
+            plan.use(at_once)
+            assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
 
@@ -343,81 +196,13 @@ async def test_only_the_first_thread_has_enough_for_all_cores() -> None:
     def use(plan: ThreadPlan) -> None:
         counts = seen[is_first()] = []
         for at_once in (1, 2, 4):
-            plan.use(33, at_once)
+            plan.use(at_once)
             counts.append(torch.get_num_threads())
-        plan.use_most()
-        counts.append(torch.get_num_threads())
         meeting.wait()
 
     async with OwnThreads("forwards").running(2) as threads:
-        await threads.run_on_each(use, ThreadPlan(8, alone_tokens=32))
-    assert seen == {True: [8, 4, 2, 8], False: [4, 4, 2, 4]}
-
-
-def test_texts_and_pictures_have_plans_of_their_own(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-
-    def measured(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> int:
-        forward([longest])
-        tried.append(longest)
-        return SIZES[len(tried)]
-
-    monkeypatch.setattr("staged_pool.runtime.models.load.alone_tokens", measured)
-    model = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32", torch_threads=2, tune="again"))
-    assert tried == [tower.max_tokens for tower in model.towers.values()]
-    assert [plan.alone_tokens for plan in model.plans.values()] == [*SIZES[1:3]]
-
-
-def test_more_threads_are_worth_it_where_that_is_seen_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, tries = 0.0, Counter[int]()
-    before = torch.get_num_threads()
-
-    def forward(batch: Sequence[int]) -> None:
-        nonlocal clock
-        threads = torch.get_num_threads()
-        tries[threads] += 1
-        clock += 3.0 if threads == 1 else 2.0 if tries[threads] == 5 else 4.0
-
-    monkeypatch.setattr("staged_pool.runtime.models.threads.SIZES", (8,))
-    monkeypatch.setattr("staged_pool.runtime.models.threads.time.sleep", lambda _: None)
-    monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
-    try:
-        assert alone_tokens(2, forward, 512) == 0
-        assert tries == {1: 6, 2: 6}
-        assert alone_tokens(2, forward, 512) == 8
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_every_try_follows_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, wakes = 0.0, 0.0
-    before = torch.get_num_threads()
-
-    def rest(_: float) -> None:
-        nonlocal wakes
-        wakes = 60.0
-
-    def forward(batch: Sequence[int]) -> None:
-        nonlocal clock, wakes
-        threads = torch.get_num_threads()
-        clock += batch[0] / threads + (20 + wakes) * (threads - 1)
-        wakes = 0.0
-
-    monkeypatch.setattr("staged_pool.runtime.models.threads.time.perf_counter", lambda: clock)
-    monkeypatch.setattr("staged_pool.runtime.models.threads.time.sleep", rest)
-    try:
-        found = [alone_tokens(threads, forward, longest) for threads, longest in ((2, 512), (2, 64), (2, 20), (1, 512))]
-    finally:
-        torch.set_num_threads(before)
-    assert found == [128, 64, 16, 0]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "longest", "tokens"),
-    [(22_700_000, 512, 16), (110_000_000, 512, 0), (1000, 512, 256), (1000, 20, 16)],
-)
-def test_threads_by_the_table_go_by_the_size_of_the_model(parameters: int, longest: int, tokens: int) -> None:
-    assert usual_alone_tokens(parameters, longest) == tokens
+        await threads.run_on_each(use, ThreadPlan(8))
+    assert seen == {True: [8, 4, 2], False: [4, 4, 2]}
 
 
 @pytest.mark.parametrize(("threads", "workers"), [(1, 1), (2, 2), (4, 2), (8, 4), (64, 4)])
