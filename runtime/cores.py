@@ -15,14 +15,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from staged_pool.runtime.cpu_quota import quota_cores
+
 PATIENCE_S: Final = 1.0
 """How long a thread waits for a core. A call that hangs keeps its core for ever, and the others must get on."""
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, which may be fewer than the machine has (and only Linux says so)."""
-    usable: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable else os.cpu_count() or 1
+    """Cores that this process may run on, at least 1: on Linux, the fewer of its affinity and of its quota."""
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    usable = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = quota_cores()
+    return usable if quota is None else min(usable, quota)
 
 
 class Cores:
