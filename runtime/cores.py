@@ -20,13 +20,15 @@ from staged_pool.runtime.cpu_quota import quota_cores
 PATIENCE_S: Final = 1.0
 """How long a thread waits for a core. A call that hangs keeps its core for ever, and the others must get on."""
 
+_QUOTA: Final = quota_cores()
+"""Read once, at import: whoever asks for it may be on an event loop, where no file is read."""
+
 
 def usable_cores() -> int:
     """Cores that this process may run on, at least 1: on Linux, the fewer of its affinity and of its quota."""
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = quota_cores()
-    return usable if quota is None else min(usable, quota)
+    return usable if _QUOTA is None else min(usable, _QUOTA)
 
 
 class Cores:

@@ -158,7 +158,7 @@ async def test_nothing_is_prepared_for_a_caller_who_left_while_the_thread_waited
 
 
 def test_a_process_may_run_on_fewer_cores_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores_module, "quota_cores", lambda: None)
+    monkeypatch.setattr(cores_module, "_QUOTA", None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
     assert usable_cores() == 2
     monkeypatch.delattr(os, "sched_getaffinity")

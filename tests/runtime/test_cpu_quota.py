@@ -103,5 +103,5 @@ def test_the_fewer_of_quota_and_affinity_can_be_used(
     quota: int | None, usable: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
-    monkeypatch.setattr(cores, "quota_cores", lambda: quota)
+    monkeypatch.setattr(cores, "_QUOTA", quota)
     assert usable_cores() == usable
