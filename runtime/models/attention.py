@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from staged_pool.runtime.models.stack import Group
+from staged_pool.runtime.models.torch_parts import torch_part
 
-varlen_attn: Callable[..., Any] | None
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # of torch before 2.10
-    varlen_attn = None
+varlen_attn: Callable[..., Any] | None = torch_part(
+    "torch.nn.attention.varlen.varlen_attn", instead="on GPUs, sequences attend in groups of equal length"
+)
 
 PACKED: Final = "staged_packed"
 """The name of this attention in transformers."""
@@ -125,8 +124,11 @@ def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _varlen_parameters() -> Mapping[str, object]:
-    """The parameters of `varlen_attn`, which differ between versions of torch; empty where there is none."""
-    return {} if varlen_attn is None else inspect.signature(varlen_attn).parameters
+    """The parameters of `varlen_attn`, which differ between versions of torch; empty where it does not say them."""
+    try:
+        return {} if varlen_attn is None else inspect.signature(varlen_attn).parameters
+    except (TypeError, ValueError):  # it is no Python function any more
+        return {}
 
 
 def _attend_in_one_call(

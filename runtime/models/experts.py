@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from staged_pool.runtime.models.linear import NO_KERNEL
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")
@@ -31,6 +32,6 @@ def _grouped(device: torch.device, dtype: torch.dtype) -> bool:
     ends = torch.tensor([16], dtype=torch.int32, device=device)
     try:
         product(rows, rows.unsqueeze(0), offs=ends)
-    except RuntimeError:
+    except NO_KERNEL:
         return False
     return True

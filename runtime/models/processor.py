@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from staged_pool.runtime.models.linear import PrepackedLinear, has_prepacked
+from staged_pool.runtime.models.linear import NO_KERNEL, PrepackedLinear, has_prepacked
 from staged_pool.runtime.models.threads import threads_kept
 from staged_pool.runtime.models.tuning import capabilities
 from staged_pool.stages.log import get_logger
@@ -37,7 +37,11 @@ def bfloat16_pays(ops: Any = torch.ops) -> bool:
     able = capabilities()
     if not (able.get("avx512_bf16") or able.get("amx_bf16")) or not has_prepacked(torch.bfloat16, ops):
         return False
-    gain = _seconds(torch.float32) / _seconds(torch.bfloat16)
+    try:
+        gain = _seconds(torch.float32) / _seconds(torch.bfloat16)
+    except NO_KERNEL as error:
+        log.info("model.no_bfloat16", reason=str(error))
+        return False
     log.info("model.bfloat16", times_as_quick=round(gain, 2))
     return gain > _WORTH_IT
 

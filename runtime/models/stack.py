@@ -9,24 +9,25 @@ Where a build of torch does not have it any more, the same functions run as the 
 
 import warnings
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from staged_pool.runtime.models.torch_parts import torch_part
 from staged_pool.stages.log import get_logger
 
-try:
-    from torch.jit import is_scripting  # type: ignore[attr-defined]  # it is in no list of names
-except ImportError:  # a torch without TorchScript
-
-    def is_scripting() -> bool:
-        return False
-
-
 log = get_logger("staged_pool.models")
+
+_IN_PARTS: Final = "layers are called one kernel at a time"
+
+
+def _never() -> bool:
+    return False
+
+
+is_scripting: Final = torch_part("torch.jit.is_scripting", instead=_IN_PARTS) or _never
 
 
 class Group(NamedTuple):
@@ -70,6 +71,9 @@ class Layer(NamedTuple):
     second_norm: Tensor
     second_norm_bias: Tensor | None
     second_epsilon: float
+
+
+RunLayers: TypeAlias = Callable[[Tensor, list[Group], list[Layer], bool], Tensor]
 
 
 def run_layers(x: Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> Tensor:
@@ -189,21 +193,29 @@ def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, 
     return y
 
 
-@cache
-def layers_as_one_call() -> Callable[[Tensor, list[Group], list[Layer], bool], Tensor]:
-    """`run_layers`, as one call if this build of torch has TorchScript. It may run in several threads at once."""
+def layers_as_one_call(part: Callable[..., Any] = torch_part) -> RunLayers:
+    """Return `run_layers`, as one call if this build of torch has TorchScript. It may run in several threads at once.
+
+    Args:
+        part: Looks up a part of torch, see `torch_part`.
+    """
+    script, optimized_execution = (
+        part(f"torch.jit.{name}", instead=_IN_PARTS) for name in ("script", "optimized_execution")
+    )
+    if script is None or optimized_execution is None:
+        return run_layers
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            scripted: Any = torch.jit.script(run_layers)
-            optimized_execution: Any = torch.jit.optimized_execution  # type: ignore[attr-defined]
-    except Exception as error:  # noqa: BLE001  # whatever a torch without it raises
-        log.info("model.not_scripted", reason=str(error))
+            scripted: RunLayers = script(run_layers)
+            with optimized_execution(False):
+                pass
+    except Exception as error:  # noqa: BLE001  # what it cannot script, it says in many ways
+        log.info("model.not_scripted", reason=str(error), instead=_IN_PARTS)
         return run_layers
 
     def run(x: Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> Tensor:
         with optimized_execution(False):  # which would be for the sizes of one batch, and no other has them
-            y: Tensor = scripted(x, groups, layers, causal)
-        return y
+            return scripted(x, groups, layers, causal)
 
     return run

@@ -130,6 +130,8 @@ def test_a_torch_whose_one_call_takes_no_window_does_without(has_it: bool, monke
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert not takes_varlen(torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(attention, "varlen_attn", print)  # as of C, which says nothing of its parameters
+    assert not takes_varlen(torch.device("cuda"), torch.bfloat16)
     monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
     assert takes_varlen(torch.device("cuda"), torch.bfloat16)
 

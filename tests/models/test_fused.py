@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import structlog
 import torch
 import transformers as hf
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
 from staged_pool.runtime.models.stack import Group, Layer, layers_as_one_call, run_layers
 from staged_pool.runtime.models.structures import take_apart
+from staged_pool.runtime.models.torch_parts import torch_part
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.doubles import captured_logs
 from tests.models.asking import text_tower
@@ -377,16 +379,24 @@ def test_layers_are_one_call_of_this_build_of_torch() -> None:
     assert layers_as_one_call() is not run_layers
 
 
-def test_without_torchscript_the_same_functions_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(function: object) -> None:
-        raise AttributeError("no such thing")
+@pytest.mark.parametrize("gone", ["script", "optimized_execution"])
+def test_without_torchscript_the_same_functions_run(gone: str) -> None:
+    def part(path: str, *, instead: str) -> Any:
+        return None if path == f"torch.jit.{gone}" else torch_part(path, instead=instead)
 
-    monkeypatch.setattr(torch.jit, "script", gone)
-    layers_as_one_call.cache_clear()
-    try:
-        assert layers_as_one_call() is run_layers
-    finally:
-        layers_as_one_call.cache_clear()
+    assert layers_as_one_call(part) is run_layers
+
+
+@pytest.mark.parametrize("gone", ["script", "optimized_execution"])
+def test_torchscript_that_has_changed_is_left_alone(gone: str, logged: list[structlog.typing.EventDict]) -> None:
+    def changed(*_: object) -> None:
+        raise TypeError("other arguments are wanted")
+
+    def part(path: str, *, instead: str) -> Any:
+        return changed if path == f"torch.jit.{gone}" else torch_part(path, instead=instead)
+
+    assert layers_as_one_call(part) is run_layers
+    assert [line["event"] for line in logged] == ["model.not_scripted"]
 
 
 def test_a_forward_that_has_no_room_says_so_as_ever() -> None:
