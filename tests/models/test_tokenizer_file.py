@@ -414,3 +414,12 @@ def test_special_tokens_in_a_text_are_read_as_the_file_says_everywhere(tmp_path:
     assert read(ours, TextInput(text, max_tokens=4)).ids[1:-1] == bare[:2]
     assert read(ours, PairInput(first=text, second="x")).ids.count(end) == wanted.encode(text, "x").ids.count(end)
     assert ours.tokenize(text, add_special_tokens=False).ids == bare
+
+
+def test_steps_that_the_library_panics_on_are_told_by_the_name_of_their_file(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "model", pieces(None), "llama", **FAST, **LLAMA)
+    template = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
+    step = json.loads(template.__getstate__())
+    edit_file(folder, post_processor={"type": "Sequence", "processors": [step, step]})
+    with pytest.raises(ConfigError, match=r"the tokenizer cannot be loaded: tokenizer\.json: not yet implemented"):
+        load(folder)

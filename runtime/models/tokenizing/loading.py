@@ -95,7 +95,7 @@ def load_tokenizer(folder: ModelFolder, *, own_code: bool = False) -> LoadedToke
         backend: Tokenizer = known.backend_tokenizer
         side = without_call_settings(backend)
     else:
-        backend, side = from_file, without_call_settings(from_file)
+        backend, side = from_file
         notes = (*notes, *settings.notes, *_complete(backend, settings, _rows(folder.config)))
         if note := lower_texts(backend, type(known).__name__):
             notes = (*notes, note)

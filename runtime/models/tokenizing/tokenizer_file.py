@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,20 +35,34 @@ _RULES: Final[Mapping[str, tuple[Sequence[str], Callable[[str], str]]]] = {
 """Texts, and what makes of them others that are read alike where the setting is on."""
 
 
-def read_tokenizer_file(body: Path) -> Tokenizer | None:
-    """Read `tokenizer.json` of a folder. None: there is none.
+_TRIED: Final = (("",), ("a b",), ("", ""))
+"""A text alone, and a pair: steps that follow each other in a file may fit neither."""
+
+
+def read_tokenizer_file(body: Path) -> tuple[Tokenizer, Side | None] | None:
+    """Read `tokenizer.json` of a folder, and drop what it has kept of the calls before it was saved.
+
+    Returns:
+        The tokenizer, and what `without_call_settings` gives for it. None: there is no such file.
 
     Raises:
-        ConfigError: It is damaged.
+        ConfigError: It is damaged, or the library panics where it follows the file.
     """
     path = body / TOKENIZER_FILE
     if not path.is_file():
         return None
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower one
+        tokenizer = Tokenizer.from_file(str(path))
+        side = without_call_settings(tokenizer)
+        for given in _TRIED:
+            with suppress(Exception):  # no panic: whoever needs such texts says what is wrong
+                tokenizer.encode(*given)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises no narrower one, and no `Exception` where it panics
         JsonFile.read(path, root=body)
         raise ConfigError(f"{body}: the tokenizer cannot be loaded: {TOKENIZER_FILE}: {error}") from error
+    return tokenizer, side
 
 
 def without_call_settings(tokenizer: Tokenizer) -> Side | None:
