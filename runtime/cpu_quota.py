@@ -34,7 +34,7 @@ def quota_cores(root: Path = Path("/")) -> int | None:
     Returns:
         At least 1. None: there is no quota, or no control groups.
     """
-    quotas = []
+    quotas: list[float] = []
     with suppress(OSError, ValueError):  # another system, a sandbox without /proc, or words that are not known here
         mounts = list(_mounts((root / "proc/self/mountinfo").read_text()))
         for v2, group in _groups((root / "proc/self/cgroup").read_text()):

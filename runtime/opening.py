@@ -111,6 +111,7 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                     image_preprocess.core = turns.one
                     if _needs_cores(model):
                         image_device.core, device.core = turns.one, turns.at_once
+            models[:] = await device.run(_share_memory, models)
             for model in models:
                 for lane in model.card.lanes:
                     await (image_device if lane == "image" else device).run_on_each(model.warm_up, lane)
@@ -167,3 +168,10 @@ def _load(config: EngineConfig, found: FoundModel) -> LoadedModel:
     from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
 
     return load_model(config, found)
+
+
+def _share_memory(models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:
+    from staged_pool.runtime.models.encoder import Encoder
+    from staged_pool.runtime.models.load import share_memory
+
+    return share_memory([model for model in models if isinstance(model, Encoder)])

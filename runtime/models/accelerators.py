@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -74,16 +75,15 @@ def record_forwards(name: str, replica: Replica, *, wanted: bool) -> None:
         log.info("model.recorded", model=name, device=str(replica.device), tokens=tokens)
 
 
-def tokens_that_fit(replica: Replica, run: Callable[[Tower, Sequence[int]], object], batch_tokens: int) -> int:
-    """How many tokens of a batch the memory of a GPU has room for, by what a batch of a few thousand takes.
+def bytes_a_token(replica: Replica, run: Callable[[Tower, Sequence[int]], object], batch_tokens: int) -> float:
+    """Measure the memory that a forward takes on a GPU, in bytes for each token of its batch.
 
     Args:
         replica: Warm.
         run: Runs a batch of made-up inputs of so many tokens each.
         batch_tokens: Of the largest batch that is wanted.
     """
-    device = replica.device
-    used, tokens = 0, 1
+    device, most = replica.device, 0.0
     for tower in dict.fromkeys(replica.towers.values()):
         longest = min(tower.max_tokens, batch_tokens)
         sizes = [longest] * max(1, min(_MEASURED_TOKENS, batch_tokens) // longest)
@@ -91,24 +91,39 @@ def tokens_that_fit(replica: Replica, run: Callable[[Tower, Sequence[int]], obje
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run(tower, sizes)
-        peak = torch.cuda.max_memory_allocated(device) - before
-        if peak * tokens > used * sum(sizes):
-            used, tokens = peak, sum(sizes)
-    free = torch.cuda.mem_get_info(device)[0]
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return fitting_tokens(free, used, tokens, lanes=len(replica.towers))
+        most = max(most, (torch.cuda.max_memory_allocated(device) - before) / sum(sizes))
+    return most
 
 
-def fitting_tokens(free_bytes: int, used_bytes: int, tokens: int, *, lanes: int) -> int:
-    """How many tokens fit, at least 1.
+def free_bytes(device: torch.device) -> int:
+    """Return the memory of a GPU that nobody holds now. What torch keeps for later is given back before."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def fitting_tokens(
+    token_bytes: Sequence[Mapping[torch.device, float]],
+    lanes: Sequence[int],
+    free: Callable[[torch.device], int] = free_bytes,
+) -> list[int]:
+    """Divide the free memory of GPUs among models: the tokens that a batch of each may have, at least 1.
+
+    Each lane of each model has an equal part: it has a stream, and no stream takes memory that another keeps.
 
     Args:
-        free_bytes: On the device, beside the weights.
-        used_bytes: By a batch.
-        tokens: Of that batch.
-        lanes: Each has a stream, and no stream takes memory that another has let go.
+        token_bytes: For each model and each of its devices what `bytes_a_token` gives. All models are loaded.
+        lanes: Of each model.
+        free: Gives the free memory of a device, in bytes.
     """
-    return max(1, int(free_bytes * (1 - _KEPT_FREE) * tokens / max(1, used_bytes * lanes)))
+    sharing = Counter[torch.device]()
+    for devices, count in zip(token_bytes, lanes, strict=True):
+        sharing.update(dict.fromkeys(devices, count))
+    parts = {device: free(device) * (1 - _KEPT_FREE) / count for device, count in sharing.items()}
+    return [
+        max(1, min(int(parts[device] / max(1.0, taken)) for device, taken in devices.items()))
+        for devices in token_bytes
+    ]
 
 
 def _shown(buckets: Sequence[Bucket], device: torch.device) -> Iterable[Bucket]:

@@ -54,6 +54,8 @@ class Replica:
     """Forwards that have begun and not ended."""
     batches: int = 0
     tokens: int = 0
+    token_bytes: float = 0.0
+    """Memory that a forward takes for each token of its batch, on a GPU."""
 
     def launching(self, lane: Lane) -> AbstractContextManager[None]:
         """See `Launcher`."""

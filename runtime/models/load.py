@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,14 @@ from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.cores import usable_cores
 from staged_pool.runtime.model import Lane, ModelCard
-from staged_pool.runtime.models.accelerators import multiplies_bfloat16, open_devices, record_forwards, tokens_that_fit
+from staged_pool.runtime.models.accelerators import (
+    bytes_a_token,
+    fitting_tokens,
+    free_bytes,
+    multiplies_bfloat16,
+    open_devices,
+    record_forwards,
+)
 from staged_pool.runtime.models.checkpoint import load_transformer
 from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.find import FoundModel, find_model
@@ -55,6 +62,8 @@ log = get_logger("staged_pool.models")
 def load_model(config: EngineConfig, found: FoundModel | None = None) -> Encoder:
     """Load the model that `config` names, and warm it up. Takes seconds, or minutes where it downloads.
 
+    On GPUs, `share_memory` says how large its batches may be, when all models are loaded.
+
     Args:
         config: Settings of the engine.
         found: What `find_model` gave for them. None: it is found now.
@@ -74,6 +83,25 @@ def load_model(config: EngineConfig, found: FoundModel | None = None) -> Encoder
     if choices.measured:
         log.info("model.measured", model=encoder.card.name, decisions=choices.measured)
     return encoder
+
+
+def share_memory(models: Sequence[Encoder], free: Callable[[torch.device], int] = free_bytes) -> list[Encoder]:
+    """Divide the memory of GPUs among models that are all loaded, and say it in their cards. Models on a CPU stay.
+
+    Args:
+        models: All that this process serves.
+        free: Gives the free memory of a device, in bytes.
+    """
+    on_gpus = [model for model in models if not model.card.device.startswith("cpu")]
+    fits = fitting_tokens(
+        [{replica.device: replica.token_bytes for replica in model.replicas} for model in on_gpus],
+        [len(model.towers) for model in on_gpus],
+        free,
+    )
+    told = {model.card.name: tokens for model, tokens in zip(on_gpus, fits, strict=True)}
+    for name, tokens in told.items():
+        log.info("model.memory", model=name, memory_tokens=tokens, models=len(told))
+    return [replace(one, card=replace(one.card, memory_tokens=told.get(one.card.name))) for one in models]
 
 
 def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encoder:
@@ -160,9 +188,7 @@ def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encode
     else:
         for replica in replicas:
             record_forwards(resolved.name, replica, wanted=config.cuda_graphs)
-        fits = min(tokens_that_fit(replica, partial(_run, replica), batch_tokens) for replica in replicas)
-        encoder = replace(encoder, card=replace(encoder.card, memory_tokens=fits))
-        log.info("model.memory", memory_tokens=fits, devices=len(devices))
+            replica.token_bytes = bytes_a_token(replica, partial(_run, replica), batch_tokens)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     _say(encoder.card)
     return encoder

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.accelerators import fitting_tokens
 from staged_pool.runtime.models.body import Body
 from staged_pool.runtime.models.graphs import BUCKETS, Bucket, bucket_for, cuda_recorder
 from staged_pool.runtime.models.load import load_model
@@ -166,10 +165,3 @@ def test_a_graph_gives_what_a_forward_gives(kind: str, tiny_folder: TinyFolder) 
     assert body.record(64, cuda_recorder(body.model.device)) is None
     for batch, wanted in zip(batches, computed, strict=True):
         torch.testing.assert_close(body.hidden(batch).float(), wanted, atol=0.02, rtol=0.05)
-
-
-def test_memory_bounds_the_tokens_of_a_batch() -> None:
-    assert fitting_tokens(10_000_000, 1_000_000, 1000, lanes=1) == 9000
-    assert fitting_tokens(10_000_000, 1_000_000, 1000, lanes=2) == 4500
-    assert fitting_tokens(10, 1_000_000, 1000, lanes=1) == 1
-    assert fitting_tokens(10_000_000, 0, 1000, lanes=1) == 9_000_000_000
