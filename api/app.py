@@ -4,56 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
 from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
-from staged_pool.api.call import LINES, Answer, Call, Handler, Lines, priority_of
+from staged_pool.api.call import LINES, PATH_TAKEN, Answer, Call, Handler, Lines
 from staged_pool.api.choice import no_route
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.dialects import words_of
 from staged_pool.api.entrance import METHODS, is_preflight
+from staged_pool.api.front_door import FrontDoor
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import HTML, PAGES
-from staged_pool.api.routes import PROBES, TASKS, Routes, alive, answer_alive
+from staged_pool.api.request_limits import RequestLimits
+from staged_pool.api.routes import PROBES, Routes, alive
 from staged_pool.api.sampling import Sample
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
-from staged_pool.runtime.refusals import MOST_STANDING, Standing
 from staged_pool.stages.errors import shortened
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.ticket import Timeline
-from staged_pool.stages.work import Priority
 
-REFUSALS_LOGGED_EVERY_S: Final = 1.0
-"""A refusal for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
+REJECTIONS_LOGGED_EVERY_S: Final = 1.0
+"""A rejection for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
 which says how many had none."""
 
 log = get_logger("staged_pool.api")
-
-
-class Asks(NamedTuple):
-    """What a refusal for overload depends on, besides the size of the body."""
-
-    path: str
-    priority: Priority
-    tenant: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class AtOnce:
-    """The answer to a request that nothing is done for, but for the request's id."""
-
-    answer: Answer
-    headers: Headers
-    standing: tuple[Asks, Standing] | None = None
-    """Of a refusal: whom else it is said to, and for how long. None: only to the one that it was made for."""
 
 
 class Application:
@@ -70,21 +52,20 @@ class Application:
     def __init__(self, lobby: Lobby, traffic: Traffic | None = None, config: ServerConfig | None = None) -> None:
         self._lobby = lobby
         self._config = config or ServerConfig()
-        self._keys = Keys(self._config.api_keys, self._config.tenant_header)
-        self._metrics = ServerMetrics(lobby.statistics, traffic or Traffic())
-        self._samples = {status: Sample(every_s=REFUSALS_LOGGED_EVERY_S) for status in (401, 429)}
-        self._refused: dict[Asks, AtOnce] = {}
-        """The last refusal for overload of each kind."""
+        traffic = traffic or Traffic()
+        self._metrics = ServerMetrics(lobby.statistics, traffic)
+        self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         resources = Routes(lobby, self._metrics, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._addresses = Addresses(
             resources, lambda: [engine.card.name for engine in lobby.engines], self._config.root_path
         )
-        self._alive = frozenset(
-            (method, path)
-            for path, handlers in resources.items()
-            for method, handler in handlers.items()
-            if handler is alive
+        self.door = FrontDoor(
+            lobby,
+            RequestLimits(self._config, traffic),
+            Keys(self._config.api_keys, self._config.tenant_header),
+            self._addresses,
+            frozenset((method, path) for path in resources for method, of in resources[path].items() if of is alive),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,90 +75,30 @@ class Application:
         else:
             await self._resources.get(scope["path"], self._not_found)(scope, receive, send)
 
-    def admit(self, scope: Scope) -> Problem | None:
-        """Why a request must not enter, whatever it wants; asked before anything of its body is read."""
-        self._addresses.place(scope)
-        if self._config.cors_origins and is_preflight(scope):
-            return None
-        return self._keys.admit(scope)
+    @property
+    def closes_connections(self) -> bool:
+        """The server drains: each answer closes its connection."""
+        return self._lobby.leaving
 
-    def turn_away(self, scope: Scope, body_bytes: int) -> Problem | None:
-        """Whether the engine would refuse this request for overload, as it has refused others of late; asked before
-        anything is done for it.
-
-        Everything else that can be wrong with it is found on the usual way, which asks admission again.
-        """
-        found = self._overload(scope, body_bytes)
-        return None if found is None else status.problem(found[1].error)
-
-    def refuse_at_once(self, scope: Scope, body_bytes: int) -> tuple[AtOnce, str] | None:
-        """The answer to a request that is turned away, logged and counted, and its id; None where it is not."""
-        if (problem := self.admit(scope)) is not None:
-            answer = _said_of(problem, scope)
-            refused = AtOnce(answer, _content_headers(answer) + self._closing(scope))
-        elif body_bytes and (found := self._overload(scope, body_bytes)) is not None:
-            refused = self._refused_for(*found)
-        else:
-            return None
+    def answer_now(self, given: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
+        """Make, log and count an answer that nothing has to be done for; and its headers."""
         call = _call(scope, _nothing_to_receive)
         call.body_bytes = body_bytes
-        self._finish(call, refused.answer, 0.0)
-        return refused, call.request_id
-
-    def tell_alive(self, scope: Scope) -> tuple[AtOnce, str] | None:
-        """The answer to a request that asks only whether the server is alive, and its id, as of `refuse_at_once`. None:
-        it asks for something else, or its connection is to be closed after the answer."""
-        if (scope["method"], scope["path"]) not in self._alive or scope.get(MODEL) or self._lobby.leaving:
-            return None
-        call = _call(scope, _nothing_to_receive)
-        answer = answer_alive()
+        answer = given if isinstance(given, Answer) else _said_of(given, scope)
+        headers = self._headers(call, answer, 0.0)
         self._finish(call, answer, 0.0)
-        return AtOnce(answer, _content_headers(answer)), call.request_id
+        return answer, headers
 
-    def refuse_again(self, asks: Asks, body_bytes: int) -> AtOnce | None:
-        """The same for a request like one that was refused for overload, as long as that refusal stands. None: it is to
-        be looked at, as any other."""
-        refused = self._refused.get(asks)
-        if refused is None or refused.standing is None or self._lobby.not_ready:
-            return None
-        sample = self._samples[refused.answer.status]
-        if (self._config.access_log and sample.is_due) or not refused.standing[1].again(body_bytes):
-            return None
-        sample.leave_out()
-        self._metrics.observe(asks.path, refused.answer.status, 0.0)
-        return refused
-
-    def _overload(self, scope: Scope, body_bytes: int) -> tuple[Asks, Standing] | None:
-        engines = self._lobby.engines
-        # With several models, which one is meant stands in the body. What is let in is judged once more as it enters.
-        if len(engines) != 1 or not engines[0].expects_refusals or self._lobby.not_ready:
-            return None
-        asks = _asks(scope)
-        task = TASKS.get(asks.path)
-        if task is None or not task.able(engines[0].card):
-            return None
-        standing = engines[0].overload(body_bytes, priority=asks.priority, tenant=asks.tenant)
-        return None if standing is None else (asks, standing)
-
-    def _refused_for(self, asks: Asks, standing: Standing) -> AtOnce:
-        refused = self._refused.get(asks)
-        if refused is None or refused.standing != (asks, standing):
-            if len(self._refused) >= MOST_STANDING:
-                self._refused.clear()
-            answer = Answer.of(status.problem(standing.error), words_of(asks.path))
-            refused = self._refused[asks] = AtOnce(answer, _content_headers(answer), (asks, standing))
-        return refused
-
-    def refuse(self, problem: Problem) -> App:
-        """An application that answers any request with `problem`, and logs and counts it as every other."""
+    def saying(self, given: Problem | Answer) -> App:
+        """An application that answers any request with this, and logs and counts it as every other."""
 
         async def handler(call: Call) -> Answer:
-            return _said_of(problem, call.scope)
+            return given if isinstance(given, Answer) else _said_of(given, call.scope)
 
-        async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        async def saying(scope: Scope, receive: Receive, send: Send) -> None:
             await self.respond(handler, scope, receive, send)
 
-        return refusing
+        return saying
 
     async def respond(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request with what `handler` makes of it; then log and count it."""
@@ -222,7 +143,8 @@ class Application:
     def _finish(self, call: Call, outcome: Answer, seconds: float) -> None:
         path = call.scope["path"]
         route = path if path in self._resources else "other"
-        self._metrics.observe(route, outcome.status, seconds)
+        path_taken = call.scope.get(PATH_TAKEN, "general")
+        self._metrics.observe(route, outcome.status, path_taken, seconds)
         left_out = 0
         sample = self._samples.get(outcome.status)
         if not self._config.access_log or (sample is not None and (left_out := sample.count()) < 0):
@@ -231,6 +153,7 @@ class Application:
             "method": call.scope["method"],
             "path": path if route == path else shortened(path),
             "status": outcome.status,
+            "path_taken": path_taken,
         }
         if outcome.word is not None:
             fields["error"] = outcome.word
@@ -307,7 +230,7 @@ def _content_headers(answer: Answer) -> Headers:
 
 
 async def _nothing_to_receive() -> Message:
-    raise RuntimeError("the body of a request that is turned away is not looked at")
+    raise RuntimeError("the body of a request that is answered at once is not looked at")
 
 
 def _call(scope: Scope, receive: Receive) -> Call:
@@ -324,11 +247,6 @@ def _said_of(problem: Problem, scope: Scope) -> Answer:
     ):  # it asks for the key, which a browser cannot
         return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
     return answer
-
-
-def _asks(scope: Scope) -> Asks:
-    priority = priority_of(dict(scope["headers"])) or Priority.INTERACTIVE  # else it is refused on the usual way
-    return Asks(scope["path"], priority, scope.get(TENANT))
 
 
 async def _answer(handler: Handler, call: Call) -> Answer:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import anyio.to_thread
 
-from staged_pool.api.memory import KEPT_BYTES, come_in_large_pages
 from staged_pool.api.traffic import Traffic
 
 GATHERED_BYTES: Final = 2**18
@@ -18,53 +16,37 @@ GATHERED_BYTES: Final = 2**18
 JOINED_AT_ONCE_BYTES: Final = 2**20
 """A body of so many bytes, and no larger one, is joined on the event loop: that takes tenths of a millisecond."""
 
-LARGE_BYTES: Final = KEPT_BYTES
-"""Bodies from here on lie in memory that is new each time."""
-
 
 class Body:
     """A body that comes in pieces. One that grew in place would be copied over and over."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._pieces: list[bytes | bytearray] = []
+        self.pieces: list[bytes | bytearray] = []
+        """What has come, in its order."""
 
     def add(self, chunk: bytes | bytearray) -> None:
         self.size += len(chunk)
-        if not self._pieces or len(self._pieces[-1]) + len(chunk) > GATHERED_BYTES:
-            self._pieces.append(chunk)
+        if not self.pieces or len(self.pieces[-1]) + len(chunk) > GATHERED_BYTES:
+            self.pieces.append(chunk)
             return
-        last = self._pieces[-1]
+        last = self.pieces[-1]
         if not isinstance(last, bytearray):
-            last = self._pieces[-1] = bytearray(last)
+            last = self.pieces[-1] = bytearray(last)
         last += chunk
 
     async def whole(self, traffic: Traffic) -> bytes | bytearray:
         """All of it, in one piece. A large one is joined in a thread, one at a time: it is there twice meanwhile."""
-        if len(self._pieces) == 1:
-            return self._pieces[0]
+        if len(self.pieces) == 1:
+            return self.pieces[0]
         if self.size <= JOINED_AT_ONCE_BYTES:
-            return b"".join(self._pieces)
-        return await anyio.to_thread.run_sync(_joined, self._pieces, self.size, limiter=traffic.joining)
-
-
-def unwritten(size: int) -> bytearray:
-    """Room for so many bytes, with anything in it: it takes no memory until something is written."""
-    room = _new_bytearray(None, size)
-    if size >= LARGE_BYTES:
-        come_in_large_pages(room)
-    return room
-
-
-_new_bytearray: Callable[[None, int], bytearray] = ctypes.pythonapi.PyByteArray_FromStringAndSize
-ctypes.pythonapi.PyByteArray_FromStringAndSize.restype = ctypes.py_object
-ctypes.pythonapi.PyByteArray_FromStringAndSize.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
+            return b"".join(self.pieces)
+        return await anyio.to_thread.run_sync(_joined, self.pieces, self.size, limiter=traffic.joining)
 
 
 def _joined(pieces: Sequence[bytes | bytearray], size: int) -> bytearray:
-    """What `join` makes, without keeping the interpreter's lock: memory that is new comes page by page, in tens of
-    milliseconds for tens of megabytes, and the event loop would have to wait for all of it."""
-    body = unwritten(size)
+    """Join as `join` does, without keeping the interpreter's lock for tens of megabytes at once."""
+    body = bytearray(size)
     start = 0
     with memoryview(body) as room:
         for piece in pieces:

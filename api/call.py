@@ -18,12 +18,19 @@ from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
 from staged_pool.api.wire.pieces import Pieces
+from staged_pool.runtime.engine import Engine
 from staged_pool.stages.errors import ENGINE_WORDS, InvalidInput, Words
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Priority
 
 FORM: Final = b"multipart/form-data"
 _JSON_ONLY: Final = "Unsupported Media Type: Only 'application/json' is allowed"
+
+ENGINE: Final = "staged_pool.engine"
+"""Key of a scope: the engine that can do its task and takes requests, where the front door knows that it is meant."""
+
+PATH_TAKEN: Final = "staged_pool.path_taken"
+"""Key of a scope: the path that a request has taken through the server; without it, it is the general one."""
 
 Describe: TypeAlias = Callable[[Problem], tuple[int, bytes]]
 """In which words a dialect says what is wrong: the status and the body of the answer."""
@@ -180,6 +187,12 @@ class Call:
         """The model that the path names; None where it names none."""
         name: str | None = self.scope.get(MODEL)
         return name
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that the front door has found ready and able, and the only one that may be meant."""
+        engine: Engine | None = self.scope.get(ENGINE)
+        return engine
 
     @property
     def tenant(self) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -26,8 +25,7 @@ KEPT_BYTES: Final = 32 * 2**20
 They are also how much a thread keeps at the end of its memory, at most twice."""
 
 _MADV_DONTNEED: Final = 4
-_MADV_HUGEPAGE: Final = 14
-"""As mman.h of Linux numbers them."""
+"""As mman.h of Linux numbers it."""
 
 COLLECTED_AFTER: Final = 50_000
 """Objects that are made and not given up before the collector looks at them. A request in hand is about a hundred, and
@@ -36,8 +34,6 @@ hand (twice as many short texts as can be answered) it looked at what is in use 
 more each second or two; with this, a fifth more was answered, and the slowest refusals came in a third of the time."""
 
 _WEIGHTS: Final = ".safetensors"
-
-_PAGE_BYTES: Final = mmap.PAGESIZE
 
 _USER_HAS_SET: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 """Variables by which users tune glibc's allocator, or put another one in its place."""
@@ -102,20 +98,6 @@ def _unchanged_mappings(smaps: str, suffix: str) -> Iterator[tuple[int, int]]:
             mapping = (int(start, 16), int(end, 16)) if line.endswith(suffix) else None
         elif first == "Anonymous:" and mapping is not None and rest.split()[0] == "0":
             yield mapping
-
-
-def come_in_large_pages(room: bytearray) -> None:
-    """Ask for the memory of `room` in pages of megabytes, where the kernel has them for who asks.
-
-    Memory that is new comes page by page, as it is first written, and each costs a visit to the kernel: 36 MB took the
-    thread that wrote them 24 ms, and 7 ms like this.
-    """
-    if _madvise is None or not room:
-        return
-    start = ctypes.addressof(ctypes.c_char.from_buffer(room))
-    first, end = -(-start // _PAGE_BYTES) * _PAGE_BYTES, (start + len(room)) // _PAGE_BYTES * _PAGE_BYTES
-    if first < end:
-        _madvise(first, end - first, _MADV_HUGEPAGE)  # a kernel without them says so, and goes on as before
 
 
 def _find_madvise() -> Callable[[int, int, int], int] | None:

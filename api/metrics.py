@@ -44,9 +44,9 @@ class ServerMetrics:
         self._finished = _Finished()
         self._registry.register(self._finished)
 
-    def observe(self, route: str, status: int, seconds: float) -> None:
+    def observe(self, route: str, status: int, path_taken: str, seconds: float) -> None:
         """Count one finished request. `route` must be one of a few: never a path as the client sent it."""
-        self._finished.counts[route, status] += 1
+        self._finished.counts[route, status, path_taken] += 1
         self._finished.durations[route].observe(seconds)
 
     def text(self) -> bytes:
@@ -58,17 +58,17 @@ class _Finished(Collector):
     """Finished requests. Counted here because they belong to one thread: what locks takes several times as long."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, int]] = Counter()
-        """By route and status."""
+        self.counts: Counter[tuple[str, int, str]] = Counter()
+        """By route, status, and the path that the request took through the server."""
         self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)
         """By route."""
 
     def collect(self) -> Iterator[Metric]:
         name = "staged_pool_http_requests"
-        about = "HTTP requests by route and status; 499 is a client that left"
-        requests = CounterMetricFamily(name, about, labels=("route", "status"))
-        for (route, status), count in self.counts.items():
-            requests.add_metric((route, str(status)), count)
+        about = "HTTP requests by route and status, and path taken (fast, general); 499 is a client that left"
+        requests = CounterMetricFamily(name, about, labels=("route", "status", "path_taken"))
+        for (route, status, path_taken), count in self.counts.items():
+            requests.add_metric((route, str(status), path_taken), count)
         name = "staged_pool_http_request_duration_seconds"
         durations = HistogramMetricFamily(name, "From the request's last byte to the answer's", labels=("route",))
         for route, histogram in self.durations.items():

@@ -1,7 +1,7 @@
 """Hypercorn's HTTP/1.1 and HTTP/2, made strict where they are lenient, and bounded where a client could hold them.
 
 Both follow one rule: what is wrong with a stream costs that stream, and what is wrong with a connection costs that
-connection. `connections.py` puts them in Hypercorn's place.
+connection. `connections.py` makes one of them for a connection that needs it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+import h2
+import h2.connection
 import h2.errors
 import h2.events
 import h2.exceptions
 import h11
-from h11._receivebuffer import ReceiveBuffer
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.events import Body, EndBody
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
-from hypercorn.protocol.http_stream import HTTPStream
 
 from staged_pool.api.malformed import problem_of
 from staged_pool.api.traffic import Traffic
@@ -31,117 +31,71 @@ PIECE_BYTES: Final = 2**16
 RESETS: Final = 1000
 """Unanswered streams that a client may reset on one connection; more only if it lets as many be answered."""
 
-_HEAD_END: Final = b"\r\n\r\n"
 _LENIENT: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
 """A line that ends in LF alone, and a header that goes on in the next line (obs-fold)."""
 
-WHOLE_BYTES: Final = 2**20
-"""A body up to this size is handed on in one piece: it is copied nowhere between the socket and its reader."""
-
-ROOM_BYTES: Final = 2**18
-"""Of a larger body, what is handed on at once. The event loop spends well below a millisecond on it."""
-
-FIRST_ROOM_BYTES: Final = 2**16
-"""What is set aside for a body of which nothing has arrived. Later it is twice what has: nobody takes our memory by
-announcing a body."""
-
-_ZEROS: Final = memoryview(bytes(WHOLE_BYTES))
+_HEAD_END: Final = b"\r\n\r\n"
 
 log = get_logger("staged_pool.api")
 
 
-class Buffer(ReceiveBuffer):
-    """What h11 has received and not read. What it reads to the end is handed out as it is, where h11 makes two copies.
+def missing_names(http1: Any, http2: Any) -> list[str]:
+    """List what this module needs of h11 and h2 connections and their interfaces do not promise, if it is not there."""
+    return [
+        name
+        for name, holder in (
+            ("h11.Connection._cstate.keep_alive", getattr(http1, "_cstate", None)),
+            ("h2.connection.H2Connection.incoming_buffer._data", getattr(http2, "incoming_buffer", None)),
+        )
+        if not hasattr(holder, name.rpartition(".")[2])
+    ]
 
-    Bytes can be received into it where they are to lie.
-    """
 
-    _data: bytearray
-
-    def maybe_extract_at_most(self, count: int) -> bytearray | None:
-        if not 0 < len(self._data) <= count:
-            return super().maybe_extract_at_most(count)
-        whole, self._data = self._data, bytearray()
-        self._next_line_search = self._multiple_lines_search = 0
-        return whole
-
-    def head(self) -> bytearray:
-        """What there is of the head of a request, or all of it and some of what follows."""
-        end = self._data.find(_HEAD_END)
-        return self._data if end < 0 else self._data[:end]
-
-    def grow(self, count: int) -> memoryview:
-        """Room for so many more bytes behind those that are here. To be released before anything else is done."""
-        self._data += _ZEROS[:count]
-        return memoryview(self._data)[-count:]
-
-    def shrink(self, count: int) -> None:
-        """Give back so much of the room, from its end."""
-        if count:
-            del self._data[len(self._data) - count :]
+if _missing := missing_names(h11.Connection(h11.SERVER), h2.connection.H2Connection()):
+    raise ImportError(
+        f"staged-pool does not know this version of h11 ({h11.__version__}) or h2 ({h2.__version__}): there is no "
+        f"{' and no '.join(_missing)}. Install the versions that its metadata asks for: h11<0.17, h2<5"
+    )
 
 
 class StrictReader(h11.Connection):
-    """An h11 connection that refuses what a proxy in front may read as another request than h11 does.
+    """An h11 connection that rejects what a proxy in front may read as another request than h11 does.
 
-    The body of a request that says how long it is becomes an event when it is here, or enough of it.
+    It never pauses: what comes behind a request waits in it until the next cycle begins.
     """
 
     is_kept = False
     """The request is of HTTP/1.0, and its client asks to keep the connection (RFC 9112, section C.2.2)."""
 
-    ended = False
-    """The connection is gone: requests that wait behind the first one have nobody who asks."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.buffer = self._receive_buffer = Buffer()
-        self._body_left = 0
-        """What h11 has not read of a body of known length."""
+    has_more = False
+    """A cycle has begun, and what waits has not been looked at."""
 
     @property
-    def missing(self) -> int:
-        """How many bytes are awaited until there is an event."""
-        if self.their_state is not h11.SEND_BODY or not self._body_left:
-            return 0
-        piece = self._body_left if self._body_left <= WHOLE_BYTES else ROOM_BYTES
-        return max(0, piece - len(self.buffer))
+    def waiting(self) -> bytes:
+        """What has been received and not read."""
+        data: bytes = self.trailing_data[0]
+        return data
+
+    def start_next_cycle(self) -> None:
+        super().start_next_cycle()
+        self.has_more = bool(self.waiting)
 
     def next_event(self) -> Any:
-        if self.ended or self.missing:
-            return h11.NEED_DATA
-        if self.their_state is h11.IDLE and _LENIENT.search(self.buffer.head()):
+        if self.their_state is h11.IDLE and _LENIENT.search(self.waiting.partition(_HEAD_END)[0]):
             raise h11.RemoteProtocolError("a line of the head ends in LF alone, or is continued")
         event = super().next_event()
         if isinstance(event, h11.Request):
-            self._body_left = _body_bytes(event)
             self.is_kept = _keeps_http10(event)
             if self.is_kept:
                 self._cstate.keep_alive = True  # h11 knows no HTTP/1.0 that does
-        elif isinstance(event, h11.Data):
-            self._body_left = max(0, self._body_left - len(event.data))
-        return event
-
-
-def _body_bytes(request: h11.Request) -> int:
-    """The length of its body; 0 where that is not known before its end. What h11 lets through is a number."""
-    headers = dict(request.headers)
-    return 0 if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
+        return h11.NEED_DATA if event is h11.PAUSED else event
 
 
 def _keeps_http10(request: h11.Request) -> bool:
+    if request.http_version != b"1.0":
+        return False
     options = [value.lower() for name, value in request.headers if name == b"connection"]
-    return request.http_version == b"1.0" and b"keep-alive" in [part.strip() for part in b",".join(options).split(b",")]
-
-
-class Stream(HTTPStream):  # type: ignore[misc]
-    """A request of HTTP/1.1 whose body is handed on as it was received, not copied."""
-
-    async def handle(self, event: StreamEvent) -> None:
-        if isinstance(event, Body) and not self.closed:
-            await self.app_put({"type": "http.request", "body": event.data, "more_body": True})
-        else:
-            await super().handle(event)
+    return b"keep-alive" in [part.strip() for part in b",".join(options).split(b",")]
 
 
 class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
@@ -155,7 +109,6 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         super().__init__(*args)
         self.connection = StrictReader(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
         self._head = b""
-        self._room_bytes = 0
 
     async def _send_h11_event(self, event: Any) -> None:
         """Send the head of an answer together with what follows it: a client that waits is woken once, not twice."""
@@ -186,48 +139,32 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
 
-    async def handle(self, event: Event) -> None:
-        if isinstance(event, Closed):
-            self.connection.ended = True
-        await super().handle(event)
-
     @property
     def in_head(self) -> bool:
         """The head of a request has begun to arrive."""
-        return self.stream is None and bool(self.connection.buffer)
+        return self.stream is None and bool(self.connection.waiting)
 
     @property
     def between_requests(self) -> bool:
         """Nothing of a request has arrived that is not answered."""
         connection = self.connection
-        return (
-            self.stream is None
-            and not connection.ended
-            and connection.our_state is h11.IDLE
-            and connection.their_state is h11.IDLE
-            and not connection.buffer
-        )
+        states = (connection.our_state, connection.their_state)
+        return self.stream is None and states == (h11.IDLE, h11.IDLE) and not connection.waiting
 
     @property
-    def awaits_body(self) -> bool:
-        """What comes next belongs to a body that says how long it is."""
-        return self.stream is not None and bool(self.connection.missing)
+    def is_answering(self) -> bool:
+        """A request is here with all its body, and not answered: what comes next is another one's."""
+        return self.stream is not None and self.connection.their_state is not h11.SEND_BODY
 
-    def room(self) -> memoryview:
-        """Where the next bytes of the body that is awaited are to lie.
+    @property
+    def has_more(self) -> bool:
+        """What came behind a request, which has its answer, waits to be read."""
+        return self.connection.has_more
 
-        Whoever takes it receives into it, releases it, and says how much has come by `received`.
-        """
-        reader = self.connection
-        self._room_bytes = min(reader.missing, max(2 * len(reader.buffer), FIRST_ROOM_BYTES))
-        return reader.buffer.grow(self._room_bytes)
-
-    async def received(self, count: int) -> None:
-        """So many bytes lie in the room."""
-        self.connection.buffer.shrink(self._room_bytes - count)
-        self._room_bytes = 0
-        if count:
-            await self._handle_events()
+    async def go_on(self) -> None:
+        """Read on, behind a request that has its answer."""
+        self.connection.has_more = False
+        await self._handle_events()
 
     async def farewell(self) -> None:
         """HTTP/1.1 has none."""
@@ -275,8 +212,8 @@ class Http2(H2Protocol):  # type: ignore[misc]
         super().__init__(*args)
         self._resets = 0
 
-    awaits_body = False
-    """Its bodies come in frames."""
+    between_requests = is_answering = has_more = False
+    """A connection of HTTP/2 goes on as one, and its requests wait for no other."""
 
     async def initiate(self, *args: Any) -> None:
         await super().initiate(*args)

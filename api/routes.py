@@ -97,10 +97,11 @@ class Routes:
         }
 
     async def _task(self, task: Task, call: Call) -> Answer:
-        self._lobby.enter(call.named_model)  # before anything else is done
-        engines = self._lobby.engines
-        if not any(task.able(engine.card) for engine in engines):
-            raise no_model(task, engines)
+        if call.engine is None:
+            self._lobby.enter(call.named_model)  # before anything else is done
+            engines = self._lobby.engines
+            if not any(task.able(engine.card) for engine in engines):
+                raise no_model(task, engines)
         if task.forms:
             body, boundary = await call.form_or_json_body()
         else:
@@ -156,6 +157,8 @@ class Routes:
 
     async def _engine_for(self, task: Task, call: Call, body: Body, boundary: bytes | None) -> Engine:
         """The engine of the model that the path or the body names; where neither does, of the one that is meant."""
+        if call.engine is not None:
+            return call.engine
         engines = self._lobby.engines
         name: str | None = None
         if task.model_of is not None:

@@ -17,19 +17,10 @@ class Sample:
         self._next_at = 0.0
         self._left_out = 0
 
-    @property
-    def is_due(self) -> bool:
-        """The next event is let through."""
-        return time.monotonic() >= self._next_at
-
-    def leave_out(self) -> None:
-        """Count one that is not."""
-        self._left_out += 1
-
     def count(self) -> int:
         """Of an event that is let through, how many were left out since the last; -1 for one that is left out."""
-        if not self.is_due:
-            self.leave_out()
+        if time.monotonic() < self._next_at:
+            self._left_out += 1
             return -1
         self._next_at = time.monotonic() + self._every_s
         left_out, self._left_out = self._left_out, 0

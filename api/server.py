@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 import anyio.to_thread
-import sniffio
-from hypercorn.config import Config as HypercornConfig
 
-from staged_pool.api.accepting import ConnectionConfig
+from staged_pool.api.accept import Acceptor, HypercornLog
 from staged_pool.api.app import Application
 from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.connections import take_connections
+from staged_pool.api.connections import ConnectionConfig
 from staged_pool.api.entrance import cors
-from staged_pool.api.express import Express
+from staged_pool.api.fast_path import FastPath
 from staged_pool.api.guard import Guard
 from staged_pool.api.http3 import Http3
 from staged_pool.api.listener import SocketFile, url
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.memory import give_back_freed_memory, let_go_of_weight_files, spare_the_collector
-from staged_pool.api.promptness import run_promptly
 from staged_pool.api.tls import server_context
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
@@ -75,7 +71,6 @@ async def serve(
         DeviceLost: An engine broke while it served.
     """
     _allow_files(config.max_connections + SPARE_FILES)
-    run_promptly()
     await Server(config, models, owns_process=True).run(listener, quic_listener)
 
 
@@ -115,7 +110,7 @@ class Server:
     async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
         """Serve until `close()` is called or the engine fails.
 
-        Do not cancel this while it serves: Hypercorn on asyncio does not end cleanly then. Call `close()`.
+        Cancelled, it drops what is inside. To let that finish, call `close()`.
 
         Args:
             listener: See `serve`.
@@ -142,7 +137,6 @@ class Server:
                 background.start_soon(self._heed_signals)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._run_engine)
-                # A task of its own: Hypercorn on asyncio and Python 3.11 leaves its task marked as being cancelled.
                 tasks.start_soon(self._run_http, listener, quic_listener)
             background.cancel_scope.cancel()
 
@@ -192,24 +186,22 @@ class Server:
         return "the server failed" if self.lobby.engines else "the models could not be loaded"
 
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
-        backend = sniffio.current_async_library()
-        take_connections(importlib.import_module(f"hypercorn.{backend}.run"))
-        hypercorn = importlib.import_module(f"hypercorn.{backend}")
         application = Application(self.lobby, self.traffic, self._config)
-        config = self._hypercorn_config(listener)
-        config.express = Express(application, self._config, self.traffic, lambda: config.response_headers("h11"))
+        config = self._hypercorn_config()
+        fast_path = FastPath(application, lambda: config.response_headers("h11"))
         app = self._wrapped(application)
         async with anyio.create_task_group() as quic:
             if quic_listener is not None:
                 config.alt_svc_headers = [f'h3=":{quic_listener.getsockname()[1]}"; ma=3600']
                 quic.start_soon(Http3(app, self._config, self.traffic).run, quic_listener)
-            await hypercorn.serve(app, config, shutdown_trigger=self._end_of_http)
+            acceptor = Acceptor(app, fast_path, config, self._tls)
+            await acceptor.run(listener, self._stop_http.wait, self._drain_timeout_s + GRACE_S)
             await self._until_quiet()
             quic.cancel_scope.cancel()
         self._serving.cancel()
 
     async def _until_quiet(self) -> None:
-        """What is left when Hypercorn has ended is HTTP/3's, which nobody else waits for."""
+        """Wait for HTTP/3's connections, the only ones that are left."""
         with anyio.move_on_after(GRACE_S):
             while self.traffic.connections:
                 await self.traffic.changed()
@@ -221,28 +213,20 @@ class Server:
         def readable(app: App) -> App:
             return cors(app, origins) if origins else app
 
+        door = application.door
         return Guard(
             readable(application),
-            lambda problem: readable(application.refuse(problem)),
-            self._config,
-            self.traffic,
-            turn_away=application.turn_away,
-            admit=application.admit,
+            lambda given: readable(application.saying(given)),
+            door.limits,
+            reject=door.reject,
+            decide=door.decide,
         )
 
-    async def _end_of_http(self) -> None:
-        await self._stop_http.wait()
-        self.traffic.end()
-
-    def _hypercorn_config(self, listener: socket.socket) -> ConnectionConfig:
+    def _hypercorn_config(self) -> ConnectionConfig:
         config = ConnectionConfig()
         config.limits = self._config
         config.traffic = self.traffic
-        config.tls = self._tls
-        config.ssl_handshake_timeout = self._config.head_timeout_s
-        config.accept_on(listener)
         config.logger_class = HypercornLog
-        config.graceful_timeout = self._drain_timeout_s + GRACE_S
         config.keep_alive_max_requests = 2**31  # reaching it closes an HTTP/2 connection with streams in flight
         config.h2_max_concurrent_streams = 100
         config.include_server_header = False
@@ -263,32 +247,6 @@ class Server:
             watchdog = threading.Timer(seconds, _end_process, (exit_code,))
             watchdog.daemon = True
             watchdog.start()
-
-
-class HypercornLog:
-    """What Hypercorn says goes to our log. It keeps no access log: the application writes a better one."""
-
-    def __init__(self, config: HypercornConfig) -> None:
-        self._log = get_logger("staged_pool.hypercorn")
-
-    async def access(self, request: object, response: object, request_time: float) -> None:
-        """Nothing: see `request.finished`."""
-
-    async def info(self, message: str, *args: Any) -> None:
-        self._log.debug(message % args if args else message)
-
-    debug = info
-
-    async def warning(self, message: str, *args: Any) -> None:
-        self._log.warning(message % args if args else message)
-
-    async def error(self, message: str, *args: Any) -> None:
-        self._log.error(message % args if args else message)
-
-    critical = error
-
-    async def exception(self, message: str, *args: Any) -> None:
-        self._log.exception(message % args if args else message)
 
 
 def _give_back_what_loading_took() -> None:

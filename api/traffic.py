@@ -15,22 +15,6 @@ GRACE_S: Final = 2.0
 """What a client gets to take the next piece of its answer, or to send the rest of its request, once the server ends."""
 
 
-BODIES_AT_ONCE: Final = 1
-"""Connections from which parts of large bodies are received at the same time. The event loop reads from each that has
-something before it comes to anything else, and a quarter of a megabyte takes it about half a millisecond: with hundreds
-of them it would be tenths of a second later, and with four the `/health` of a flooded server took twice as long."""
-
-TURN_S: Final = 0.0025
-"""How long a connection that sends a large body may keep its turn while nothing comes, if others wait for theirs,"""
-
-ALONE_S: Final = 0.01
-"""and if none does: the event loop is then woken less often."""
-
-ARRIVALS_AT_ONCE: Final = 32
-"""Connections that begin in the same turn of the event loop. Each takes it 0.2 ms, and thousands may come at once. With
-more to do than can be done, a turn takes 20 ms: with eight in each, the last of 800 new clients began after 2 s."""
-
-
 class Traffic:
     """Counts connections and requests, and hurries them when the server ends."""
 
@@ -41,9 +25,7 @@ class Traffic:
         """Of all bodies that are arriving or being worked on."""
         self.connections_refused = 0
         """Closed as soon as they came, for there were as many as may be."""
-        self._arrivals = anyio.Semaphore(ARRIVALS_AT_ONCE, fast_acquire=True)
-        self.turns = anyio.Semaphore(BODIES_AT_ONCE, fast_acquire=True)
-        """Of connections that receive a part of a large body."""
+        self._turns = anyio.Lock(fast_acquire=True)
         self.joining = anyio.CapacityLimiter(1)
         """Of threads that join the pieces of a large body."""
         self.lag = LoopLag()
@@ -63,15 +45,13 @@ class Traffic:
         """Count a connection; `leave` is called when the server ends."""
         self._leave.add(leave)
 
-    async def begin(self) -> None:
-        """Wait until a connection may begin."""
-        async with self._arrivals:
-            await anyio.lowlevel.checkpoint()
+    async def turn(self) -> None:
+        """Wait for a turn with a part of a body that is here: one connection has one in each turn of the event loop.
 
-    @property
-    def turn_s(self) -> float:
-        """How long the connection that has its turn may wait for more."""
-        return TURN_S if self.turns.statistics().tasks_waiting else ALONE_S
+        A part takes the loop about 0.1 ms. With hundreds of connections everybody else would wait for all of them.
+        """
+        async with self._turns:
+            await anyio.lowlevel.checkpoint()
 
     def exit(self, leave: Callable[[], None]) -> None:
         """Count a connection no more."""

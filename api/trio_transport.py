@@ -3,91 +3,78 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+import socket
+import ssl
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from staged_pool.api.transports import RECEIVE_BYTES, Cancellable, Spawner, drop_unsent
+from staged_pool.api.transports import ARRIVAL_BYTES, Look, drop_unsent, read_kernel
 
 if TYPE_CHECKING:
     import trio
 
-    TrioTls: TypeAlias = trio.SSLStream[trio.SocketStream]
-
 GOODBYE_S: Final = 0.5
 """How long a client may take to answer TLS's goodbye, which few insist on."""
 
+LOOK_S: Final = 0.01
+"""How long a record of TLS that has begun to arrive may take to be whole, at the end of a connection's patience."""
+
 
 class TrioTransport:
-    def __init__(self, stream: trio.SocketStream | TrioTls) -> None:
-        import trio
+    """See `Transport`. Made by `open`."""
 
-        self.time = trio.current_time
-        self._stream = stream
-        transport: Any = getattr(stream, "transport_stream", stream)
-        self._socket = transport.socket
-        self._is_tls = transport is not stream
+    def __init__(self, stream: trio.SocketStream, encrypted: trio.SSLStream[trio.SocketStream] | None) -> None:
+        self.socket = stream.socket
+        self.alpn: str | None = None if encrypted is None else encrypted.selected_alpn_protocol()
+        self._stream: Any = encrypted or stream
+        self._encrypted = encrypted
         self._receiving: trio.CancelScope | None = None
 
-    @property
-    def socket(self) -> Any:
-        return self._socket
+    @staticmethod
+    async def open(connection: socket.socket, tls: ssl.SSLContext | None, look: Look) -> TrioTransport:
+        """Take over an accepted socket, with a handshake if there is TLS. Cancelled, it is closed.
 
-    def spawner(self) -> Spawner:
-        from hypercorn.trio.task_group import TaskGroup
+        Args:
+            connection: The socket.
+            tls: Settings of TLS, if the server has it.
+            look: Never called: trio receives where somebody waits for it.
 
-        group: Spawner = TaskGroup()
-        return group
-
-    def cancellable(self) -> Cancellable:
-        return anyio.CancelScope()
-
-    async def handshake(self) -> str | None:
+        Raises:
+            OSError: There is no agreement, or the client is gone.
+        """
         import trio
 
-        stream: Any = self._stream
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        if tls is None:
+            return TrioTransport(stream, None)
+        encrypted = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
         try:
-            await stream.do_handshake()
+            await encrypted.do_handshake()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise BrokenPipeError(str(error)) from error
-        chosen: str | None = stream.selected_alpn_protocol()
-        return chosen
-
-    def show_first(self, look: Callable[[bytes], bool]) -> None:
-        """Nobody can be shown anything: trio receives where it is waited for."""
-
-    def rest(self) -> None:
-        """It always does."""
+        return TrioTransport(stream, encrypted)
 
     async def receive(self) -> bytes:
-        return await self._receive_some(RECEIVE_BYTES)
-
-    async def receive_into(self, room: memoryview, within_s: float) -> int | None:
-        import trio
-
-        count: int | None = None
-        with anyio.move_on_after(within_s) as patience, contextlib.suppress(OSError, trio.ClosedResourceError):
-            if self._is_tls:
-                data = await self._receive_some(len(room))
-                room[: len(data)] = data
-                count = len(data)
-            else:
-                count = await self._socket.recv_into(room)
-        return 0 if patience.cancelled_caught else count or None
-
-    async def _receive_some(self, most: int) -> bytes:
         import trio
 
         self._receiving = trio.CancelScope()
         with self._receiving:
             try:
-                return bytes(await self._stream.receive_some(most))
+                return bytes(await self._stream.receive_some(ARRIVAL_BYTES))
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
             finally:
                 self._receiving = None
         return b""
+
+    async def arrived(self) -> bytes:
+        with anyio.move_on_after(LOOK_S):  # trio tries at once what is in the kernel
+            return await self.receive()
+        return b""
+
+    def read_now(self, most: int) -> bytes:
+        return b"" if self._encrypted is not None else read_kernel(self.socket.fileno(), most)
 
     @property
     def has_sent_all(self) -> bool:
@@ -105,22 +92,21 @@ class TrioTransport:
             raise BrokenPipeError(str(error)) from error
 
     async def close(self) -> None:
-        if self._is_tls:
-            await self._say_goodbye()
-        self._socket.close()  # what was sent is the kernel's already, which goes on sending it
+        if self._encrypted is not None:
+            await self._say_goodbye(self._encrypted)
+        self.socket.close()  # what was sent is the kernel's already, which goes on sending it
 
-    async def _say_goodbye(self) -> None:
-        """Of TLS, so that the client knows that nothing was cut off. Trio's `aclose()` says none to clients of HTTP."""
+    async def _say_goodbye(self, encrypted: trio.SSLStream[trio.SocketStream]) -> None:
+        """Say TLS's, so that the client knows that nothing was cut off. Trio's `aclose()` says none to HTTP."""
         import trio
 
-        stream: Any = self._stream
         with trio.move_on_after(GOODBYE_S):
             while self._receiving is not None:  # it and the goodbye exclude each other
                 self._receiving.cancel()
                 await trio.lowlevel.checkpoint()
             with contextlib.suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
-                await stream.unwrap()
+                await encrypted.unwrap()
 
     def cut(self) -> None:
-        drop_unsent(self._socket)
-        self._socket.close()
+        drop_unsent(self.socket)
+        self.socket.close()

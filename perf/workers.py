@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
 
 from staged_pool.api.memory import keep_freed_memory
-from staged_pool.api.promptness import run_promptly
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -70,8 +69,7 @@ def worker(make: Callable[[], Callable[[A], R]]) -> Iterator[Worker[A, R]]:
 
 def pinned(make: Callable[[], Callable[[A], R]]) -> Callable[[A], R]:
     """In a process for a client: keep it to one core, so that what it takes of the machine is the same for every
-    server; and have it run as soon as there is something for it, for clients elsewhere would not wait for our cores."""
-    run_promptly()
+    server."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     return make()
 

@@ -25,7 +25,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.estimates import Estimates, Guess
 from staged_pool.runtime.inside import ANYBODY, LIMITS, Amounts, Asker, Inside, Part, Room
 from staged_pool.runtime.model import Lane
-from staged_pool.runtime.refusals import Refusal, Refusals, Standing
+from staged_pool.runtime.refusals import Refusal, Refusals
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.pace import LanePace
@@ -70,7 +70,7 @@ class Admission:
         self._estimates = Estimates(tuple(paces))
         self.inside = Inside(paces, self._estimates)
         self._admitted = 0
-        self._refusals = Refusals(clock, config.target_delay_s)
+        self._refusals = Refusals(clock)
         self._allowed = (config.max_requests, config.max_items, config.max_tokens, config.max_bytes)
 
     def enter(self, *, body_bytes: int, timeout_s: float, asker: Asker = ANYBODY, images: int | None = None) -> Room:
@@ -111,13 +111,11 @@ class Admission:
             asker=asker,
         )
 
-    def overload(self, body_bytes: int, asker: Asker = ANYBODY, images: int | None = None) -> Standing | None:
+    def overload(self, body_bytes: int, asker: Asker = ANYBODY, images: int | None = None) -> Overloaded | None:
         """Why a request of so many bytes is refused now, and counted as refused; None if it may enter."""
-        if (standing := self._refusals.again(asker, body_bytes)) is not None:
-            return standing
         guesses = self._estimates.guess(body_bytes, images)
         refusal = self._overload(body_bytes, guesses, self._quickest(guesses, asker), asker)
-        return None if refusal is None else self._refusals.stand(refusal, asker, body_bytes)
+        return None if refusal is None else self._refusals.counted(refusal)
 
     def _overload(
         self, body_bytes: int, guesses: Mapping[Lane, Guess], expected: tuple[Lane, float], asker: Asker
@@ -212,7 +210,6 @@ class Admission:
         """
         read = {lane: part.read for lane, part in room.parts.items() if part.read}
         self.inside.leave(room)
-        self._refusals.lapse()
         if answered:
             lag_s = self._lanes[room.lane].lag_s
             took_s = self._clock() - room.entered_at - elsewhere_s

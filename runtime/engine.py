@@ -26,7 +26,6 @@ from staged_pool.runtime.inside import ANYBODY, Asker, Room
 from staged_pool.runtime.lanes import LaneParts, lane_pace
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import PARSE_WORKERS, POSTPROCESS_WORKERS, Pipeline
-from staged_pool.runtime.refusals import Standing
 from staged_pool.runtime.requests import Chat, content_bytes
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
@@ -36,6 +35,7 @@ from staged_pool.stages.errors import (
     EngineStopped,
     InvalidInput,
     NoInputs,
+    Overloaded,
     ScopeEnds,
     StagedPoolError,
     TooLarge,
@@ -326,7 +326,7 @@ class Engine(EngineTasks):
         priority: Priority = Priority.INTERACTIVE,
         tenant: Hashable = None,
         images: int | None = None,
-    ) -> Standing | None:
+    ) -> Overloaded | None:
         """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused.
 
         Args:

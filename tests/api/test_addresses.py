@@ -130,8 +130,8 @@ async def several(*models: LetterModel) -> AsyncIterator[httpx.AsyncClient]:
         application = Application(lobby, config=ServerConfig(api_keys=("key",)))
 
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
-            problem = application.admit(scope)
-            await (application if problem is None else application.refuse(problem))(scope, receive, send)
+            problem = application.door.reject(scope)
+            await (application if problem is None else application.saying(problem))(scope, receive, send)
 
         headers = {"authorization": "Bearer key"}
         client = httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://test", headers=headers)

@@ -86,6 +86,7 @@ async def test_one_line_is_logged_for_a_request_and_holds_none_of_its_input(logg
         "method": "POST",
         "path": "/v1/embeddings",
         "status": 200,
+        "path_taken": "general",
         "model": "letters",
         "items": 2,
         "tokens": 7,
@@ -386,9 +387,9 @@ async def test_metrics_are_prometheus_text_and_add_up(nothing_blocks_the_event_l
     assert samples["staged_pool_batches_total", "demand", "letters"] >= 1
     assert samples["staged_pool_admission_inside", "letters", "requests"] == 0
     assert samples["staged_pool_lane_tokens", "letters", "text"] == 0
-    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "200"] == 1
-    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "400"] == 1
-    assert samples["staged_pool_http_requests_total", "404", "other"] == 1
+    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "200", "general"] == 1
+    assert samples["staged_pool_http_requests_total", "/v1/embeddings", "400", "general"] == 1
+    assert samples["staged_pool_http_requests_total", "404", "general", "other"] == 1
     assert samples["staged_pool_http_request_duration_seconds_count", "/v1/embeddings"] == 2
     assert samples["process_resident_memory_bytes",] > 0
     assert "choice" not in text

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 import anyio
 import anyio.abc
-import h11
 import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.protocols import FIRST_ROOM_BYTES, ROOM_BYTES, WHOLE_BYTES, StrictReader
+from staged_pool.api.bodies import JOINED_AT_ONCE_BYTES
 from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput
@@ -27,8 +26,7 @@ from tests.runtime.seeing import SeeingModel, engine_on
 
 pytestmark = pytest.mark.anyio
 
-HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
-SIZES = (1, FIRST_ROOM_BYTES, 400_000, WHOLE_BYTES, WHOLE_BYTES + 1, 3 * WHOLE_BYTES + 12_345)
+SIZES = (400_000, JOINED_AT_ONCE_BYTES, JOINED_AT_ONCE_BYTES + 1, 3 * JOINED_AT_ONCE_BYTES + 12_345)
 
 
 @pytest.fixture(autouse=True)
@@ -60,70 +58,6 @@ def request_of(file: bytes) -> bytes:
     return json.dumps({"input": [{"image": base64.b64encode(file).decode()}]}).encode()
 
 
-# What h11 makes of them
-
-
-def drawn(reader: StrictReader) -> list[h11.Event]:
-    """What the reader has to say now."""
-    events = []
-    while (event := reader.next_event()) is not h11.NEED_DATA:
-        events.append(event)
-        if isinstance(event, h11.EndOfMessage):
-            break
-    return events
-
-
-def fill(reader: StrictReader, data: bytes, most: int) -> int:
-    """Put bytes where a body is to lie; how many there was room for."""
-    count = min(reader.missing, most, len(data))
-    with reader.buffer.grow(reader.missing) as room:
-        left = len(room) - count
-        room[:count] = data[:count]
-    reader.buffer.shrink(left)
-    return count
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("with_head", [0, 1, 70_000])
-def test_a_body_is_handed_on_in_few_pieces_however_it_comes(size: int, with_head: int) -> None:
-    body = random.Random(size).randbytes(size)
-    reader = StrictReader(h11.SERVER)
-    reader.receive_data(HEAD % size + body[:with_head])
-    events = drawn(reader)
-    place = min(with_head, size)
-    while place < size:
-        place += fill(reader, body[place:], 100_000)
-        events += drawn(reader)
-    pieces = [event.data for event in events if isinstance(event, h11.Data)]
-    assert b"".join(pieces) == body
-    assert len(pieces) <= max(1, size // ROOM_BYTES + 1)
-    if size <= WHOLE_BYTES:
-        assert len(pieces) == 1
-    assert isinstance(events[-1], h11.EndOfMessage)
-    assert reader.missing == 0
-
-
-def test_what_follows_a_body_belongs_to_the_next_request() -> None:
-    reader = StrictReader(h11.SERVER)
-    reader.receive_data(HEAD % 5 + b"hello" + HEAD % 3 + b"yo")
-    request, data, end = drawn(reader)
-    assert isinstance(request, h11.Request)
-    assert isinstance(data, h11.Data)
-    assert (data.data, type(end)) == (b"hello", h11.EndOfMessage)
-    reader.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-    reader.send(h11.EndOfMessage())
-    reader.start_next_cycle()
-    assert isinstance(reader.next_event(), h11.Request)
-    assert reader.missing == 1
-
-
-def test_nothing_is_awaited_of_a_body_whose_length_nobody_says() -> None:
-    reader = StrictReader(h11.SERVER)
-    reader.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel")
-    assert [type(event) for event in drawn(reader)] == [h11.Request, h11.Data]
-    assert reader.missing == 0
-
-
 # Over a socket
 
 
@@ -133,7 +67,7 @@ async def send_in_parts(stream: anyio.abc.SocketStream, data: bytes, cuts: Seque
         await anyio.wait_all_tasks_blocked()
 
 
-@pytest.mark.parametrize("size", SIZES[2:])
+@pytest.mark.parametrize("size", SIZES)
 async def test_every_byte_of_a_picture_arrives_and_the_connection_goes_on(size: int) -> None:
     model = KeepingModel()
     file = file_of(size)
@@ -181,13 +115,6 @@ async def test_a_large_body_that_stops_coming_is_answered_408_and_others_are_ser
         await stream.send(post(request_of(file_of(600_000)))[:300_000])
         await served.assert_alive()
         assert statuses(await read_answer(stream)) == [408]
-
-
-async def test_a_client_that_announces_a_body_takes_little_of_the_memory() -> None:
-    reader = StrictReader(h11.SERVER)
-    reader.receive_data(HEAD % (2**40))
-    assert [type(event) for event in drawn(reader)] == [h11.Request]
-    assert reader.missing <= ROOM_BYTES
 
 
 @pytest.mark.parametrize("size", [400_000, 2_000_000])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import h2.connection
 import h2.errors
 import h2.events
@@ -18,10 +20,14 @@ import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.accepting import ACCEPTED_AT_ONCE
+from staged_pool.api.accept import ACCEPTED_AT_ONCE
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.connections import AHEAD_BYTES
 from staged_pool.api.listener import bind
 from staged_pool.api.protocols import RESETS
-from tests.api.serving import EMBED, Http2, engine_on, post, read_answer, read_to_end, serving, statuses
+from staged_pool.api.server import Server
+from staged_pool.runtime.config import EngineConfig
+from tests.api.serving import EMBED, Http2, engine_on, only, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, until
 
 pytestmark = pytest.mark.anyio
@@ -290,3 +296,131 @@ async def test_a_client_that_may_send_its_body_is_told_so() -> None:
             assert statuses(await stream.receive()) == [100]
             await stream.send(b'{"input":"a"}')
             assert statuses(await read_answer(stream)) == [200]
+
+
+# What has arrived when time is over, or behind a request in hand
+
+
+GENERAL = post(b'{"input":"a"}', "origin: https://page.example")
+"""Takes the general path, for its origin."""
+
+
+async def read_of(client: socket.socket) -> bytes:
+    """What the server sends next; nothing at its end."""
+    with anyio.fail_after(30):
+        await anyio.wait_readable(client)
+    return client.recv(2**16)
+
+
+@pytest.mark.parametrize("sent", [EMBED, GENERAL, EMBED + GENERAL])
+@pytest.mark.parametrize("begun", [0, 40])
+async def test_a_request_that_is_here_when_its_connections_time_is_over_is_answered(sent: bytes, begun: int) -> None:
+    async with serving(engine_on(LetterModel()), keep_alive_s=0.05, head_timeout_s=0.05) as served:
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.sendall(EMBED)
+            assert statuses(await read_of(client)) == [200]
+            client.sendall(sent[:begun])
+            for _ in range(5):  # it may be received
+                await anyio.lowlevel.checkpoint()
+            time.sleep(0.06)  # noqa: ASYNC251  # the event loop is busy until the time is over: both are seen at once
+            client.sendall(sent[begun:])
+            answers = b""
+            while answers.count(b"prompt_tokens_details") < sent.count(b"POST"):
+                received = await read_of(client)
+                assert received, "it was closed without an answer"
+                answers += received
+            assert set(statuses(answers)) == {200}
+
+
+@pytest.mark.parametrize("first", [EMBED, GENERAL])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_client_that_pipelines_and_leaves_is_noticed_while_its_request_is_worked_on(
+    first: bytes, at_once: bool
+) -> None:
+    gate = Gate()
+    async with serving(engine_on(LetterModel(on_forward=gate))) as served:
+        async with await served.connect() as stream:
+            await stream.send(first + EMBED if at_once else first)
+            await until(lambda: served.inside == 1)
+            if not at_once:
+                await stream.send(EMBED)
+                await anyio.wait_all_tasks_blocked()
+        await until(lambda: served.inside == 0)
+        await until(lambda: served.server.traffic.connections == 0)
+        gate.open()
+
+
+@pytest.mark.parametrize("first", [EMBED, GENERAL])
+async def test_what_is_pipelined_is_answered_in_its_order_however_it_is_cut(first: bytes) -> None:
+    other = post(b'{"input":["b","c"]}')
+    sent = first + other + GENERAL + other * 3
+    async with serving(engine_on(LetterModel())) as served:
+        for cut in (1, len(first) - 1, len(first) + 1, len(first + other) + 30, len(sent) - 1):
+            async with await served.connect() as stream:
+                await stream.send(sent[:cut])
+                await anyio.wait_all_tasks_blocked()
+                await stream.send(sent[cut:])
+                received = b""
+                with anyio.fail_after(30):
+                    while received.count(b"prompt_tokens_details") < 6:
+                        received += await stream.receive()
+            answers = received.split(b"HTTP/1.1 200 ")[1:]
+            assert [answer.count(b'"index"') for answer in answers] == [1, 2, 1, 2, 2, 2]
+
+
+async def test_more_than_is_received_ahead_waits_and_is_answered() -> None:
+    gate = Gate()
+    large = post(b'{"input":"a"' + b" " * AHEAD_BYTES + b"}")
+    async with serving(engine_on(LetterModel(on_forward=gate))) as served, await served.connect() as stream:
+        await stream.send(EMBED)
+        await until(lambda: served.inside == 1)
+        async with anyio.create_task_group() as sending:
+            sending.start_soon(stream.send, large * 3)
+            await anyio.wait_all_tasks_blocked()
+            gate.open()
+            received = b""
+            with anyio.fail_after(30):
+                while received.count(b"prompt_tokens_details") < 4:
+                    received += await stream.receive()
+    assert statuses(received) == [200] * 4
+
+
+@pytest.mark.parametrize("framing", ["content-length: 1000000", "transfer-encoding: chunked"])
+async def test_a_body_that_is_waited_for_holds_no_turn(framing: str) -> None:
+    head = post(b"", framing)
+    body = b" " * 999_999 + b"{"
+    async with serving(engine_on(LetterModel())) as served:
+        traffic = served.server.traffic
+        async with AsyncExitStack() as stack:
+            for _ in range(10):
+                stream = await stack.enter_async_context(await served.connect())
+                await stream.send(head + b"3\r\n123")
+            await until(lambda: traffic.requests == 10 and traffic.body_bytes > 0)
+            for _ in range(10):
+                await anyio.wait_all_tasks_blocked()
+                turns = traffic._turns.statistics()
+                assert (turns.locked, turns.tasks_waiting) == (False, 0)
+            async with await served.connect() as stream:
+                await stream.send(post(body))
+                assert statuses(await read_answer(stream)) == [400]
+        await until(lambda: traffic.connections == traffic.body_bytes == 0)
+
+
+async def test_a_server_that_is_cancelled_lets_its_connections_go() -> None:
+    gate = Gate()
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = Server(ServerConfig(), [EngineConfig()], open_engines=only(engine_on(LetterModel(on_forward=gate))))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.run, listener)
+        await until(lambda: not server.lobby.not_ready)
+        async with (
+            await anyio.connect_tcp("127.0.0.1", port) as idle,
+            await anyio.connect_tcp("127.0.0.1", port) as busy,
+        ):
+            await idle.send(EMBED[:10])
+            await busy.send(EMBED)
+            await until(lambda: server.traffic.requests == 1)
+            gate.open()
+            tasks.cancel_scope.cancel()
+    assert server.traffic.connections == 0

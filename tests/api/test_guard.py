@@ -13,8 +13,10 @@ import pytest
 
 from staged_pool.api import guard as guard_module
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
+from staged_pool.api.call import Answer
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.guard import FREE_PIECES, PIECE_BYTES, Guard
+from staged_pool.api.request_limits import RequestLimits
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 
@@ -33,9 +35,11 @@ async def answer(send: Send, status: int, body: bytes = b"") -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def refuse(problem: Problem) -> App:
+def say(given: Problem | Answer) -> App:
+    assert isinstance(given, Problem)
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, problem.status, problem.row.word.encode())
+        await answer(send, given.status, given.row.word.encode())
 
     return app
 
@@ -93,8 +97,9 @@ class Client:
         return bool(self.sent) and not self.sent[-1].get("more_body", False)
 
 
-def guard(app: App = echo, **config: Any) -> Guard:
-    return Guard(app, refuse, ServerConfig(**config))
+def guard(app: App = echo, traffic: Traffic | None = None, **config: Any) -> Guard:
+    limits = RequestLimits(ServerConfig(**config), traffic or Traffic())
+    return Guard(app, say, limits, reject=lambda scope: limits.too_many(), decide=lambda scope, body: None)
 
 
 @asynccontextmanager
@@ -142,7 +147,7 @@ async def test_no_more_than_the_limit_and_one_chunk_is_held() -> None:
         await echo(scope, receive, send)
 
     traffic = Traffic()
-    protected = Guard(watch, refuse, ServerConfig(body_limit_bytes=30), traffic)
+    protected = guard(watch, traffic, body_limit_bytes=30)
     await Client().feed(*[chunk(b"x" * 10)] * 3, END).call(protected)
     await Client().feed(*[chunk(b"x" * 10)] * 4, END).call(protected)
     assert held == [30]
@@ -309,13 +314,13 @@ async def test_a_compressed_body_is_unpacked_and_its_limit_is_that_of_what_comes
     gzipped = {"content-encoding": "gzip"}
     for size, status in ((len(body), 200), (len(body) - 1, 413)):
         traffic = Traffic()
-        passes = Guard(echo, refuse, ServerConfig(body_limit_bytes=size), traffic)
+        passes = guard(echo, traffic, body_limit_bytes=size)
         client = await Client(gzipped).feed(chunk(gzip.compress(body)), END).call(passes)
         assert client.status == status
         assert client.body == (body if status == 200 else b"body_too_large")
         assert traffic.body_bytes == 0
     traffic.body_bytes = ServerConfig().bodies_limit_bytes - 2**20  # of other requests
-    others = Guard(echo, refuse, ServerConfig(), traffic)
+    others = guard(echo, traffic)
     full = await Client(gzipped).feed(chunk(gzip.compress(body)), END).call(others)
     assert (full.status, full.body) == (429, b"bodies_too_large")
     nothing = await Client(gzipped).feed(END).call(guard())
@@ -332,14 +337,3 @@ async def test_http2_has_no_connection_header() -> None:
     client = await Client({"content-length": "99"}, http_version="2").feed(END).call(guard(body_limit_bytes=10))
     assert client.status == 413
     assert not client.closes
-
-
-async def test_websockets_are_closed_before_they_are_accepted() -> None:
-    client = await Client(type="websocket").call(guard())
-    assert [message["type"] for message in client.sent] == ["websocket.close"]
-
-
-async def test_the_lifespan_is_acknowledged() -> None:
-    client = Client(type="lifespan").feed({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
-    await client.call(guard())
-    assert [message["type"] for message in client.sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from staged_pool.api import bodies, memory
+from staged_pool.api import memory
 
 FAULTS = """
 import ctypes, json, resource, sys, threading
@@ -154,26 +153,3 @@ def test_what_was_changed_of_a_file_of_weights_is_not_lost(tmp_path: Path) -> No
             memory.let_go_of_weight_files()
             assert held_bytes(other) > 3_900_000
         assert mapped[2_000_000] == ord("x")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="no other kernel is asked")
-def test_large_bodies_lie_in_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, ...]] = []
-    madvise = memory._madvise
-    assert madvise is not None
-
-    def ask(first: int, length: int, advice: int) -> int:
-        asked.append((first, length, advice))
-        return madvise(first, length, advice)
-
-    monkeypatch.setattr(memory, "_madvise", ask)
-    assert len(bodies.unwritten(bodies.LARGE_BYTES - 1)) == bodies.LARGE_BYTES - 1
-    assert not asked
-    body = bodies.unwritten(bodies.LARGE_BYTES)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(body))
-    ((first, length, _),) = asked
-    assert start <= first < start + mmap.PAGESIZE
-    assert start + len(body) - mmap.PAGESIZE < first + length <= start + len(body)
-    body[:] = bytes(len(body))
-    body.extend(b"more")  # as any other, also where it has to move
-    assert body.endswith(b"\0more")

@@ -13,7 +13,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
 from staged_pool.runtime.inside import Asker, Room
 from staged_pool.runtime.model import Lane
-from staged_pool.runtime.refusals import EXPECTED_S, MOST_STANDING, Standing
+from staged_pool.runtime.refusals import EXPECTED_S
 from staged_pool.stages.budget import Budget
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.pace import LanePace, Pace
@@ -390,45 +390,16 @@ def test_that_bulk_work_is_late_is_not_held_against_interactive_work() -> None:
     assert admission.overload(100) is None
 
 
-def a_refusal(clock: Clock) -> tuple[Admission, list[Room], Standing]:
-    """Of 4000 bytes, at a door that nine requests are behind."""
-    admission = door(clock=clock, target_delay_s=1.0, max_requests=9)
+def test_a_rejection_is_judged_anew_each_time_and_counted() -> None:
+    admission = door(target_delay_s=1.0, max_requests=9)
     rooms = a_backlog(admission, 9, NOBODY)
-    refusal = admission.overload(4000)
-    assert refusal is not None
-    return admission, rooms, refusal
-
-
-def test_a_refusal_stands_for_a_while() -> None:
-    clock = Clock()
-    admission, _, refusal = a_refusal(clock)
-    clock.now = 0.019
-    assert admission.overload(4000) is refusal
-    assert admission.overload(3600) is refusal
-    clock.now = 0.021
-    again = admission.overload(4000)
-    assert again is not None
-    assert again is not refusal
-    assert admission.statistics().refused == {"requests": 4}
-
-
-@pytest.mark.parametrize(("body_bytes", "asker"), [(3400, NOBODY), (2**13, NOBODY), (4000, HEAVY), (4000, Asker(BULK))])
-def test_a_refusal_says_nothing_to_what_is_not_like_it(body_bytes: int, asker: Asker) -> None:
-    admission, _, refusal = a_refusal(Clock())
-    assert admission.overload(body_bytes, asker) not in (refusal, None)
-
-
-def test_a_refusal_ends_when_somebody_leaves() -> None:
-    admission, rooms, _ = a_refusal(Clock())
+    first, second = admission.overload(4000), admission.overload(4000)
+    assert isinstance(first, Overloaded)
+    assert isinstance(second, Overloaded)
+    assert first is not second
+    assert admission.statistics().refused == {"requests": 2}
     admission.leave(rooms[0])
     assert admission.overload(4000) is None
-
-
-def test_refusals_that_stand_are_not_more_than_a_few() -> None:
-    admission, _, _ = a_refusal(Clock())
-    for tenant in range(1000):
-        assert admission.overload(4000, Asker(tenant=tenant)) is not None
-    assert len(admission._refusals._standing) <= MOST_STANDING
 
 
 @given(st.lists(st.tuples(st.sampled_from((None, "a", "b")), st.sampled_from(Priority), st.booleans()), max_size=30))
