@@ -18,7 +18,6 @@ from staged_pool.api.asgi import App
 from staged_pool.api.asyncio_transport import AsyncioTransport
 from staged_pool.api.connections import Connection, ConnectionConfig, Service
 from staged_pool.api.fast_path import FastPath
-from staged_pool.api.transports import drop_unsent
 from staged_pool.api.trio_transport import TrioTransport
 from staged_pool.stages.log import get_logger
 
@@ -102,7 +101,6 @@ class Acceptor:
         traffic = self._service.config.traffic
         if traffic.connections >= self._service.config.limits.max_connections:
             traffic.connections_refused += 1
-            drop_unsent(accepted)
             accepted.close()
             return
         accepted.setblocking(False)

@@ -258,10 +258,10 @@ class Connection:
         if request is None or request.missing or request.rest:
             return False
         given = fast_path.admit(request)
-        if given is True and (given := fast_path.decide(request)) is None:
+        if given is None and (given := fast_path.decide(request)) is None:
             self._begin_to_answer(fast_path, request)
             return True
-        if not given:
+        if given is False:
             return False
         self._transport.send_nowait(given)  # all that is answered at once is short, and nothing waits before it
         self._patient_until = self._service.time() + self._limits.keep_alive_s  # which is looked at when it is over
@@ -270,7 +270,7 @@ class Connection:
     async def _taken_fast(self, fast_path: FastPath, request: FastRequest) -> bool:
         """Answer, or begin to answer, a request; False if it is left to the general path, with all that has arrived."""
         given = fast_path.admit(request)
-        if given is True:
+        if given is None:
             if request.missing and not await self._has_arrived(fast_path, request):
                 return False
             given = fast_path.decide(request)

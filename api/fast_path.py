@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 import anyio
@@ -155,12 +155,12 @@ class FastPath:
             self._heads[data] = head
         return head
 
-    def admit(self, request: FastRequest) -> bytes | bool:
-        """Decide by the headers: True, and its body is to be received; False, it is left to the general path; or the
+    def admit(self, request: FastRequest) -> bytes | Literal[False] | None:
+        """Decide by the headers: None, and its body is to be received; False, it is left to the general path; or the
         answer to a request that is here already and has no key."""
         problem = self._door.reject(request.scope)
         if problem is None:
-            return self._limits.has_room(request.length)
+            return None if self._limits.has_room(request.length) else False
         if request.missing or problem.row is not status.UNAUTHORIZED or self._application.closes_connections:
             return False
         return self._answered_now(request, problem)

@@ -7,9 +7,9 @@ connection. `connections.py` makes one of them for a connection that needs it.
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from typing import Any, Final
 
-import h2
 import h2.connection
 import h2.errors
 import h2.events
@@ -53,7 +53,7 @@ def missing_names(http1: Any, http2: Any) -> list[str]:
 
 if _missing := missing_names(h11.Connection(h11.SERVER), h2.connection.H2Connection()):
     raise ImportError(
-        f"staged-pool does not know this version of h11 ({h11.__version__}) or h2 ({h2.__version__}): there is no "
+        f"staged-pool does not know this version of h11 ({version('h11')}) or h2 ({version('h2')}): there is no "
         f"{' and no '.join(_missing)}. Install the versions that its metadata asks for: h11<0.17, h2<5"
     )
 
