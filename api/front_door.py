@@ -68,8 +68,10 @@ class FrontDoor:
         scope[ENGINE] = engine
         if not body or not engine.expects_refusals:
             return None
-        priority = priority_of(dict(scope["headers"])) or Priority.INTERACTIVE  # one that is none is rejected inside
-        overloaded = engine.overload(len(body), priority=priority, tenant=scope.get(TENANT))
+        headers = dict(scope["headers"])
+        priority = priority_of(headers) or Priority.INTERACTIVE  # one that is none is rejected inside
+        images = TASKS[scope["path"]].shown_images(engine.card, body, headers.get(b"content-type", b""))
+        overloaded = engine.overload(len(body), priority=priority, tenant=scope.get(TENANT), images=images)
         return None if overloaded is None else status.problem(overloaded)
 
     def _engine(self, scope: Scope) -> Engine | None:

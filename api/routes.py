@@ -29,7 +29,7 @@ from staged_pool.api.tasks import Task, tasks
 from staged_pool.api.wire import aside, infinity, inputs, invocations, openai, tei_tokens, tokens
 from staged_pool.api.wire.exchange import Body, Exchange, Received
 from staged_pool.api.wire.forms import read_form
-from staged_pool.api.wire.lines import LineExchange, ReadLines
+from staged_pool.api.wire.lines import LineExchange
 from staged_pool.api.wire.pieces import dump
 from staged_pool.runtime.engine import Engine
 from staged_pool.stages.errors import InvalidInput, TooLarge, Unsupported, Words
@@ -121,7 +121,7 @@ class Routes:
         call.model = engine.card.name
         call.timeline = Timeline()
         if task.read_lines is not None and call.wants_lines and theirs is None:
-            return await self._stream(task.read_lines, engine, call, body, boundary)
+            return await self._stream(task, engine, call, body, boundary)
         placed = call.named_model is not None
         exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary, placed=placed)
         with _in_words_of(exchange, call):
@@ -133,15 +133,16 @@ class Routes:
                 priority=call.priority(),
                 tenant=call.tenant,
                 timeline=call.timeline,
+                images=task.shown_images(engine.card, body, call.headers.get(b"content-type", b"")),
             )
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
 
-    async def _stream(self, read: ReadLines, engine: Engine, call: Call, body: Body, boundary: bytes | None) -> Answer:
+    async def _stream(self, task: Task, engine: Engine, call: Call, body: Body, boundary: bytes | None) -> Answer:
         """The results line by line, and as the answer what is known at the end."""
-        if call.lines is None:
+        if call.lines is None or task.read_lines is None:
             raise RuntimeError("lines are for requests that are answered by their handler")
         placed = call.named_model is not None
-        exchange = LineExchange(read, body, engine.card, call.request_id, boundary=boundary, placed=placed)
+        exchange = LineExchange(task.read_lines, body, engine.card, call.request_id, boundary=boundary, placed=placed)
         with _in_words_of(exchange, call):
             tokens = await engine.stream(
                 exchange.decode,
@@ -152,6 +153,7 @@ class Routes:
                 priority=call.priority(),
                 tenant=call.tenant,
                 timeline=call.timeline,
+                images=task.shown_images(engine.card, body, call.headers.get(b"content-type", b"")),
             )
         return Answer(exchange.last(tokens))
 

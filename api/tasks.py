@@ -25,6 +25,7 @@ from staged_pool.api.wire import (
 )
 from staged_pool.api.wire.errors import plain_error
 from staged_pool.api.wire.exchange import Body, Read
+from staged_pool.api.wire.image_count import count_images
 from staged_pool.api.wire.lines import ReadLines
 from staged_pool.api.wire.tei_tokens import tei_error
 from staged_pool.runtime.model import ModelCard
@@ -58,6 +59,8 @@ class Task:
     """The name of the model that a body asks for, by `body` and the names that are `served`. None: its `model`."""
     output: str = ""
     """What a model gives for it, for errors; empty: as `_OUTPUTS` has it for the name."""
+    only_images: bool = False
+    """Each of its inputs is an image."""
     narrow: Callable[[Body], pooling.Narrowed] | None = None
     """Reads from a body what else it asks of a model, where `able` is true of all."""
 
@@ -65,6 +68,12 @@ class Task:
     def gives(self) -> str:
         """What a model that can do it gives."""
         return self.output or _OUTPUTS.get(self.name, self.name)
+
+    def shown_images(self, card: ModelCard, body: Body, content_type: bytes) -> int | None:
+        """Count the images that a body shows to a model of texts and images; None if it is not known."""
+        if len(card.lanes) == 1:
+            return None  # all inputs are of one kind
+        return count_images(body, content_type, only_images=self.only_images)
 
     def meant(self, card: ModelCard) -> bool:
         """The model was made for this task; others may be able to do it, too."""
@@ -119,7 +128,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
     return {
         "/v1/embeddings": embeddings,
         "/embeddings": cutting,
-        "/embeddings_image": replace(embeddings, read=of_images, read_lines=None),
+        "/embeddings_image": replace(embeddings, read=of_images, read_lines=None, only_images=True),
         "/v1/multimodalembeddings": Task("Embeddings", _gives(Output.DENSE), voyage.read_multimodal),
         "/api/embed": replace(ollamas, at_once=partial(ollama.answer_to_nothing, legacy=False)),
         "/api/embeddings": replace(

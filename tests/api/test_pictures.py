@@ -14,13 +14,16 @@ from typing import Any
 
 import httpx
 import pytest
+from blockbuster import BlockBuster
 
 from staged_pool.api.app import Application
 from staged_pool.api.lobby import Lobby
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.media.dialing import Resolve
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import read_file
+from tests.api.serving import serving
 from tests.doubles import Gate, expected
 from tests.runtime.media.origin import LOCAL, Names, answer, origin
 from tests.runtime.seeing import SeeingModel, engine_on
@@ -120,3 +123,32 @@ async def test_a_disk_that_does_not_answer_fails_the_request_that_names_it_and_n
             assert vectors(await client.post("/v1/embeddings", json={"input": inputs[:1]})) == [CAT]
     finally:  # the engine has drained without it
         gate.open()
+
+
+@pytest.mark.parametrize(("given", "images"), [("a text", 0), ([{"image": "aGVsbG8="}] * 3, 3)])
+@pytest.mark.parametrize("headers", [{}, {"origin": "https://page.example"}])
+async def test_the_engine_is_told_how_many_images_the_bytes_of_a_request_show(
+    given: object,
+    images: int,
+    headers: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    nothing_blocks_the_event_loop: BlockBuster,
+) -> None:
+    nothing_blocks_the_event_loop.deactivate()  # Hypercorn's half is imported
+    told: list[tuple[str, int | None]] = []
+    overload, submit = Engine.overload, Engine.submit
+
+    def watched_overload(self: Engine, *args: Any, **settings: Any) -> Any:
+        told.append(("overload", settings["images"]))
+        return overload(self, *args, **settings)
+
+    async def watched_submit(self: Engine, *args: Any, **settings: Any) -> Any:
+        told.append(("submit", settings["images"]))
+        return await submit(self, *args, **settings)
+
+    monkeypatch.setattr(Engine, "overload", watched_overload)
+    monkeypatch.setattr(Engine, "submit", watched_submit)
+    monkeypatch.setattr(Engine, "expects_refusals", True)
+    async with serving(lambda config: engine_on(SeeingModel())) as served, served.client() as client:
+        await client.post("/v1/embeddings", json={"input": given}, headers=headers)
+    assert told == [("overload", images), ("submit", images)]
