@@ -70,8 +70,7 @@ def record_forwards(name: str, replica: Replica, *, wanted: bool) -> None:
         why = tower.body.record(tower.max_tokens, cuda_recorder(replica.device), _shown(BUCKETS, replica.device))
     if why:
         log.info("model.not_recorded", model=name, device=str(replica.device), reason=why)
-    else:
-        tokens = [bucket.tokens for bucket in tower.body.recorded]
+    if tokens := [bucket.tokens for bucket in tower.body.recorded]:
         log.info("model.recorded", model=name, device=str(replica.device), tokens=tokens)
 
 

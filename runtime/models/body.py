@@ -8,7 +8,7 @@ claim so and do not. So before packed is used, both layouts run on a probe and m
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, Literal
@@ -33,7 +33,6 @@ from staged_pool.runtime.models.probes import Probes
 from staged_pool.runtime.models.rows import Rows, token_embedding
 from staged_pool.runtime.models.shown import Shown
 from staged_pool.runtime.models.stack import Group
-from staged_pool.runtime.models.transfer import staging_for
 from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 
@@ -76,7 +75,6 @@ class Body:
         self._run_packed: Callable[..., Any] = model
         """What is given a packed batch: the model, or the parts of it that do all the work."""
         self._device = model.device  # which the model looks for among its parameters
-        self._staging = staging_for(self._device)
         self._padded_attention: str = model.config._attn_implementation
 
     @property
@@ -111,7 +109,7 @@ class Body:
 
     def pack(self, sequences: Sequence[TokenSequence]) -> PackedBatch:
         """Begin to bring a batch to where the weights are."""
-        return PackedBatch.of(sequences, self._device, self._staging)
+        return PackedBatch.of(sequences, self._device)
 
     def hidden(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         """The last layer's token vectors: [tokens, width], in the dtype of the weights.
@@ -291,31 +289,45 @@ class Body:
             buckets: The sizes, from small to large.
 
         Returns:
-            Why it is not done; None where it is, or where sequences do not attend in one call.
+            Why it is not done for all of them: those before the first that fails are kept. None: it is done, or
+            sequences do not attend in one call.
         """
         if not self._in_one_call:
             return None
         if self._rows.positions_by_length:
             return "positions depend on the lengths of the texts, which a recording does not see"
         graphs = Graphs(self._run, self._device, max_tokens, recorder, types=self._rows.takes_types)
-        probes, random = self._probes(max_tokens), np.random.default_rng(0)
-
-        def change(bucket: Bucket) -> Callable[[], None]:
-            graphs.record(bucket)
-            self._graphs = graphs
-            return partial(setattr, self, "_graphs", None)
-
+        why = None
         for bucket in buckets:
-            length = min(max_tokens, bucket.tokens // 4)
-            lengths = [max(1, length - place % 3) for place in range(bucket.tokens * 3 // 4 // length)]
-            probe = PackedBatch.of(probes.made_up(lengths, random), self._device)
+            probes = [PackedBatch.of(one, self._device) for one in self._in_bucket(bucket, max_tokens)]
             name = f"{type(self.model).__name__}, recorded for {bucket.tokens} tokens,"
             self._graphs = None
-            if why := keep_if_right(
-                partial(change, bucket), partial(self.hidden, probe), name=name, dtype=self.model.dtype
-            ):
-                return why
-        return None
+            why = keep_if_right(
+                partial(self._recorded, graphs, bucket),
+                # What a replay gives lies where the next one writes.
+                lambda probes=probes: torch.cat([self.hidden(one).clone() for one in probes]),  # type: ignore[misc]
+                name=name,
+                dtype=self.model.dtype,
+            )
+            if why:  # a larger one will not fare better
+                graphs.forget(bucket)
+                break
+        self._graphs = graphs if graphs.buckets else None
+        return why
+
+    def _recorded(self, graphs: Graphs, bucket: Bucket) -> Callable[[], None]:
+        """Record one more size, and replay what is recorded."""
+        graphs.record(bucket)
+        self._graphs = graphs
+        return partial(setattr, self, "_graphs", None)
+
+    def _in_bucket(self, bucket: Bucket, max_tokens: int) -> Iterator[Sequence[TokenSequence]]:
+        """Two batches that this is the smallest size for: a replay may show what the one before has left behind."""
+        probes, random = self._probes(max_tokens), np.random.default_rng(0)
+        length = min(max_tokens, bucket.tokens // 4)
+        for share in (0.75, 0.625):
+            count = int(bucket.tokens * share / length)
+            yield probes.made_up([max(1, length - place % 3) for place in range(count)], random)
 
     def _change(self, change: Callable[[], Callable[[], None]], max_tokens: int) -> str | None:
         """As `keep_if_right`. What was computed behind the last change is what stands before this one."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,6 +20,7 @@ from staged_pool.runtime.models.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.patches import flatten_patches
+from staged_pool.runtime.models.transfer import send_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,9 @@ class Seen:
     hidden: Tensor | None
     """[tokens, width], in the dtype of the weights. None: the model has been asked for labels."""
     lengths: Tensor
-    """[pictures], int64: how many vectors each has."""
+    """[pictures], int64, on the device: the number of vectors of each."""
+    counts: Sequence[int]
+    """The same on the host."""
     own: Tensor | None
     """[pictures, width]: what the model's own class makes of each, a vector or logits. None: it makes nothing."""
 
@@ -69,7 +73,7 @@ class Eye:
         """
         if not self._any_shape:
             pixels = to_device(pictures, self._scale, self.image.device, self.image.dtype)
-            return self._seen(self._look(pixel_values=pixels), None, len(pictures))
+            return _seen(self._look(pixel_values=pixels), len(pictures))
         if self._alone and len({one.grid for one in pictures}) > 1:
             return _joined([self.see([one]) for one in pictures])
         return self._padded(pictures)
@@ -138,23 +142,31 @@ class Eye:
         """Patches of different numbers, each picture's behind those that are missing to the largest one."""
         device = self.image.device
         patches = to_device(pictures, self._scale, device, self.image.dtype)
-        lengths = torch.tensor([len(one.values) for one in pictures], device=device)
-        real = torch.arange(int(lengths.max()), device=device) < lengths.unsqueeze(1)
-        rows = patches.new_zeros(*real.shape, patches.shape[-1])
-        rows[real] = patches
-        shapes = torch.tensor([one.grid for one in pictures], device=device)
-        given = self._look(pixel_values=rows, pixel_attention_mask=real.long(), spatial_shapes=shapes)
-        return self._seen(given, real, len(pictures))
+        counts = [len(one.values) for one in pictures]
+        count, longest = len(counts), max(counts)
+        places = [np.arange(own) + row * longest for row, own in enumerate(counts)]
+        lengths, each = send_arrays([np.array(counts), *places], device).split([count, sum(counts)])
+        rows = patches.new_zeros(count * longest, patches.shape[-1]).index_copy_(0, each, patches)
+        real = torch.arange(longest, device=device) < lengths.unsqueeze(1)
+        given = self._look(
+            pixel_values=rows.view(count, longest, -1),
+            pixel_attention_mask=real.long(),
+            spatial_shapes=torch.tensor([one.grid for one in pictures]),  # which the model reads on the host
+        )
+        found = _seen(given, count)
+        if found.hidden is None:
+            return found
+        return Seen(found.hidden.index_select(0, each), lengths, counts, found.own)
 
-    def _seen(self, given: Any, real: Tensor | None, count: int) -> Seen:
-        hidden: Tensor | None = getattr(given, "last_hidden_state", None)
-        own: Tensor | None = given.logits if hidden is None else getattr(given, "pooler_output", None)
-        if hidden is None:
-            return Seen(None, torch.ones(count, dtype=torch.int64), own)
-        if real is None:
-            lengths = torch.full((count,), hidden.shape[1], device=hidden.device)
-            return Seen(hidden.flatten(0, 1), lengths, own)
-        return Seen(hidden[real], real.sum(dim=1), own)
+
+def _seen(given: Any, count: int) -> Seen:
+    """What the model has made of so many pictures, which have equally many vectors."""
+    hidden: Tensor | None = getattr(given, "last_hidden_state", None)
+    own: Tensor | None = given.logits if hidden is None else getattr(given, "pooler_output", None)
+    if hidden is None:
+        return Seen(None, torch.ones(count, dtype=torch.int64), [1] * count, own)
+    lengths = torch.full((count,), hidden.shape[1], device=hidden.device)
+    return Seen(hidden.flatten(0, 1), lengths, [hidden.shape[1]] * count, own)
 
 
 def _vectors(seen: Seen) -> Tensor:
@@ -168,5 +180,8 @@ def _joined(seen: Sequence[Seen]) -> Seen:
     hidden = [one.hidden for one in seen if one.hidden is not None]
     own = [one.own for one in seen if one.own is not None]
     return Seen(
-        torch.cat(hidden) if hidden else None, torch.cat([one.lengths for one in seen]), torch.cat(own) if own else None
+        torch.cat(hidden) if hidden else None,
+        torch.cat([one.lengths for one in seen]),
+        [count for one in seen for count in one.counts],
+        torch.cat(own) if own else None,
     )

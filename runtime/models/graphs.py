@@ -117,7 +117,8 @@ class Graphs:
             positions=numbers[1],
             lengths=numbers.new_empty(0),
             types=numbers[2] if self._types else None,
-            prompt_lengths=None,
+            prompts=None,
+            seen=None,
             groups=(),
             bounds=Bounds(starts, longest),
             tokens=bucket.tokens,
@@ -126,6 +127,10 @@ class Graphs:
         # Recorded without any sequence: whatever there is, the kernels are the same.
         replay, output = self._recorder(lambda: self._run(inputs))
         self._recordings[bucket] = _Recording(inputs, output, replay)
+
+    def forget(self, bucket: Bucket) -> None:
+        """Drop a size, if it is recorded."""
+        self._recordings.pop(bucket, None)
 
     def hidden(self, batch: PackedBatch) -> Tensor | None:
         """What `run` makes of a batch: [tokens, width], of memory that the next batch of this size takes. None: no

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,16 @@ from torch import Tensor
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.attention import Bounds
 from staged_pool.runtime.models.stack import Group
-from staged_pool.runtime.models.transfer import Staging
+from staged_pool.runtime.models.transfer import send_arrays
+
+
+class Skip(NamedTuple):
+    """Leading tokens of sequences that pooling leaves out."""
+
+    tokens: Tensor
+    """[sequences], int64; fewer than each sequence has."""
+    total: int
+    """Of all sequences, as the host knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +39,10 @@ class PackedBatch:
     """[sequences], int64."""
     types: Tensor | None
     """[rounded tokens], int64: 1 in the second segment of a pair. None: there is no pair."""
-    prompt_lengths: Tensor | None
-    """[sequences], int64: leading tokens that pooling leaves out. None: none."""
+    prompts: Skip | None
+    """The prompts that pooling leaves out. A sequence that consists of nothing else is pooled whole. None: none."""
+    seen: Tensor | None
+    """[sequences], int64: leading tokens of each that its tokens attend to. None: all."""
     groups: Sequence[Group]
     """Of the sequences, without what is behind them."""
     bounds: Bounds
@@ -40,66 +52,55 @@ class PackedBatch:
     sequences: Sequence[TokenSequence]
 
     @classmethod
-    def of(
-        cls, sequences: Sequence[TokenSequence], device: torch.device, staging: Staging | None = None
-    ) -> PackedBatch:
-        """Lay the sequences out, and bring them to the device in one copy.
+    def of(cls, sequences: Sequence[TokenSequence], device: torch.device) -> PackedBatch:
+        """Lay the sequences out, and begin one copy to the device.
 
         Args:
             sequences: At least one.
             device: Where they go.
-            staging: Of that device: the copy is then only begun.
         """
-        count = len(sequences)
-        lengths = np.fromiter((len(s.ids) for s in sequences), np.int64, count)
+        lengths = np.fromiter((len(s.ids) for s in sequences), np.int64, len(sequences))
         tokens = int(lengths.sum())
         rounded = _round_up(tokens)
         starts = lengths.cumsum() - lengths
-        pairs = any(s.first_tokens is not None for s in sequences)
-        prompts = any(s.prompt_tokens for s in sequences)
-        at = (3 if pairs else 2) * rounded
-        end = at + count + (count if prompts else 0)
-
-        def fill(packed: NDArray[np.int32]) -> None:
-            places = np.arange(tokens) - starts.repeat(lengths)
-            packed[:tokens] = np.fromiter(chain.from_iterable(s.ids for s in sequences), np.int32, tokens)
-            packed[rounded : rounded + tokens] = places
-            if pairs:
-                firsts = [len(s.ids) if s.first_tokens is None else s.first_tokens for s in sequences]
-                packed[2 * rounded : 2 * rounded + tokens] = places >= np.repeat(firsts, lengths)
-            packed[at : at + count] = lengths
-            if prompts:
-                packed[at + count : end] = [s.prompt_tokens for s in sequences]
-            packed[end : end + count] = starts
-            packed[end + count :] = tokens, rounded
-
-        sent = _send(end + count + 2, fill, device, staging)
-        on_device = sent[:end].long()
+        places = np.arange(tokens) - starts.repeat(lengths)
+        ids = np.fromiter(chain.from_iterable(s.ids for s in sequences), np.int32, tokens)
+        parts = {"ids": _filled(ids, rounded), "positions": _filled(places, rounded), "lengths": lengths}
+        if any(s.first_tokens is not None for s in sequences):
+            firsts = [len(s.ids) if s.first_tokens is None else s.first_tokens for s in sequences]
+            parts["types"] = _filled(places >= np.repeat(firsts, lengths), rounded)
+        skipped = [s.prompt_tokens if s.prompt_tokens < len(s.ids) else 0 for s in sequences]
+        if any(skipped):
+            parts["skipped"] = np.array(skipped)
+        if any(s.unseen_tokens for s in sequences):
+            parts["seen"] = lengths - [s.unseen_tokens for s in sequences]
+        bounds = np.array([*starts, tokens, rounded])
+        sent = send_arrays([part.astype(np.int32) for part in (*parts.values(), bounds)], device)
+        *numbers, _ = sent.long().split([len(part) for part in (*parts.values(), bounds)])
+        found = dict(zip(parts, numbers, strict=True))
         groups = [
             Group(len(list(same)), length, length - unseen)
             for (length, unseen), same in groupby((len(s.ids), s.unseen_tokens) for s in sequences)
         ]
         return cls(
-            ids=on_device[:rounded],
-            positions=on_device[rounded : 2 * rounded],
-            lengths=on_device[at : at + count],
-            types=on_device[2 * rounded : 3 * rounded] if pairs else None,
-            prompt_lengths=on_device[at + count : end] if prompts else None,
+            ids=found["ids"],
+            positions=found["positions"],
+            lengths=found["lengths"],
+            types=found.get("types"),
+            prompts=Skip(found["skipped"], sum(skipped)) if "skipped" in found else None,
+            seen=found.get("seen"),
             groups=groups,
-            bounds=Bounds(sent[end:], max(int(lengths.max()), rounded - tokens)),
+            bounds=Bounds(sent[-len(bounds) :], max(int(lengths.max()), rounded - tokens)),
             tokens=tokens,
             sequences=sequences,
         )
 
 
-def _send(
-    size: int, fill: Callable[[NDArray[np.int32]], None], device: torch.device, staging: Staging | None
-) -> Tensor:
-    if staging is not None:
-        return staging.send(size, fill)
-    packed = np.zeros(size, np.int32)
-    fill(packed)
-    return torch.from_numpy(packed).to(device)
+def _filled(values: NDArray[Any], rounded: int) -> NDArray[Any]:
+    """The same with zeros behind it."""
+    filled = np.zeros(rounded, np.int32)
+    filled[: len(values)] = values
+    return filled
 
 
 def _round_up(tokens: int) -> int:

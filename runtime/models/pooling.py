@@ -15,31 +15,32 @@ import torch
 from torch import Tensor
 
 from staged_pool.runtime.model import TokenSequence
+from staged_pool.runtime.models.packing import Skip
 from staged_pool.runtime.models.specs import PoolingMode
 from staged_pool.runtime.models.transfer import send_arrays
 
 
-def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip: Tensor | None = None) -> Tensor:
+def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip: Skip | None = None) -> Tensor:
     """Make one vector of each sequence of a packed batch; several modes are concatenated.
 
     Args:
         hidden: [tokens, width], any dtype; sequences one after the other.
         lengths: [sequences], int64, on the device of `hidden`; each at least 1, sums to `tokens`.
         modes: At least one.
-        skip: [sequences], int64: leading tokens of each that are left out. None: none. A sequence that consists of
-            nothing else is pooled whole.
+        skip: Leading tokens of each that are left out. None: none.
 
     Returns:
         [sequences, width * modes], float32, on the device of `hidden`.
     """
     tokens = hidden.float()
     if skip is not None:
-        skip = skip.where(skip < lengths, 0)
-        starts = lengths.cumsum(0) - lengths
-        places = torch.arange(len(hidden), device=hidden.device) - _each(starts, lengths, len(hidden))
-        tokens, lengths = tokens[places >= _each(skip, lengths, len(hidden))], lengths - skip
+        kept, lengths = len(hidden) - skip.total, lengths - skip.tokens
+        before = _each(skip.tokens.cumsum(0), lengths, kept)
+        tokens = tokens[torch.arange(kept, device=hidden.device) + before]
     pooled = [
-        weighted_mean_pool(tokens, lengths, skip) if mode == "weightedmean" else _POOLINGS[mode](tokens, lengths)
+        weighted_mean_pool(tokens, lengths, skip and skip.tokens)
+        if mode == "weightedmean"
+        else _POOLINGS[mode](tokens, lengths)
         for mode in modes
     ]
     return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)

@@ -64,27 +64,26 @@ class Rows:
 
     def padded(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         """[tokens, width], of one forward with rows that are filled up to the longest."""
-        longest = max(group.tokens for group in batch.groups)
-        places = torch.arange(longest, device=batch.ids.device)
-        real = places < batch.lengths.unsqueeze(1)
+        shape = len(batch.sequences), max(group.tokens for group in batch.groups)
+        places = torch.arange(shape[1], device=batch.ids.device)
+        rows = torch.arange(shape[0], device=batch.ids.device)
+        rows = rows.repeat_interleave(batch.lengths, output_size=batch.tokens)
+        each = rows * shape[1] + batch.positions[: batch.tokens]
         tokens = {
-            name: _spread(row[: batch.tokens], real, self._padding if name == "input_ids" else 0)
+            name: _spread(row[: batch.tokens], each, shape, self._padding if name == "input_ids" else 0)
             for name, row in self.tokens(batch.ids, shown).items()
         }
         more = {}
         if self.takes_positions:
-            more["position_ids"] = (places + self.first_position).expand(real.shape)
+            more["position_ids"] = (places + self.first_position).expand(shape)
         if shown is not None and shown.positions is not None:
-            more["position_ids"] = torch.stack([_spread(row, real, 0) for row in shown.positions])
+            more["position_ids"] = torch.stack([_spread(row, each, shape, 0) for row in shown.positions])
         if batch.types is not None and self.takes_types:
-            more["token_type_ids"] = _spread(batch.types[: batch.tokens], real, 0)
-        seen = real
-        if any(group.seen < group.tokens for group in batch.groups):
-            unseen = torch.tensor([s.unseen_tokens for s in batch.sequences], device=real.device)
-            seen = places < (batch.lengths - unseen).unsqueeze(1)
+            more["token_type_ids"] = _spread(batch.types[: batch.tokens], each, shape, 0)
+        seen = places < (batch.lengths if batch.seen is None else batch.seen).unsqueeze(1)
         with self.told(batch.groups, packed=False):
             hidden: Tensor = self._model(**tokens, attention_mask=seen.long(), **more)[0]
-        return hidden[real]
+        return hidden.flatten(0, 1).index_select(0, each)
 
     def each_length(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
         """As `padded`, with a forward for neighbours of equal length: without any padding."""
@@ -116,11 +115,17 @@ class Rows:
         return torch.cat(vectors)
 
 
-def _spread(row: Tensor, real: Tensor, padding: int) -> Tensor:
-    """What lies one behind the other, [tokens, ...], as rows that are filled up where `real` is False."""
-    padded = row.new_full((*real.shape, *row.shape[1:]), padding)
-    padded[real] = row
-    return padded
+def _spread(row: Tensor, each: Tensor, shape: tuple[int, int], padding: int) -> Tensor:
+    """What lies one behind the other, [tokens, ...], as rows that are filled up.
+
+    Args:
+        row: The values.
+        each: [tokens], int64: where each of them goes, counted through all rows.
+        shape: Rows, and values of each.
+        padding: What they are filled up with.
+    """
+    padded = row.new_full((shape[0] * shape[1], *row.shape[1:]), padding)
+    return padded.index_copy_(0, each, row).unflatten(0, shape)
 
 
 def token_embedding(model: PreTrainedModel) -> Any:

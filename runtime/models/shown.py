@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -15,11 +17,14 @@ class Shown:
     """[image tokens, width], in the dtype of the weights: of all pictures of the batch, in order."""
     places: Tensor
     """[image tokens], int64, ascending: the places of the image tokens in the batch."""
+    places_on_host: NDArray[np.int64]
+    """The same, where the host can read them without waiting for the device."""
     positions: Tensor | None
     """[3, tokens], int64: each token's positions in its sequence. None: the tokens are counted as those of a text."""
 
     def between(self, start: int, end: int) -> Shown:
         """Of the sequences whose tokens are from `start` up to `end` in the batch."""
-        inside = (self.places >= start) & (self.places < end)
+        first, last = np.searchsorted(self.places_on_host, [start, end])
+        inside = slice(int(first), int(last))
         positions = None if self.positions is None else self.positions[:, start:end]
-        return Shown(self.vectors[inside], self.places[inside] - start, positions)
+        return Shown(self.vectors[inside], self.places[inside] - start, self.places_on_host[inside] - start, positions)

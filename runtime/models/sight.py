@@ -26,6 +26,7 @@ from staged_pool.runtime.models.linear import prepack_linears
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.patches import flatten_patches
 from staged_pool.runtime.models.shown import Shown
+from staged_pool.runtime.models.transfer import send_arrays
 from staged_pool.runtime.requests import Outputs
 from staged_pool.stages.errors import ConfigError
 
@@ -113,8 +114,8 @@ class Sight:
         positions = None
         if self.layout.grid_positions:
             counted = [grid_positions(s, found, self.layout) for s, found in zip(sequences, where, strict=True)]
-            positions = torch.from_numpy(np.concatenate(counted, axis=1)).to(device)
-        return Shown(self._look(pictures), torch.from_numpy(places).to(device), positions)
+            positions = send_arrays([np.concatenate(counted, axis=1)], device)
+        return Shown(self._look(pictures), send_arrays([places], device), places, positions)
 
     def _look(self, pictures: Sequence[Pixels]) -> Tensor:
         """[image tokens, width]."""
@@ -123,7 +124,7 @@ class Sight:
         more = {}
         if self.layout.merge is not None:
             grids = [[1, *(pixels.grid or (0, 0))] for pixels in pictures]
-            more["image_grid_thw"] = torch.tensor(grids, device=model.device)
+            more["image_grid_thw"] = send_arrays([np.array(grids)], model.device)
         seen = model.get_image_features(pixels, **more).pooler_output
         vectors: Tensor = torch.cat(list(seen)) if not isinstance(seen, Tensor) else seen.flatten(0, 1)
         return vectors.to(model.dtype)

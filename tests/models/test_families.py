@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.model import ModelInput, TokenSequence
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.pooling import pool
 from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, TextInput
 from staged_pool.stages.errors import InvalidInput
@@ -205,6 +206,7 @@ def test_every_pooling_leaves_a_prompt_out_as_the_oracle_does(
 
 def test_a_sequence_of_nothing_but_a_prompt_is_pooled_whole() -> None:
     hidden = torch.arange(12.0).reshape(6, 2)
-    lengths, skip = torch.tensor([2, 4]), torch.tensor([2, 3])
-    assert pool(hidden, lengths, ["mean"], skip=skip).tolist() == [[1, 2], [10, 11]]
-    assert pool(hidden, lengths, ["cls"], skip=skip).tolist() == [[0, 1], [10, 11]]
+    sequences = [TokenSequence([5] * length, DENSE_ONLY, prompt_tokens=prompt) for length, prompt in ((2, 2), (4, 3))]
+    batch = PackedBatch.of(sequences, torch.device("cpu"))
+    assert pool(hidden, batch.lengths, ["mean"], skip=batch.prompts).tolist() == [[1, 2], [10, 11]]
+    assert pool(hidden, batch.lengths, ["cls"], skip=batch.prompts).tolist() == [[0, 1], [10, 11]]

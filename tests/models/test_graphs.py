@@ -29,15 +29,26 @@ class Rerun:
         self.replays = 0
         self.error: Exception | None = None
         self.spoil = False
+        self.sticks = False
+        """A replay gives what the first one gave."""
+        self.fails_behind: int | None = None
+        """So many recordings succeed."""
+        self.recordings = 0
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         if self.error is not None:
             raise self.error
-        output = run().clone()
+        if self.recordings == self.fails_behind:
+            raise RuntimeError("out of memory")
+        self.recordings += 1
+        output, replayed = run().clone(), 0
 
         def replay() -> None:
+            nonlocal replayed
             self.replays += 1
-            output.copy_(run())
+            replayed += 1
+            if replayed == 1 or not self.sticks:
+                output.copy_(run())
             if self.spoil:
                 output.add_(torch.randn_like(output) * 10)
 
@@ -127,9 +138,10 @@ def test_a_query_whose_expansion_nobody_sees_is_computed(body: Body) -> None:
     ("broken", "reason"),
     [
         ({"spoil": True}, "recorded for 64 tokens, gives other vectors"),
+        ({"sticks": True}, "recorded for 64 tokens, gives other vectors"),
         ({"error": RuntimeError("operation not permitted when stream is capturing")}, "not permitted"),
     ],
-    ids=["wrong", "fails"],
+    ids=["wrong", "wrong for other data", "fails"],
 )
 @torch.inference_mode()
 def test_a_recording_that_is_not_right_is_left_off(body: Body, broken: dict[str, Any], reason: str) -> None:
@@ -145,6 +157,21 @@ def test_a_recording_that_is_not_right_is_left_off(body: Body, broken: dict[str,
     recorder.replays = 0
     torch.testing.assert_close(body.hidden(batch), computed)
     assert recorder.replays == 0
+
+
+@torch.inference_mode()
+def test_smaller_sizes_stay_where_a_larger_one_fails(body: Body) -> None:
+    batch = body.pack(sequences(5, 7))
+    computed = body.hidden(batch)
+    recorder = Rerun()
+    recorder.fails_behind = 1
+    why = body.record(64, recorder, (*SMALL, Bucket(256, 32)))
+    assert why is not None
+    assert "recorded for 128 tokens, does not run on them: out of memory" in why
+    assert body.recorded == SMALL[:1]
+    recorder.replays = 0
+    torch.testing.assert_close(body.hidden(batch), computed)
+    assert recorder.replays == 1
 
 
 def test_without_one_call_for_all_sequences_nothing_is_recorded(tiny_folder: TinyFolder) -> None:

@@ -1,97 +1,61 @@
-"""Pinned buffers, used in turns: that none is written while it is being read."""
+"""Copies to a device and back, which are begun by one line and waited for by another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from staged_pool.runtime.models.transfer import Staging, begin_readback, send_arrays
+from staged_pool.runtime.models.transfer import Mark, begin_readback, hand_over, send_arrays
 
 CPU = torch.device("cpu")
-Fill = Callable[[NDArray[np.int32]], None]
 
 
-class LoggedFence:
-    """Says what is done with it."""
+class LoggedCuda:
+    """Streams that say what they are asked for. The calling thread has another one on each device."""
 
-    def __init__(self, name: int, log: list[str]) -> None:
-        self.name, self.log = name, log
+    def __init__(self) -> None:
+        self.log: list[str] = []
 
-    def record(self) -> None:
-        self.log.append(f"record {self.name}")
+    def current_stream(self, device: torch.device) -> Any:
+        return SimpleNamespace(
+            name=f"stream of {device}", wait_event=lambda event: self.log.append(f"stream of {device} waits")
+        )
 
-    def synchronize(self) -> None:
-        self.log.append(f"wait {self.name}")
-
-
-@pytest.fixture
-def log() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def staging(log: list[str]) -> Staging:
-    fences = iter(LoggedFence(number, log) for number in range(9))
-
-    def allocate(size: int) -> Tensor:
-        log.append(f"allocate {size}")
-        return torch.full((size,), -1, dtype=torch.int32)
-
-    return Staging(CPU, buffers=2, allocate=allocate, fence=lambda: next(fences))
+    def Event(self, *, blocking: bool) -> Any:  # as torch has it
+        return SimpleNamespace(
+            record=lambda stream: self.log.append(f"recorded on {stream.name}"),
+            synchronize=lambda: self.log.append("host waits"),
+        )
 
 
-def numbers(first: int) -> Fill:
-    def fill(packed: NDArray[np.int32]) -> None:
-        packed[:-1] = range(first, first + len(packed) - 1)
-
-    return fill
-
-
-def test_a_buffer_is_written_again_only_after_its_copy(staging: Staging, log: list[str]) -> None:
-    def logged(packed: NDArray[np.int32]) -> None:
-        log.append("fill")
-
-    for _ in range(5):
-        staging.send(4, logged)
-    first, second = ["fill", "record 0"], ["fill", "record 1"]
-    assert log == [
-        *("allocate 4", *first, "allocate 4", *second),
-        *("wait 0", *first, "wait 1", *second, "wait 0", *first),
-    ]
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_a_mark_is_in_the_stream_of_its_own_device(device: str) -> None:
+    cuda = LoggedCuda()
+    mark = Mark(torch.device(device), cuda)
+    kept: list[str] = []
+    values: Any = SimpleNamespace(device=torch.device(device), record_stream=lambda stream: kept.append(stream.name))
+    mark.precede(values)
+    mark.wait()
+    stream = f"stream of {device}"
+    assert cuda.log == [f"recorded on {stream}", f"{stream} waits", "host waits"]
+    assert kept == [stream]
 
 
-def test_what_is_not_filled_is_zero_also_in_a_buffer_that_was_used(staging: Staging) -> None:
-    for first in (1, 10, 20, 30):
-        assert staging.send(4, numbers(first)).tolist() == [first, first + 1, first + 2, 0]
-    assert staging.send(2, numbers(7)).tolist() == [7, 0]
+def test_what_is_handed_over_on_the_cpu_is_the_same() -> None:
+    values = torch.ones(3)
+    assert hand_over(values)() is values
 
 
-def test_what_was_sent_is_not_changed_by_what_comes_later(staging: Staging) -> None:
-    sent = [staging.send(3, numbers(first)) for first in range(6)]
-    assert [one.tolist() for one in sent] == [[first, first + 1, 0] for first in range(6)]
-
-
-def test_a_buffer_that_is_too_small_is_replaced_once_its_copy_has_ended(staging: Staging, log: list[str]) -> None:
-    for size in (4, 4, 5, 6, 8, 9):
-        staging.send(size, numbers(0))
-    assert [line for line in log if not line.startswith("record")] == [
-        *(
-            "allocate 4",
-            "allocate 4",
-            "wait 0",
-            "allocate 8",
-            "wait 1",
-            "allocate 8",
-            "wait 0",
-            "wait 1",
-            "allocate 16",
-        ),
-    ]
+@pytest.mark.parametrize("stack", [False, True])
+def test_what_was_sent_is_not_changed_by_what_comes_later(stack: bool) -> None:
+    part = np.arange(3)
+    sent = send_arrays([part, part], CPU, stack=stack)
+    part[:] = 9
+    assert sent.flatten().tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_rows_come_back_as_they_are_and_lie_in_one_piece() -> None:
@@ -104,10 +68,10 @@ def test_rows_come_back_as_they_are_and_lie_in_one_piece() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: there is no pinned memory without one")
 def test_a_gpu_gets_and_gives_what_was_sent() -> None:
     device = torch.device("cuda", 0)
-    staging = Staging(device)
-    sent = [staging.send(1000, numbers(first)) for first in range(20)]
+    sent = [send_arrays([np.arange(first, first + 1000)], device) for first in range(20)]
     arrived = [begin_readback(one.view(1, -1)) for one in sent]
-    for first, rows in enumerate(arrived):
-        assert rows()[0, :-1].tolist() == list(range(first, first + 999))
+    handed = [hand_over(one) for one in sent]
+    for first, (rows, taken) in enumerate(zip(arrived, handed, strict=True)):
+        assert rows()[0].tolist() == taken().tolist() == list(range(first, first + 1000))
     pixels = [np.full((3, 4, 4), value, np.uint8) for value in range(5)]
     assert torch.equal(send_arrays(pixels, device, stack=True).cpu(), torch.from_numpy(np.stack(pixels)))

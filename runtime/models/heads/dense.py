@@ -51,6 +51,6 @@ class DenseHead:
         if self._at_end:
             pooled = end_pool(hidden.float(), batch.sequences, batch.lengths, self._end_token)
         else:
-            pooled = pool(hidden, batch.lengths, self._pooling, skip=batch.prompt_lengths)
+            pooled = pool(hidden, batch.lengths, self._pooling, skip=batch.prompts)
         rows = begin_readback(self._modules(pooled)[:, : self.width])
         return lambda: list(rows())

@@ -81,7 +81,7 @@ class PatchVectors:
 
     def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
         assert seen.hidden is not None
-        vectors, ends = begin_readback(seen.hidden), np.cumsum(seen.lengths.tolist())
+        vectors, ends = begin_readback(seen.hidden), np.cumsum(seen.counts)
         # Copies: a row that is kept must not keep those of the whole batch.
         return lambda: [rows.copy() for rows in np.split(vectors(), ends[:-1])]
 

@@ -18,7 +18,7 @@ from staged_pool.runtime.models.heads.modules import load_projection
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_alone
 from staged_pool.runtime.models.packing import PackedBatch
 from staged_pool.runtime.models.specs import SpladeSpec, TokenWeightsSpec
-from staged_pool.runtime.models.transfer import Later, begin_readback
+from staged_pool.runtime.models.transfer import Later, begin_readback, hand_over
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError
 
@@ -61,13 +61,18 @@ class SpladeHead:
         return self._logits.parameters()
 
     def __call__(self, hidden: Tensor, batch: PackedBatch) -> Later[Sequence[Values]]:
-        rows: list[Values] = []
-        start = 0
-        for lengths in _groups([len(s.ids) for s in batch.sequences], self._slice_tokens):
-            end = start + sum(lengths)
-            rows += _sparse_rows(self._pooled(hidden[start:end], lengths))
-            start = end
-        return lambda: rows
+        handed = hand_over(hidden)  # how many entries are not 0 is known to the device alone, which is waited for
+
+        def rows() -> Sequence[Values]:
+            found: list[Values] = []
+            start, vectors = 0, handed()
+            for lengths in _groups([len(s.ids) for s in batch.sequences], self._slice_tokens):
+                end = start + sum(lengths)
+                found += _sparse_rows(self._pooled(vectors[start:end], lengths))
+                start = end
+            return found
+
+        return rows
 
     def _pooled(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
         """[sequences, vocabulary] float32, of sequences that fit into one slice, or of a single one that may not."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,5 +87,5 @@ def _part(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str) ->
 
 @cache
 def _on_device(three: tuple[float, float, float], device: torch.device) -> Tensor:
-    """Brought there once: the host waits for such a copy, and for all that the device has to do before it."""
-    return torch.tensor(three, dtype=torch.float32, device=device)
+    """Bring three numbers there, once for all batches."""
+    return send_arrays([np.array(three, np.float32)], device)
