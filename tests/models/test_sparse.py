@@ -18,6 +18,7 @@ from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.model import Row, Similarity, SparseVector, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.folder import read_folder
+from staged_pool.runtime.models.heads import sparse as sparse_heads
 from staged_pool.runtime.models.heads.sparse import SpladeHead
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.packing import PackedBatch
@@ -216,6 +217,28 @@ def test_logits_are_never_all_there_at_once(
         wanted = active.amax(dim=0) if pooling == "max" else active.sum(dim=0)
         assert vector.indices.tolist() == wanted.nonzero()[:, 0].tolist()
         assert np.allclose(vector.values, wanted[wanted > 0].numpy(), atol=1e-6)
+
+
+def test_entries_are_found_in_what_was_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def hand_over(values: Tensor) -> Callable[[], Tensor]:
+        order.append("handed over")
+
+        def taken() -> Tensor:
+            order.append("taken")
+            return values + 1
+
+        return taken
+
+    monkeypatch.setattr(sparse_heads, "hand_over", hand_over)
+    head = SpladeHead(SpladeSpec(pooling="max", activation="relu"), Table(), 2)
+    later = head(torch.zeros(1, 2), PackedBatch.of([TokenSequence([1], SPARSE_ONLY)], torch.device("cpu")))
+    assert order == ["handed over"]  # the device may still be at it
+    (vector,) = later()
+    assert order == ["handed over", "taken"]
+    assert isinstance(vector, SparseVector)
+    assert vector.indices.tolist() == [0, 1]
 
 
 def test_a_weight_that_is_no_number_fails_its_row_alone(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
