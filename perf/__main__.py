@@ -15,6 +15,7 @@ from perf import (
     coldstart,
     cores,
     fanout,
+    flood,
     growth,
     images,
     liveness,
@@ -97,6 +98,18 @@ def liveness_command(
         liveness_images.run(options, rounds=rounds, seconds=seconds, clients=clients or 300)
     else:
         liveness.run(options, rounds=rounds, seconds=seconds, clients=clients or 64)
+
+
+@main.command("uploads")
+def uploads_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    backend: BackendOption = "asyncio",
+    calls: Annotated[int, typer.Option(min=2, help="Bodies of 1 MB, one after the other.")] = 30,
+) -> None:
+    """A body of 1 MB beside 200 clients that announce one and do not send it."""
+    flood.silent_uploads(Options(model=model, dtype=dtype, backend=backend), calls=calls)
 
 
 @main.command("images")

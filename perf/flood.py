@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import statistics
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
 from perf import report
+from perf.client import Connection, post, successful
 from perf.load import Load, LoadOutcome, ProbeOutcome
+from perf.servers import Options, serving
 from perf.workers import Worker
 
 COLUMNS: Final = (
@@ -67,3 +72,48 @@ class Flood:
 
     def _texts_per_s(self) -> float:
         return len(self._latencies_ms()) * self.texts_per_request / self._elapsed_s()
+
+
+SILENT_CLIENTS: Final = 200
+SILENT_HEAD: Final = post("/v1/embeddings", b"")[:-5] + b"1000000\r\n\r\n"
+"""Announces a megabyte."""
+BODY: Final = post("/v1/embeddings", b'{"input":"a"' + b" " * 2**20 + b"}")
+"""A megabyte that costs little to read and to compute."""
+TIMEOUT_S: Final = 60.0
+AIM: Final = 2.0
+"""How many times as long a body may take beside silent uploads as alone."""
+
+
+def silent_uploads(options: Options, *, calls: int) -> None:
+    """Measure what a body of 1 MB takes alone, and beside clients that announce one and send nine bytes of it.
+
+    Args:
+        options: Of the server.
+        calls: Bodies that are sent one after the other, in each case.
+    """
+    settings = {"options": options, "calls": calls, "clients": SILENT_CLIENTS}
+    with (
+        report.recording("uploads", settings) as record,
+        serving(options.serve_command()) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        record.results["model"] = server.card()
+        client = stack.enter_context(contextlib.closing(Connection(server.port, timeout_s=TIMEOUT_S)))
+        times_ms = {"alone": _bodies_ms(client, calls)}
+        for _ in range(SILENT_CLIENTS):
+            silent = stack.enter_context(contextlib.closing(Connection(server.port, timeout_s=TIMEOUT_S)))
+            silent.send(SILENT_HEAD + b'{"input":')
+        times_ms["beside them"] = _bodies_ms(client, calls)
+        rows = [[name, *report.Summary.cells(report.Summary.of(times))] for name, times in times_ms.items()]
+        report.show_table("A body of 1 MB", ("", "p50 ms", "p99", "max", "n"), rows)
+        ratio = statistics.median(times_ms["beside them"]) / statistics.median(times_ms["alone"])
+        record.show_target(f"beside {SILENT_CLIENTS} silent uploads", ratio, AIM, "times as long")
+
+
+def _bodies_ms(client: Connection, calls: int) -> list[float]:
+    times_ms = []
+    for _ in range(calls + 1):
+        began = time.perf_counter()
+        successful(client.exchange(BODY))
+        times_ms.append((time.perf_counter() - began) * 1e3)
+    return times_ms[1:]

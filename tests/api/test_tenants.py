@@ -169,5 +169,5 @@ def test_a_header_that_there_cannot_be_is_refused_at_start(name: str) -> None:
 def test_the_application_takes_the_header_from_its_settings() -> None:
     application = Application(Lobby(), config=ServerConfig(tenant_header="X-Tenant"))
     scope: Scope = {"method": "POST", "path": "/v1/embeddings", "headers": [(b"x-tenant", b"a")]}
-    assert application.admit(scope) is None
+    assert application.door.reject(scope) is None
     assert TENANT in scope
