@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
+import anyio.lowlevel
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H2ProtocolAssumedError
@@ -146,6 +147,7 @@ class Connection:
         while True:
             if self._ahead and not self._is_engaged:
                 data, self._ahead = self._ahead, b""
+                await anyio.lowlevel.checkpoint()  # answers that take no time must not come one after the other
             elif self._protocol is not None and self._protocol.has_more:
                 await self._protocol.go_on()
                 self._watch_head()
