@@ -145,7 +145,7 @@ class Eye:
         counts = [len(one.values) for one in pictures]
         count, longest = len(counts), max(counts)
         places = [np.arange(own) + row * longest for row, own in enumerate(counts)]
-        lengths, each = send_arrays([np.array(counts), *places], device).split([count, sum(counts)])
+        lengths, each = send_arrays([np.array(counts), *places], device).split_with_sizes([count, sum(counts)])
         rows = patches.new_zeros(count * longest, patches.shape[-1]).index_copy_(0, each, patches)
         real = torch.arange(longest, device=device) < lengths.unsqueeze(1)
         given = self._look(

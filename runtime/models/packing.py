@@ -76,7 +76,7 @@ class PackedBatch:
             parts["seen"] = lengths - [s.unseen_tokens for s in sequences]
         bounds = np.array([*starts, tokens, rounded])
         sent = send_arrays([part.astype(np.int32) for part in (*parts.values(), bounds)], device)
-        *numbers, _ = sent.long().split([len(part) for part in (*parts.values(), bounds)])
+        *numbers, _ = sent.long().split_with_sizes([len(part) for part in (*parts.values(), bounds)])
         found = dict(zip(parts, numbers, strict=True))
         groups = [
             Group(len(list(same)), length, length - unseen)

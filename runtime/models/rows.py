@@ -125,7 +125,7 @@ def _spread(row: Tensor, each: Tensor, shape: tuple[int, int], padding: int) -> 
         padding: What they are filled up with.
     """
     padded = row.new_full((shape[0] * shape[1], *row.shape[1:]), padding)
-    return padded.index_copy_(0, each, row).unflatten(0, shape)
+    return padded.index_copy_(0, each, row).view(*shape, *row.shape[1:])
 
 
 def token_embedding(model: PreTrainedModel) -> Any:

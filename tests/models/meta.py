@@ -60,7 +60,7 @@ def _attributes(thing: Any) -> Iterator[str]:
             yield name
 
 
-class Waits(TorchDispatchMode):
+class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what the host would wait for.
 
     Attributes:
@@ -68,7 +68,7 @@ class Waits(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[list[str]] = []
         self._pinned: list[Tensor] = []
 

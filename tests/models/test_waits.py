@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -34,7 +34,7 @@ numbers that are copied. They cannot be told not to."""
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     """Nothing is laid out for a CPU, and copies are told apart by the memory that they come from."""
     for kind, names in ((body.Body, ("fuse", "prepack", "call_parts")), (eye.Eye, ("fuse", "prepack"))):
         for name in names:
@@ -69,11 +69,12 @@ def test_nobody_waits_for_the_device_while_a_forward_is_launched(
 ) -> None:
     model = load_model(EngineConfig(model=str(tiny_folder(kind)), dtype="float32", device="cpu"))
     if kind == "qwen2-vl":  # whose transformer of images reads the size of each on the host, in transformers' code
-        look = sight.Sight._look
-        monkeypatch.setattr(sight.Sight, "_look", lambda self, given: torch.empty_like(seen[len(given)], device=META))
-        tower: Any = model.towers["image"]
+        looking: Any = model.towers["image"]
         with torch.inference_mode():
-            seen = {count: look(tower.sight, [tower.sight._sample] * count) for count in range(1, 5)}
+            seen = [looking.sight._look([looking.sight._sample] * count) for count in range(1, 5)]
+        monkeypatch.setattr(
+            sight.Sight, "_look", lambda self, given: torch.empty_like(seen[len(given) - 1], device=META)
+        )
     for tower in model.towers.values():
         payloads = varied(tower)
         to_meta(tower)
