@@ -43,7 +43,7 @@ from staged_pool.api.flags import (
 from staged_pool.api.program import errors_in_flag_words, prepare_environment, run
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.find import check_model, find_model
-from staged_pool.runtime.models.torchvision import set_broken_torchvision_aside
+from staged_pool.runtime.models.torchvision import leave_out_broken_torchvision
 from staged_pool.runtime.requests import MODEL_MAX, Image
 from staged_pool.stages.errors import ConfigError, InvalidInput
 
@@ -295,7 +295,7 @@ def check(
         logs.configure(log_level, log_format)
         found = find_model(config)
 
-        set_broken_torchvision_aside()
+        leave_out_broken_torchvision()
         from staged_pool.runtime.models.load import load_model
 
         _print(**dataclasses.asdict(load_model(config, found).card))

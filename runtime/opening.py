@@ -20,7 +20,7 @@ from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
 from staged_pool.runtime.model import LoadedModel
 from staged_pool.runtime.models.find import FoundModel, find_model
-from staged_pool.runtime.models.torchvision import set_broken_torchvision_aside
+from staged_pool.runtime.models.torchvision import leave_out_broken_torchvision
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS
 from staged_pool.runtime.threads import OwnThreads
 from staged_pool.stages.errors import ConfigError
@@ -164,7 +164,7 @@ def _needs_cores(model: LoadedModel) -> bool:
 
 
 def _load(config: EngineConfig, found: FoundModel) -> LoadedModel:
-    set_broken_torchvision_aside()
+    leave_out_broken_torchvision()
     from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
 
     return load_model(config, found)

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from staged_pool.runtime.models.torchvision import _hidden
 from tests.models import tiny
 
 ROOT: Final = Path(__file__).parents[2]
@@ -114,3 +117,24 @@ def test_torchvision_changes_no_bit(packages: dict[str, Path], tmp_path: Path) -
     assert len(found["absent"]) == 2 * len(KINDS)
     assert found["working"] == found["absent"]
     assert found["broken"] == found["absent"]
+
+
+class _Added:
+    """A finder of modules that finds nothing."""
+
+    def find_spec(self, *_: object) -> None:
+        return None
+
+
+def test_a_package_is_hidden_for_as_long_as_the_block_and_others_are_found() -> None:
+    finders, version, added = sys.meta_path[:], metadata.version("numpy"), _Added()
+    try:
+        with _hidden("wave"):
+            assert find_spec("wave") is None
+            assert find_spec("colorsys") is not None
+            assert metadata.version("numpy") == version
+            sys.meta_path.insert(0, added)  # type: ignore[arg-type]
+        assert sys.meta_path == [added, *finders]
+        assert find_spec("wave") is not None
+    finally:
+        sys.meta_path[:] = finders
