@@ -65,12 +65,14 @@ class FrontDoor:
         engine = self._engine(scope)
         if engine is None:
             return None
-        scope[ENGINE] = engine
+        task = TASKS[scope["path"]]
+        if task.model_of is None:  # else the body names its model in a way of its own
+            scope[ENGINE] = engine
         if not body or not engine.expects_refusals:
             return None
         headers = dict(scope["headers"])
         priority = priority_of(headers) or Priority.INTERACTIVE  # one that is none is rejected inside
-        images = TASKS[scope["path"]].shown_images(engine.card, body, headers.get(b"content-type", b""))
+        images = task.shown_images(engine.card, body, headers.get(b"content-type", b""))
         overloaded = engine.overload(len(body), priority=priority, tenant=scope.get(TENANT), images=images)
         return None if overloaded is None else status.problem(overloaded)
 
@@ -80,6 +82,6 @@ class FrontDoor:
         if len(engines) != 1 or scope["method"] != "POST" or self._lobby.not_ready:
             return None
         task, name = TASKS.get(scope["path"]), engines[0].card.name
-        if task is None or task.model_of is not None or scope[MODEL] not in (None, name):
+        if task is None or scope[MODEL] not in (None, name):
             return None
         return engines[0] if task.able(engines[0].card) else None

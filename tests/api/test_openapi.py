@@ -246,9 +246,9 @@ async def test_a_page_is_there_while_models_load_and_asks_for_a_key_where_one_is
     assert (page.status_code, page.content) == (200, PAGES[path].body)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     application = Application(Lobby(), config=ServerConfig(api_keys=("key",)))
-    problem = application.admit({"type": "http", "method": "GET", "path": path, "headers": []})
+    problem = application.door.reject({"type": "http", "method": "GET", "path": path, "headers": []})
     assert problem is not None
-    transport = httpx.ASGITransport(application.refuse(problem))
+    transport = httpx.ASGITransport(application.saying(problem))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         locked = await client.get(path)
         other = await client.get("/v1/models")

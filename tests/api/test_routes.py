@@ -20,6 +20,7 @@ from staged_pool.api.app import Application
 from staged_pool.api.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.routes import TASKS
+from staged_pool.api.status import Problem
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Output, PairInput
@@ -404,17 +405,22 @@ async def test_under_overload_every_task_is_turned_away_before_its_body_is_read(
     async with engine_on(LetterModel(card, on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
         lobby.open(engine)
         application = Application(lobby)
+
+        def decide(path: str) -> object:
+            scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+            assert application.door.reject(scope) is None
+            return application.door.decide(scope, b"0123456789")
+
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.embed, "a")
             await gate.arrived()
-            assert application.turn_away({"path": route, "headers": []}, 10) is None, "nobody was refused so far"
+            assert decide(route) is None, "nobody was refused so far"
             transport = httpx.ASGITransport(application)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 assert (await client.post(route, json=BODIES[route][1])).status_code == 429
-            problem = application.turn_away({"path": route, "headers": []}, 10)
-            other = application.turn_away({"path": "/v1/models", "headers": []}, 10)
+            problem, other = decide(route), decide("/v1/models")
             gate.open()
-    assert problem is not None
+    assert isinstance(problem, Problem)
     assert (problem.status, other) == (429, None)
 
 
