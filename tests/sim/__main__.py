@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.sim.clock import BACKENDS, Backend
-from tests.sim.mutations import MUTATIONS, first_kill
-from tests.sim.running import Report, prepared, run_block, run_seed
+
+from tests.sim.draw import draw
+from tests.sim.running import Report, prepared, run_block, run_json, run_world, smallest
+from tests.sim.shrink import deviations
+from tests.sim.world import World, from_json, to_json
 
 BLOCK = 100
 """Seeds that a process takes at once."""
+
+SHRUNK = 5
+"""Failures of which the smallest world is looked for; of the others there is the seed."""
 
 START_S = 120.0
 """What the processes get to start."""
@@ -30,26 +38,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=2000, help="how many (default: %(default)s)")
     parser.add_argument("--start", type=int, default=0, help="the first one (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--world", type=Path, help="only the world in this file of JSON")
     parser.add_argument("--backend", choices=("trio", "asyncio"), help="default: every other seed each")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
     parser.add_argument("--mutations", action="store_true", help="which seed is the first to notice each planted bug")
-    parser.add_argument("--verbose", action="store_true", help="with --seed: print what happens")
+    parser.add_argument("--verbose", action="store_true", help="with --seed or --world: print what happens")
+    parser.add_argument("--whole", action="store_true", help="print a failing world as it is, and not the smallest one")
     options = parser.parse_args(arguments)
-    if options.seed is not None:
-        return _one(options.seed, options.backend or "trio", verbose=options.verbose)
+    if options.seed is not None or options.world is not None:
+        world = draw(options.seed) if options.world is None else from_json(json.loads(options.world.read_text()))
+        return _one(world, options.backend, verbose=options.verbose, whole=options.whole)
     if options.mutations:
         return _mutations(range(options.start, options.start + options.seeds))
     return _many(options.start, options.seeds, options.backend, options.jobs)
 
 
-def _one(seed: int, backend: Backend, *, verbose: bool) -> int:
+def _one(world: World, backend: Backend | None, *, verbose: bool, whole: bool) -> int:
+    """Run one world, on both backends if none is named; of one that fails, print the smallest that does."""
     console = Console(highlight=False, soft_wrap=True)
+    failed = False
     with prepared():
-        report = run_seed(seed, backend, verbose=verbose)
-    for line in report.trace:
-        console.print(line, markup=False)
-    _print(console, report)
-    return bool(report.violations)
+        for each in (backend,) if backend is not None else BACKENDS:
+            report = run_world(world, each, verbose=verbose)
+            for line in report.trace:
+                console.print(line, markup=False)
+            _print(console, report)
+            if report.violations:
+                failed = True
+                _print_world(console, world, report, whole=whole)
+    return failed
 
 
 def _print(console: Console, report: Report) -> None:
@@ -59,7 +76,18 @@ def _print(console: Console, report: Report) -> None:
     console.print(f"seed {report.seed} on {report.backend}: {'FAILED' if report.violations else 'ok'} ({outcomes})")
 
 
+def _print_world(console: Console, world: World, report: Report, *, whole: bool) -> None:
+    """The JSON of a failing world, or of the smallest one that fails in the same way."""
+    given = to_json(world) if whole else smallest(world, report)
+    console.print(f"  {deviations(given)} deviations from a plain world, on {report.backend}; for --world:")
+    console.print(f"  {json.dumps(given)}", markup=False)
+    for violation in run_json(given, report.backend).violations:
+        console.print(f"  {violation}", markup=False)
+
+
 def _mutations(seeds: range) -> int:
+    from tests.sim.mutations import MUTATIONS, first_kill
+
     """Exit status 1 if one survives on both backends."""
     survivors = 0
     for name in MUTATIONS:
@@ -97,6 +125,9 @@ def _many(start: int, seeds: int, backend: Backend | None, jobs: int) -> int:
             for report in failed:
                 _print(progress.console, report)
                 progress.console.print(f"  {report.command}")
+                if failures <= SHRUNK and not report.violations[0].startswith("something was left"):
+                    with prepared():
+                        _print_world(progress.console, draw(report.seed), report, whole=False)
             progress.update(task, advance=count, description=f"seeds, {failures} failed")
         took_s = time.perf_counter() - began
     console.print(f"{seeds} seeds in {took_s:.0f} s, {seeds / took_s:.0f} a second; {failures} failed")

@@ -1,72 +1,111 @@
-"""What takes the place of the threads, the device and the model; faithful in what cancellation does to them."""
+"""What takes the place of threads, the device and the network; faithful in what cancellation does to them.
+
+How long a call takes is decided by the world's seed and by what is in the call, so that one that is left out of a world
+does not change the others.
+"""
 
 from __future__ import annotations
 
-import random
+import math
+import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 import outcome
 
-from staged_pool.runtime.model import (
-    Lane,
-    ModelCard,
-    ModelInput,
-    Payload,
-    Picture,
-    Pixels,
-    Row,
-    Tokens,
-    TokenSequence,
-)  # fmt: skip
-from staged_pool.runtime.requests import Chat, Image, Output, TextInput
-from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
-from staged_pool.stages.errors import (
-    DeviceLost,
-    InvalidInput,
-    MediaUnavailable,
-    ModelFailed,
-    OutOfMemory,
-    UnusableMedia,
-)  # fmt: skip
-from staged_pool.stages.work import Prepared
-from tests.doubles import CARD
-from tests.sim.invariants import Name, Watch, payload_name, vector
-from tests.sim.world import TICK_S, ItemPlan
+from staged_pool.runtime.model import Lane, Payload
+from staged_pool.runtime.requests import Image
+from staged_pool.stages.errors import DeviceLost, MediaUnavailable, UnusableMedia
+from tests.sim.model import sent_name
+from tests.sim.watch import Watch, payload_name
+from tests.sim.world import TICK_S, World
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 
+@dataclass
+class Machine:
+    """What the engines of a run share: the threads of preprocess and of the device."""
+
+    world: World
+    lost: bool = False
+    """Whether one of the device's threads is stuck."""
+    preprocess: dict[Lane, anyio.CapacityLimiter] = field(default_factory=dict)
+    device: dict[Lane, anyio.Semaphore] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config = self.world.config
+        limits: dict[Lane, int] = {"text": config.preprocess_limit, "image": config.image_preprocess_threads}
+        self.preprocess = {lane: anyio.CapacityLimiter(limit) for lane, limit in limits.items()}
+        self.device = {lane: anyio.Semaphore(self.world.slots) for lane in limits}
+
+    @property
+    def borrowed(self) -> int:
+        """Threads of preprocess that are in a call."""
+        return sum(limiter.borrowed_tokens for limiter in self.preprocess.values())
+
+
+def ticks(world: World, most: int, what: object) -> float:
+    """Up to `most` ticks, in seconds: as many as the seed says of this call."""
+    if not most:
+        return 0.0
+    return zlib.crc32(f"{world.seed} {what}".encode()) % (most + 1) * TICK_S
+
+
 class SimOffload:
     """Threads under a limit, as `ThreadOffload`: cancellation waits for the call and then for the next checkpoint."""
 
-    def __init__(self, watch: Watch, limit: int, ticks: int, rng: random.Random) -> None:
+    def __init__(self, watch: Watch, limiter: anyio.CapacityLimiter, most_ticks: int) -> None:
         self.watch = watch
-        self.limiter = anyio.CapacityLimiter(limit)
-        self._ticks = ticks
-        self._rng = rng
+        self.limiter = limiter
+        self._most_ticks = most_ticks
+        self._late = {call.count: call.seconds for call in watch.world.posted_late}
+        self._calls = 0
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
-        await anyio.lowlevel.checkpoint()
-        async with self.limiter:
-            return await self._call(function, argument, self._rng.randint(0, self._ticks) * TICK_S)
+        self._calls += 1
+        with self.watch.at_work():
+            await anyio.lowlevel.checkpoint()
+            async with self.limiter:
+                seconds = ticks(self.watch.world, self._most_ticks, self._calls)
+                return await self._call(function, argument, seconds)
 
-    async def _call(self, function: Callable[[A], T], argument: A, seconds: float, *, waits: bool = True) -> T:
-        """`waits`: the thread gets a core only at the end of the time that the call takes, rather than at once."""
+    async def _call(
+        self, function: Callable[[A], T], argument: A, seconds: float, *, waits: bool = True, late_s: float = 0.0
+    ) -> T:
+        """One call.
+
+        Args:
+            function: See `Offload`.
+            argument: See `Offload`.
+            seconds: That it takes.
+            waits: The thread gets a core only at the end of the time that the call takes, rather than at once.
+            late_s: The event loop is told of its end so much later.
+        """
         self.watch.active(seconds)
         done = None if waits else outcome.capture(function, argument)
-        await _sleep_shielded(seconds)
-        self.watch.active()
-        return function(argument) if done is None else done.unwrap()
+        await _sleep_shielded(aligned(self.watch, seconds))
+        if done is None:
+            done = outcome.capture(function, argument)
+        if late_s:
+            await _sleep_shielded(late_s)
+        return done.unwrap()
+
+
+def aligned(watch: Watch, seconds: float) -> float:
+    """A call's length, if calls end at certain moments only."""
+    grid = watch.world.align_ticks * TICK_S
+    if not grid:
+        return seconds
+    return math.ceil((watch.now() + seconds) / grid - 1e-9) * grid - watch.now()
 
 
 async def _sleep_shielded(seconds: float) -> None:
-    if seconds:
+    if seconds > 0:
         with anyio.CancelScope(shield=True):
             await anyio.sleep(seconds)
     else:
@@ -76,9 +115,10 @@ async def _sleep_shielded(seconds: float) -> None:
 class SimPreprocess(SimOffload):
     """The threads of preprocess of one lane; some calls take very long."""
 
-    def __init__(self, watch: Watch, lane: Lane, limit: int, ticks: int, rng: random.Random) -> None:
-        super().__init__(watch, limit, ticks, rng)
+    def __init__(self, watch: Watch, lane: Lane, limiter: anyio.CapacityLimiter) -> None:
+        super().__init__(watch, limiter, watch.world.preprocess_ticks)
         self._lane = lane
+        self._slow = {call.count: call.seconds for call in watch.world.slow_preprocess}
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         watch = self.watch
@@ -87,73 +127,93 @@ class SimPreprocess(SimOffload):
         if isinstance(argument, str):  # from `tokenize`
             return await super().__call__(function, argument)
         given: Any = argument
-        names = [name_of(one) for one in given]
+        names = [sent_name(one) for one in given]
         watch.note("preprocess call {}: {}", call, names)
         watch.preprocess_starts(names, {one.lane for one in given} == {self._lane}, self._lane)
-        await anyio.lowlevel.checkpoint()
-        async with self.limiter:
-            seconds = watch.world.slow_preprocess.get(call)
-            if seconds is None:
-                seconds = self._rng.randint(0, self._ticks) * TICK_S
-            watch.preprocessing += 1
-            try:
-                return await self._call(function, argument, seconds, waits=call % 3 == 0)
-            finally:
-                watch.preprocessing -= 1
-                watch.note("preprocess call {} has ended", call)
+        with watch.at_work():
+            await anyio.lowlevel.checkpoint()
+            async with self.limiter:
+                seconds = self._slow.get(call)
+                if seconds is None:
+                    seconds = ticks(watch.world, self._most_ticks, names)
+                watch.preprocessing += 1
+                try:
+                    late_s = self._late.get(call, 0.0)
+                    return await self._call(function, argument, seconds, waits=call % 3 == 0, late_s=late_s)
+                finally:
+                    watch.preprocessing -= 1
+                    watch.note("preprocess call {} has ended", call)
 
 
 class SimDevice:
     """The device's threads for one lane, as `DeviceThreads`: calls are never interrupted, and given up after the
     watchdog."""
 
-    def __init__(self, watch: Watch, lane: Lane, rng: random.Random) -> None:
+    def __init__(self, watch: Watch, lane: Lane, machine: Machine) -> None:
+        world = watch.world
         self._watch = watch
         self._lane = lane
-        self._rng = rng
-        self._lost = False
-        self._threads = anyio.Semaphore(watch.world.slots)
+        self._machine = machine
+        self._slow = {call.count: call.seconds for call in world.slow_device}
+        self._late = {call.count: call.seconds for call in world.posted_late}
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
-        try:
-            self._threads.acquire_nowait()
-        except anyio.WouldBlock:
-            await self._threads.acquire()
-        try:
-            return await self._run(function, argument)
-        finally:
-            self._threads.release()
+        threads = self._machine.device[self._lane]
+        call = -1
+        with self._watch.at_work():
+            try:
+                threads.acquire_nowait()
+            except anyio.WouldBlock:
+                await threads.acquire()
+            try:
+                call = self._watch.device_calls
+                await self._run(argument)
+                done = outcome.capture(function, argument)
+            finally:
+                threads.release()
+            if late_s := self._late.get(call, 0.0):  # the thread has gone on by itself meanwhile
+                await _sleep_shielded(late_s)
+            return done.unwrap()
 
-    async def _run(self, function: Callable[[A], T], argument: A) -> T:
+    async def _run(self, payloads: Any) -> None:
         watch, world = self._watch, self._watch.world
-        if self._lost:
+        if self._machine.lost:
+            watch.device_lost_at = min(watch.device_lost_at, watch.now())
             raise DeviceLost("one of the device's threads is stuck")
         call = watch.device_calls
         watch.device_calls += 1
-        watch.note("device call {}: {}", call, argument)
+        names = [payload_name(payload) for payload in payloads]
+        watch.note("{} call {}: {}", self._lane, call, names)
         watch.device_starts(self._lane)
-        seconds = world.slow_device.get(call)
+        seconds = self._slow.get(call)
         if seconds is None:
-            seconds = self._rng.randint(0, world.device_ticks) * TICK_S
+            seconds = aligned(watch, forward_s(world, payloads))
         patience_s = world.config.watchdog_s
         watch.active(min(seconds, patience_s))
-        watch.on_device[self._lane] += 1
         await _sleep_shielded(min(seconds, patience_s))
-        watch.note("device call {} has ended", call)
-        watch.active()
+        watch.note("{} call {} has ended", self._lane, call)
         stuck = seconds > patience_s
+        if not stuck:
+            watch.device_ends(self._lane)
         if stuck or call == world.lost_at_call:
-            if stuck:
-                self._lost = True
+            self._machine.lost |= stuck
             watch.device_lost_at = min(watch.device_lost_at, watch.now())
-            watch.on_device[self._lane] -= not stuck
             raise DeviceLost(f"the device did not answer within {patience_s:g} s")
-        watch.on_device[self._lane] -= 1
-        return function(argument)
+
+
+def forward_s(world: World, payloads: Sequence[Payload]) -> float:
+    """How long a forward takes, in seconds."""
+    seconds = world.forward_s
+    if world.device_ticks:
+        seconds += ticks(world, world.device_ticks, [payload_name(payload) for payload in payloads])
+    if world.token_s:
+        costs = [world.contents[payload_name(payload)].cost for payload in payloads]
+        seconds += world.token_s * (max(costs) * len(costs) if world.pads else sum(costs))
+    return seconds
 
 
 class SimFetch:
-    """Gets pictures from nowhere: quickly, slowly, or not at all. A cancellation ends it, as it ends a real one."""
+    """Gets images from nowhere: quickly, slowly, or not at all. A cancellation ends it, as it ends a real one."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -162,14 +222,15 @@ class SimFetch:
         watch = self._watch
         assert isinstance(image.source, str)
         client, index, place = map(int, image.source.split(":"))
-        plan = watch.world.clients[client].items[index].fetches[place]
-        watch.fetch_starts((client, index))
+        plan = watch.world.by_number[client].items[index].urls[place]
+        watch.fetch_starts(client)
         watch.fetching[client] += 1
         try:
-            await anyio.sleep(plan.takes_s)
+            with watch.at_work():
+                watch.active(plan.takes_s)
+                await anyio.sleep(plan.takes_s)
         finally:
             watch.fetching[client] -= 1
-        watch.active()
         match plan.fault:
             case "unusable":
                 raise UnusableMedia("There is nothing at this URL.")
@@ -178,107 +239,3 @@ class SimFetch:
             case "raises":
                 raise ValueError("a bug of the fetcher")
         return Image(image.source.encode())
-
-
-class SimModel:
-    """Its token ids are the name of an item, and so is its row."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._world = watch.world
-        self._card = replace(CARD, forward_workers=self._world.slots, lanes=self._world.lanes)
-
-    @property
-    def card(self) -> ModelCard:
-        return self._card
-
-    def pads(self, lane: Lane) -> bool:
-        return self._world.pads
-
-    def _item(self, name: Name) -> ItemPlan:
-        return self._world.clients[name[0]].items[name[1]]
-
-    def preprocess(self, inputs: Sequence[ModelInput]) -> list[Prepared[Payload] | InvalidInput]:
-        names = [name_of(given) for given in inputs]
-        for name, given in zip(names, inputs, strict=True):
-            self._check_pictures(name, given)
-        if any(self._item(name).fault == "preprocess raises" for name in names):
-            raise ValueError("poison")
-        return [
-            InvalidInput("The input is invalid.")
-            if (item := self._item(name)).fault == "invalid"
-            else Prepared(_payload(item.like or name, given), item.cost, (item.key, isinstance(given.source, Image)))
-            for name, given in zip(names, inputs, strict=True)
-        ]
-
-    def _check_pictures(self, name: Name, given: ModelInput) -> None:
-        wanted = [":".join(map(str, (*name, place))).encode() for place in range(self._item(name).pictures)]
-        if (shown := [image.source for image in given.images]) != wanted:
-            self._watch.fail(f"preprocess was given the pictures {shown} instead of {wanted}")
-
-    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
-        names = [payload_name(payload) for payload in payloads]
-        items = [self._item(name) for name in names]
-        faults = {item.fault for item in items}
-        most = self._world.out_of_memory_above
-        if "out of memory" in faults or (most is not None and len(payloads) > most):
-            lane = items[0].lane
-            self._watch.most_items[lane] = min(self._watch.most_items[lane], max(1, len(payloads) // 2))
-            raise OutOfMemory("no room")
-        if "forward raises" in faults:
-            raise ValueError("poison")
-        return [
-            ModelFailed("NaN")
-            if item.fault == "nan"
-            else Row({Output.DENSE: np.array(vector(name, item.cost), dtype=np.float32)}, payload)
-            for payload, name, item in zip(payloads, names, items, strict=True)
-        ]
-
-    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
-        text = str(source)
-        return Tokens([ord(c) for c in text], [text], [(0, len(text))])
-
-    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return "".join(map(chr, ids))
-
-    @property
-    def devices(self) -> Sequence[ReplicaStatistics]:
-        return []
-
-    @property
-    def image_cache(self) -> ImageCacheStatistics | None:
-        return None
-
-    def clear_image_cache(self) -> None:
-        """It keeps nothing."""
-
-    def close(self) -> None:
-        """It has no processes."""
-
-
-def source_of(name: Name, item: ItemPlan) -> TextInput | Image:
-    """What a client sends for an item: its name, in whatever form."""
-    if not item.pictures:
-        return TextInput(name)
-    images = []
-    for place in range(item.pictures):
-        text = ":".join(map(str, (*name, place)))
-        images.append(Image(text if place in item.fetches else text.encode()))
-    return images[0] if len(images) == 1 else TextInput(Chat(({"role": "user", "content": tuple(images)},)))
-
-
-def name_of(given: ModelInput) -> Name:
-    """The name that is in what a client has sent."""
-    if not given.images:
-        ids: Any = given.source
-        return ids.source[0], ids.source[1]
-    source = given.images[0].source
-    client, index, _ = (source if isinstance(source, str) else source.decode()).split(":")
-    return int(client), int(index)
-
-
-def _payload(name: Name, given: ModelInput) -> Payload:
-    if isinstance(given.source, Image):
-        return Picture(Pixels(np.array(name, dtype=np.float32)), given.outputs, 1)
-    images = tuple(Pixels(np.zeros(1, dtype=np.uint8)) for _ in given.images)
-    return TokenSequence(list(name), given.outputs, images=images)

@@ -5,31 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from staged_pool.runtime.engine import Engine, run_engine
-from staged_pool.runtime.inside import Asker, Room
-from staged_pool.runtime.model import Lane, Payload, Row
-from staged_pool.runtime.requests import EmbedRequest
-from staged_pool.runtime.results import EmbedResult
-from staged_pool.stages.batch import BatchStage
+from staged_pool.runtime.engine import run_engine
+from staged_pool.runtime.model import Lane
+from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.stage import StageOptions
-from staged_pool.stages.ticket import Timeline
-from staged_pool.stages.work import Batch, Item
-from tests.sim.doubles import SimDevice, SimFetch, SimModel, SimOffload, SimPreprocess, source_of
-from tests.sim.invariants import HANG_S, IDLE_S, LEFT, Outcome, Watch
+from staged_pool.stages.work import Request
+from tests.sim import internals, liveness, outcomes
+from tests.sim.doubles import Machine, SimDevice, SimFetch, SimOffload, SimPreprocess
+from tests.sim.model import SimModel, request_of
+from tests.sim.seams import Seams
+from tests.sim.streams import Gathered
+from tests.sim.watch import IDLE_S, LEFT, Outcome, Watch, WatchedTimeline
 from tests.sim.world import TICK_S, ClientPlan, World
 
-
-class WorkerCrash(Exception):
-    """A bug that the simulator plants in a worker."""
+HANG_S = 300.0
+"""A world that lasts longer has hung."""
 
 
 class HostError(Exception):
@@ -37,23 +36,16 @@ class HostError(Exception):
 
 
 class Simulation:
-    """One world on its way through virtual time."""
+    """One engine of a world, with its clients."""
 
-    def __init__(self, world: World, *, verbose: bool) -> None:
+    def __init__(self, world: World, machine: Machine, *, verbose: bool) -> None:
         self.world = world
         self.watch = Watch(world, verbose)
-        rng = random.Random(world.seed)
-        limits: dict[Lane, int] = {
-            "text": world.config.preprocess_limit,
-            "image": world.config.image_preprocess_threads,
-        }
-        self.device = {lane: SimDevice(self.watch, lane, rng) for lane in limits}
-        self.preprocess = {
-            lane: SimPreprocess(self.watch, lane, limit, world.preprocess_ticks, rng) for lane, limit in limits.items()
-        }
-        self.offload = SimOffload(self.watch, 2, world.codec_ticks, rng)
-        self._rng = rng
-        self._seams: Counter[str] = Counter()
+        lanes: tuple[Lane, ...] = ("text", "image")
+        self.device = {lane: SimDevice(self.watch, lane, machine) for lane in lanes}
+        self.preprocess = {lane: SimPreprocess(self.watch, lane, machine.preprocess[lane]) for lane in lanes}
+        self.offload = SimOffload(self.watch, anyio.CapacityLimiter(2), world.codec_ticks)
+        self.seams = Seams(world, self.watch, self._leave_now)
         self._leave: dict[int, Callable[[], object]] = {}
         self._started = anyio.Event()
         self._leave_block = anyio.Event()
@@ -61,7 +53,7 @@ class Simulation:
         self._host_task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """The whole world. Ends when every client has its outcome and the engine's block has been left."""
+        """Everything. Ends when every client has its outcome and the engine's block has been left."""
         with anyio.move_on_after(HANG_S) as hang:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._host_natively if self._is_native() else self._host)
@@ -72,8 +64,11 @@ class Simulation:
             where = "the engine's block is left" if self.watch.ended else "the engine's block is not left"
             self.watch.fail(f"it hangs: clients {waiting} wait, {where}")
             return
-        offloads = (*self.preprocess.values(), self.offload)
-        self.watch.check_world_ended(sum(offload.limiter.borrowed_tokens for offload in offloads))
+        self.watch.check_world_ended()
+        if self.offload.limiter.borrowed_tokens:
+            self.watch.fail("limiter tokens are gone")
+        if self.world.liveness:
+            liveness.check(self.watch)
 
     def _is_native(self) -> bool:
         return self.world.end == "native cancel" and _on_asyncio()
@@ -92,6 +87,7 @@ class Simulation:
         world, watch = self.world, self.watch
         try:
             with self._host_scope:
+                internals.channels_made_by(self.seams.channel)
                 async with run_engine(
                     world.config,
                     SimModel(watch),
@@ -102,9 +98,10 @@ class Simulation:
                     offload=self.offload,
                     fetch=SimFetch(watch),
                     cores=world.cores,
-                    options=StageOptions(restarts=world.restarts, clock=watch.now, seam=self._seam),
+                    options=StageOptions(restarts=world.restarts, clock=watch.now),
                 ) as engine:
-                    self._observe(engine)
+                    watch.engine = engine
+                    internals.observe(engine, watch)
                     self._started.set()
                     if world.end == "quiet":
                         await self._until_quiet()
@@ -122,64 +119,11 @@ class Simulation:
             watch.note("the engine has ended")
             watch.check_engine_ended()
 
-    def _observe(self, engine: Engine) -> None:
-        """Look over the engine's shoulder: at the door of admission, and where batches are cut."""
-        watch = self.watch
-        watch.engine = engine
-        admission = engine._admission
-        enter, count_items, leave = admission.enter, admission.count_items, admission.leave
-
-        def watched_enter(*, body_bytes: int, timeout_s: float, asker: Asker) -> Room:
-            try:
-                room = enter(body_bytes=body_bytes, timeout_s=timeout_s, asker=asker)
-            except StagedPoolError as error:
-                watch.refused(error, others=len(watch.rooms))
-                raise
-            watch.rooms[id(room)] = room
-            return room
-
-        def watched_count_items(room: Room, inputs: Mapping[Lane, int]) -> None:
-            try:
-                count_items(room, inputs)
-            except StagedPoolError as error:
-                watch.refused(error, others=len(watch.rooms) - 1)
-                raise
-
-        def watched_leave(room: Room, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
-            leave(room, answered=answered, elsewhere_s=elsewhere_s)
-            del watch.rooms[id(room)]
-
-        for target, name, watched in (
-            (admission, "enter", watched_enter),
-            (admission, "count_items", watched_count_items),
-            (admission, "leave", watched_leave),
-        ):
-            setattr(target, name, watched)
-        for lane, stage in engine._pipeline.batch.items():
-            self._observe_batches(lane, stage)
-
-    def _observe_batches(self, lane: Lane, stage: BatchStage[Payload, Row]) -> None:
-        builder = stage._builder
-        take = builder.take
-
-        def watched_take(
-            still_wanted: Callable[[Item[Payload]], bool], *, among: int, running: int
-        ) -> Batch[Payload] | None:
-            waiting_cost = builder.cost
-            batch = take(still_wanted, among=among, running=running)
-            if batch is not None:
-                self.watch.batch_formed(lane, batch, waiting_cost, in_hand=stage.meter.busy)
-            if not builder and (remembered := builder.turns.tenants):
-                self.watch.fail(f"nothing waits, and {remembered} tenants are remembered")
-            return batch
-
-        setattr(builder, "take", watched_take)  # noqa: B010  # a method, which mypy would not let go
-
     async def _until_quiet(self) -> None:
         """Until every client has its outcome, or nothing has happened for so long that none will get any more."""
         watch = self.watch
         while not watch.all_done.is_set():
-            left_s = watch.busy_until + IDLE_S - watch.now()
+            left_s = IDLE_S if watch.at_hand else watch.busy_until + IDLE_S - watch.now()
             if left_s <= 0:
                 break
             with anyio.move_on_after(left_s):
@@ -187,41 +131,27 @@ class Simulation:
         await anyio.sleep(TICK_S / 10)  # what happens at this very moment is over then
         watch.check_quiet()
 
-    async def _seam(self, point: str) -> None:
-        count = self._seams[point]
-        self._seams[point] = count + 1
-        world, watch = self.world, self.watch
-        if (delay_s := world.delays.get((point, count))) is not None:
-            watch.active(delay_s)
-            watch.note("{} is held up", point)
-            await anyio.sleep(delay_s)
-        elif world.yields:
-            await anyio.lowlevel.checkpoint()
-        if (point, count) in world.crashes:
-            watch.note("{} crashes", point)
-            watch.active()
-            watch.crashed_at.setdefault(point.split(".", maxsplit=1)[0], []).append(watch.now())
-            raise WorkerCrash(point)
-
     async def _direct(self, tasks: TaskGroup) -> None:
         """Let clients come and go, and disturb the host, at the moments that the world says."""
         world = self.world
         events: list[tuple[float, int, Callable[[], object]]] = []
 
-        def at(moment: float, act: Callable[[], object]) -> None:
+        def at(moment: float, what: str, act: Callable[[], object]) -> None:
             if moment < math.inf:
-                events.append((moment, self._rng.randint(0, 1000), act))
+                events.append((moment, zlib.crc32(f"{world.seed} {what}".encode()), act))
 
         for client in world.clients:
-            at(client.arrives_at, self._arrival(tasks, client))
-            at(client.leaves_at, self._departure(client))
-        for moment, timeout_s in world.drains:
-            at(moment, self._start_drain(tasks, timeout_s))
+            at(client.arrives_at, f"comes {client.number}", self._arrival(tasks, client))
+            at(client.leaves_at, f"leaves {client.number}", self._departure(client.number))
+        for drain in world.drains:
+            at(drain.at, f"drains {drain.at}", self._start_drain(tasks, drain.timeout_s))
         if world.end != "quiet":
-            at(world.ends_at, self._end_block)
+            at(world.ends_at, "ends", self._end_block)
         events.sort(key=lambda event: event[:2])
         if world.end == "quiet" and events:
             self.watch.busy_until = max(self.watch.busy_until, events[-1][0])
+        if not world.clients:
+            self.watch.all_done.set()
         for moment, _, act in events:
             if moment > self.watch.now():
                 await anyio.sleep_until(moment)
@@ -230,15 +160,21 @@ class Simulation:
     def _arrival(self, tasks: TaskGroup, client: ClientPlan) -> Callable[[], object]:
         return lambda: tasks.start_soon(self._client, client)
 
-    def _departure(self, client: ClientPlan) -> Callable[[], object]:
+    def _departure(self, number: int) -> Callable[[], object]:
         def leave() -> None:
-            if (act := self._leave.get(client.number)) is not None:
-                self.watch.note("client {} leaves", client.number)
+            if (act := self._leave.get(number)) is not None:
+                self.watch.note("client {} leaves", number)
                 act()
-            elif client.number not in self.watch.outcomes:
-                self._leave[client.number] = lambda: None  # it leaves before it has come
+            elif number not in self.watch.outcomes:
+                self._leave[number] = lambda: None  # it leaves before it has come
 
         return leave
+
+    def _leave_now(self, number: int) -> None:
+        """A client leaves while something of it is handed over."""
+        if number not in self.watch.outcomes:
+            self.watch.left_at.setdefault(number, self.watch.now())
+            self._departure(number)()
 
     def _start_drain(self, tasks: TaskGroup, timeout_s: float) -> Callable[[], object]:
         async def drain() -> None:
@@ -286,7 +222,7 @@ class Simulation:
             if scope.cancelled_caught:
                 outcome = LEFT
         self._leave[client.number] = lambda: None
-        watch.outcome(client, outcome)
+        outcomes.settle(watch, client, outcome)
 
     async def _ask_natively(self, client: ClientPlan) -> Outcome:
         """As a program that knows nothing of anyio's scopes."""
@@ -305,35 +241,52 @@ class Simulation:
                 if client.tokenizes:
                     tokens = await engine.tokenize(f"tokens {client.number}")
                     return tokens.strings[0]
-                timeline = self.watch.timelines[client.number] = Timeline()
+                if client.streams:
+                    return await self._stream(client)
                 return await engine.submit(
-                    lambda: self._decode(client),
-                    lambda result: self._encode(client, result),
-                    body_bytes=client.body_bytes,
-                    timeout_s=client.timeout_s,
-                    timeline=timeline,
-                    priority=client.priority,
-                    tenant=client.tenant,
+                    lambda: self._decode(client), lambda result: self._encode(client, result), **self._how(client)
                 )
         except (StagedPoolError, TimeoutError) as error:
             return error
+        except ValueError as error:  # of the caller's own function that writes results, which a stream passes on
+            if client.streams and client.encode == "raises":
+                return error
+            raise
 
-    def _decode(self, client: ClientPlan) -> EmbedRequest:
+    def _how(self, client: ClientPlan) -> dict[str, Any]:
+        return {
+            "body_bytes": client.body_bytes,
+            "timeout_s": client.timeout_s,
+            "timeline": WatchedTimeline(watch=self.watch, client=client.number),
+            "priority": client.priority,
+            "tenant": client.tenant,
+        }
+
+    async def _stream(self, client: ClientPlan) -> Outcome:
+        """As a caller who reads slowly."""
+        engine = self.watch.engine
+        assert engine is not None
+        gathered = Gathered(self.watch, client)
+
+        def write(places: Sequence[int], result: Any) -> tuple[Sequence[int], Any]:
+            return places, self._encode(client, result)
+
+        tokens = await engine.stream(lambda: self._decode(client), write, gathered.give, **self._how(client))
+        return gathered.whole(tokens)
+
+    def _decode(self, client: ClientPlan) -> Request:
         if client.decode == "raises":
             raise ValueError("a bug of the dialect")
-        if client.decode == "refuses":
+        if client.decode == "rejects":
             raise InvalidInput("The body is wrong.")
-        return EmbedRequest(
-            inputs=tuple(source_of((client.number, index), item) for index, item in enumerate(client.items)),
-            cache_salt=client.salt,
-        )
+        return request_of(self.world, client)
 
-    def _encode(self, client: ClientPlan, result: EmbedResult) -> EmbedResult:
+    def _encode(self, client: ClientPlan, result: Any) -> Any:
         if client.encode == "raises":
             raise ValueError("a bug of the dialect")
-        if client.encode == "refuses":
+        if client.encode == "rejects":
             raise InvalidInput("It cannot be written.")
-        return result
+        return rank(result, None) if client.task == "rerank" and not client.streams else result
 
 
 def _on_asyncio() -> bool:

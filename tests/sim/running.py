@@ -1,4 +1,4 @@
-"""Running one seed, or a block of them."""
+"""Running one world, or a block of them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import structlog
 
-from staged_pool.runtime import engine as engine_module
-from staged_pool.runtime import lanes
-from staged_pool.runtime import pipeline as pipeline_module
-from staged_pool.stages.ticket import Ticket
 from tests.doubles import logs_to
+from tests.sim import internals, outcomes
 from tests.sim.clock import Backend, Stuck, run
+from tests.sim.doubles import Machine
+from tests.sim.draw import draw
 from tests.sim.harness import Simulation
-from tests.sim.invariants import Watch, WatchedTicket
-from tests.sim.world import World, draw
+from tests.sim.shrink import shrunk, way
+from tests.sim.watch import Watch, WatchedTicket
+from tests.sim.world import World, from_json, to_json
 
 COLLECT_EVERY = 5
 """Runs between two garbage collections."""
 
+OWN_ERRORS = (TypeError, NameError, AttributeError, ImportError)
+"""No world raises these: where one is logged it is a slip in the code, and a mutant that dies of one is no mutant."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of one seed."""
+    """What came of one world."""
 
     seed: int
     backend: Backend
     violations: tuple[str, ...]
     trace: tuple[str, ...]
     outcomes: Counter[str]
+    own_errors: tuple[str, ...] = ()
+    """See `OWN_ERRORS`; each is a violation, too."""
 
     @property
     def command(self) -> str:
@@ -65,11 +71,34 @@ def prepared() -> Iterator[None]:
 
 
 LOGGED: Counter[str] = Counter()
+SLIPS: list[str] = []
 
 
 def _drop(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     LOGGED[event["event"]] += 1
+    error = event.get("exc_info")
+    if error is True:
+        error = sys.exc_info()[1]
+    if isinstance(error, BaseException):
+        SLIPS.extend(_slips(error))
     raise structlog.DropEvent
+
+
+def _slips(error: BaseException) -> list[str]:
+    """The errors that no world raises, in an error or below it."""
+    found: list[str] = []
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        if (one := left.pop()) is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, OWN_ERRORS):
+            found.append(repr(one))
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
+        left += [one.__cause__, one.__context__]
+    return found
 
 
 def run_seed(seed: int, backend: Backend, *, verbose: bool = False) -> Report:
@@ -82,49 +111,54 @@ def run_world(world: World, backend: Backend, *, verbose: bool = False) -> Repor
     watches: list[Watch] = []
 
     async def main() -> None:
-        simulation = Simulation(world, verbose=verbose)
-        watches.append(simulation.watch)
-        await simulation.run()
-
-    def ticket(*args: Any, **kwargs: Any) -> WatchedTicket:
-        made = WatchedTicket(*args, **kwargs)
-        made.watch, made.times = watches[0], []
-        watches[0].ticket_made(made)
-        return made
+        machine = Machine(world)
+        simulations = [Simulation(world, machine, verbose=verbose)]
+        if world.neighbour is not None:
+            simulations.append(Simulation(world.neighbour, machine, verbose=verbose))
+        watches.extend(simulation.watch for simulation in simulations)
+        async with anyio.create_task_group() as engines:
+            for simulation in simulations:
+                engines.start_soon(simulation.run)
+        if machine.borrowed:
+            watches[0].fail(f"{machine.borrowed} limiter tokens are gone")
 
     violations: list[str] = []
-    was = (
-        Ticket,
-        pipeline_module.PARSE_WORKERS,
-        pipeline_module.POSTPROCESS_WORKERS,
-        lanes.MIN_SHARE_TOKENS,
-        lanes.IMAGE_MIN_SHARE_TOKENS,
-    )
-    _set_engine(ticket, world.parse_workers, world.postprocess_workers, world.min_share_tokens, world.min_share_tokens)
     LOGGED.clear()
-    try:
-        violations += [f"never retrieved: {error}" for error in run(main, backend=backend, seed=world.seed)]
-    except (Stuck, Exception) as error:  # noqa: BLE001  # whatever leaves the program is a finding
-        violations.append(f"the program ended by {error!r}, {error.__cause__!r}")
-    finally:
-        _set_engine(*was)
-    watch = watches[0]
+    SLIPS.clear()
+    with internals.engine_made_for(world, WatchedTicket):
+        try:
+            violations += [f"never retrieved: {error}" for error in run(main, backend=backend, seed=world.seed)]
+        except (Stuck, Exception) as error:  # noqa: BLE001  # whatever leaves the program is a finding
+            SLIPS.extend(_slips(error))
+            violations.append(f"the program ended by {error!r}, {error.__cause__!r}")
     if lost := LOGGED["stage.lost_request"]:
         violations.append(f"custody was left with {lost} forgotten hand-overs")
-    return Report(world.seed, backend, (*watch.violations, *violations), tuple(watch.trace), watch.tally())
+    violations += [f"a slip: {slip}" for slip in SLIPS]
+    trace = [line for watch in watches for line in watch.trace]
+    found = [violation for watch in watches for violation in watch.violations]
+    counted = sum((outcomes.tally(watch) for watch in watches), Counter[str]())
+    return Report(world.seed, backend, (*found, *violations), tuple(trace), counted, tuple(SLIPS))
 
 
-def _set_engine(
-    ticket: object, parse_workers: int, postprocess_workers: int, min_share_tokens: int, image_min_share_tokens: int
-) -> None:
-    for module, name, value in (
-        (engine_module, "Ticket", ticket),
-        (pipeline_module, "PARSE_WORKERS", parse_workers),
-        (pipeline_module, "POSTPROCESS_WORKERS", postprocess_workers),
-        (lanes, "MIN_SHARE_TOKENS", min_share_tokens),
-        (lanes, "IMAGE_MIN_SHARE_TOKENS", image_min_share_tokens),
-    ):
-        setattr(module, name, value)
+def run_json(given: Any, backend: Backend, *, verbose: bool = False) -> Report:
+    """Run the world that a JSON value describes."""
+    return run_world(from_json(given), backend, verbose=verbose)
+
+
+def smallest(world: World, report: Report) -> Any:
+    """JSON of the smallest world that fails as this one does. Call it inside `prepared()`."""
+    first = way(report.violations[0])
+
+    def fails(given: Any) -> bool:
+        try:
+            again = run_json(given, report.backend)
+        except (ValueError, LookupError, TypeError, AttributeError):  # it is no world
+            return False
+        finally:
+            collect_garbage()
+        return any(way(violation) == first for violation in again.violations)
+
+    return shrunk(to_json(world), fails)
 
 
 def collect_garbage() -> list[str]:
@@ -153,15 +187,15 @@ def run_block(block: tuple[Sequence[int], Backend]) -> tuple[int, list[Report], 
     """
     seeds, backend = block
     failed: list[Report] = []
-    outcomes: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
     with prepared():
         for seed in seeds:
             report = run_seed(seed, backend)
-            outcomes += report.outcomes
+            counted += report.outcomes
             if report.violations:
                 failed.append(report)
             if seed % COLLECT_EVERY == 0 or seed == seeds[-1]:
                 for left in collect_garbage():
                     found = f"something was left behind within {COLLECT_EVERY} seeds up to this one: {left}"
                     failed.append(Report(seed, backend, (found,), (), Counter()))
-    return len(seeds), failed, outcomes
+    return len(seeds), failed, counted

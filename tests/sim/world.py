@@ -1,16 +1,18 @@
-"""What one seed decides: the engine's settings, who asks for what and when, and everything that goes wrong.
+"""A world: the settings, the requests and all that goes wrong, as one plain JSON value.
 
-Each kind of trouble is present in some worlds only, because a world with all of them hides one behind another. Times
-lie on a grid, so that many things happen at the same moment and the scheduler decides which is first. Most worlds are
-small: nearly every bug needs but a few requests that meet, and in the time of one large world several small ones do.
+Every field has a default, and a world of defaults is *plain*: one request of one short text to an engine with room for
+everything. `to_json` writes only what deviates from that, so the JSON of a world is the list of its deviations.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 import math
-import random
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
@@ -18,70 +20,83 @@ from staged_pool.stages.supervise import RestartPolicy
 from staged_pool.stages.work import Priority
 
 ItemFault = Literal["invalid", "preprocess raises", "forward raises", "nan", "out of memory"]
-CodecFault = Literal["raises", "refuses"]
+CodecFault = Literal["raises", "rejects"]
 FetchFault = Literal["unusable", "unavailable", "raises"]
+Task = Literal["embed", "sparse", "multi_vector", "several", "score", "rerank", "classify"]
+"""What a client asks for; `several` is all vectors of one forward."""
+Kind = Literal["dense", "all", "sparse", "late", "cross", "labels"]
+"""What the model gives: dense vectors, all three kinds of vectors, one of the other two, a score of a pair, labels."""
 End = Literal["quiet", "leave", "raise", "cancel", "native cancel"]
 """How the engine's block ends: after everything is done; or at some moment by leaving it, by an error of the host, by a
 scope of the host, or by asyncio's own cancellation of the host's task."""
 
-SEAMS = (
-    "parse.received",
-    "preprocess.received",
-    "preprocess.prepared",
-    "batch.received",
-    "batch.formed",
-    "batch.computed",
-    "postprocess.received",
-    "postprocess.encoded",
-)
-
-IMAGE_SEAMS = (
-    "preprocess_images.received",
-    "preprocess_images.prepared",
-    "batch_images.received",
-    "batch_images.formed",
-    "batch_images.computed",
-)
-
-MOST_HANGING = 5
-"""Fetches that hang: with one at a time, more of them would take a world longer than it may last."""
+Name: TypeAlias = tuple[int, int]
+"""What an item says: the number of the client that said it first, and its place there."""
 
 TICK_S = 0.001
+
+PLAIN: Mapping[str, Any] = {
+    "preprocess_limit": 2,
+    "image_preprocess_limit": 2,
+    "max_batch_tokens": 100,
+    "max_batch_items": 16,
+    "chunk_items": 4,
+    "waiting_tokens": 1000,
+    "target_delay_s": 1000.0,
+    "watchdog_s": 5.0,
+    "preprocess_alarm_s": 20.0,
+}
+"""Settings of a plain world, where they are not the engine's own defaults."""
 
 
 @dataclass(slots=True)
 class FetchPlan:
-    """What becomes of the fetch of one picture."""
+    """One image that is given as a URL."""
 
-    takes_s: float
-    fault: FetchFault | None
+    place: int = 0
+    """Of the image in its item."""
+    takes_s: float = 0.0
+    fault: FetchFault | None = None
 
 
 @dataclass(slots=True)
 class ItemPlan:
-    cost: int
-    key: str | None
-    fault: ItemFault | None
-    pictures: int = 0
-    """None: a text. One: a picture by itself. Several: those of a conversation."""
-    fetches: dict[int, FetchPlan] = field(default_factory=dict)
-    """By picture: those that are given as URLs."""
-    like: tuple[int, int] | None = None
-    """Which item it repeats: the number of that one's client, and its index there. None: it is like no other."""
+    """One input of a request. All items of a world that say the same are alike: see `World`."""
+
+    cost: int = 1
+    """Tokens."""
+    key: str | None = None
+    fault: ItemFault | None = None
+    images: int = 0
+    """None: a text. One: an image by itself. Several: those of a conversation."""
+    fetches: list[FetchPlan] = field(default_factory=list, metadata={"of": FetchPlan})
+    parts: int = 1
+    """Into how many preprocess cuts it, where the model allows that."""
+    says: Name | None = None
+    """None: what no other item says, which is its client's number and its place."""
 
     @property
     def lane(self) -> Lane:
-        return "image" if self.pictures else "text"
+        return "image" if self.images else "text"
+
+    @property
+    def urls(self) -> Mapping[int, FetchPlan]:
+        """Fetches of it, by the place of the image."""
+        return {fetch.place: fetch for fetch in self.fetches if fetch.place < self.images}
 
 
 @dataclass(slots=True, kw_only=True)
 class ClientPlan:
     """One caller. Times are virtual seconds since the start; `math.inf` is never."""
 
-    number: int
-    arrives_at: float
-    items: list[ItemPlan]
-    body_bytes: int
+    number: int = 0
+    arrives_at: float = 0.0
+    items: list[ItemPlan] = field(default_factory=lambda: [ItemPlan()], metadata={"of": ItemPlan})
+    task: Task = "embed"
+    queries: int = 1
+    """How many of the items are queries, where the task compares them with the others."""
+    size: int | None = None
+    """Bytes of its body. None: four for each token."""
     timeout_s: float = math.inf
     host_timeout_s: float = math.inf
     """Of a scope of its own around the call."""
@@ -90,282 +105,226 @@ class ClientPlan:
     """On asyncio, it is cancelled by `Task.cancel` rather than by a scope."""
     decode: CodecFault | None = None
     encode: CodecFault | None = None
-    priority: Priority = Priority.INTERACTIVE
+    bulk: bool = False
     tenant: str | None = None
     salt: str | None = None
     """Of the request's `cache_salt`."""
     tokenizes: bool = False
     """It calls `tokenize` and not `submit`."""
+    streams: bool = False
+    """It calls `stream`, and takes `reads_s` for each of its results."""
+    reads_s: float = 0.0
+    phase: str | None = None
+    """What it belongs to in a world that measures throughput: `before` or `after` the trouble."""
+
+    @property
+    def priority(self) -> Priority:
+        return Priority.BULK if self.bulk else Priority.INTERACTIVE
+
+    @property
+    def body_bytes(self) -> int:
+        return 4 * sum(item.cost for item in self.items) if self.size is None else self.size
+
+    @property
+    def compares(self) -> bool:
+        """Whether its items are queries and documents."""
+        return self.task in ("score", "rerank")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
+class Trouble:
+    """Something that happens when a point of a channel is reached for the `count`-th time, see `seams`."""
+
+    point: str = "batch.sending"
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Call:
+    """What becomes of one call of a thread: the `count`-th of its kind."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Drain:
+    at: float = 0.0
+    timeout_s: float = 0.0
+
+
+def _many(of: type) -> Any:
+    return field(default_factory=list, metadata={"of": of})
+
+
+@dataclass(kw_only=True)
 class World:
-    seed: int
-    config: EngineConfig
-    restarts: RestartPolicy
-    parse_workers: int
-    postprocess_workers: int
-    pads: bool
-    lanes: tuple[Lane, ...] = ("text",)
+    """One run. Items that say the same are made alike when a world is read, as the first of them is."""
+
+    seed: int = 0
+    """Of the order in which tasks run, and of how long calls take."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the engine's configuration, where they are not as in `PLAIN`."""
+    max_crashes: int = 8
+    first_delay_s: float = 0.001
+    parse_workers: int = 2
+    postprocess_workers: int = 2
+    model: Kind = "dense"
+    width: int = 4
+    """Numbers of a dense vector; all but four are 0."""
+    pads: bool = False
+    splits: bool = False
+    """Whether the model cuts long inputs into parts."""
+    lanes: list[Lane] = field(default_factory=lambda: ["text"])
     slots: int = 1
     """Batches on the device at once, of each lane."""
     min_share_tokens: int = 1
     cores: int | None = None
     """That forwards share with preprocess."""
-    clients: list[ClientPlan]
-    crashes: set[tuple[str, int]] = field(default_factory=set)
-    """A seam, and which time it is reached."""
-    delays: dict[tuple[str, int], float] = field(default_factory=dict)
+    clients: list[ClientPlan] = _many(ClientPlan)
+    crashes: list[Trouble] = _many(Trouble)
+    delays: list[Trouble] = _many(Trouble)
+    leaves: list[Trouble] = _many(Trouble)
+    """The client of what is handed over leaves at that very moment."""
+    lates: list[Trouble] = _many(Trouble)
+    """What is handed over is held until the deadline of its client, if it has one that is near."""
     yields: bool = False
-    """Whether each seam lets the other tasks run."""
-    preprocess_ticks: int = 1
-    device_ticks: int = 1
-    codec_ticks: int = 1
-    slow_preprocess: dict[int, float] = field(default_factory=dict)
+    """Whether each point of a channel lets the other tasks run."""
+    preprocess_ticks: int = 0
+    device_ticks: int = 0
+    codec_ticks: int = 0
+    """Calls of a kind take a number of ticks up to this, which their contents decide."""
+    forward_s: float = 0.0
+    """Of each forward, and of each of its tokens: in addition to `device_ticks`."""
+    token_s: float = 0.0
+    align_ticks: int = 0
+    """Calls end at multiples of so many ticks only, so that several end in one turn of the loop."""
+    slow_preprocess: list[Call] = _many(Call)
+    slow_device: list[Call] = _many(Call)
     """Which call takes how long instead."""
-    slow_device: dict[int, float] = field(default_factory=dict)
+    posted_late: list[Call] = _many(Call)
+    """By how much the event loop is told too late of the end of a call of the device or of preprocess."""
     lost_at_call: int | None = None
     """At which call the device says that it cannot be trusted any more."""
     out_of_memory_above: int | None = None
     """Payloads of one forward."""
-    drains: list[tuple[float, float]] = field(default_factory=list)
-    """When, and for how long."""
+    drains: list[Drain] = _many(Drain)
     end: End = "quiet"
     ends_at: float = 0.0
+    liveness: bool = False
+    """Whether nothing goes wrong here, so that waits can be held to what the service times explain."""
+    neighbour: World | None = None
+    """Another engine, of which this one borrows the device and the threads. Its own settings of these do not count."""
+
+    @functools.cached_property
+    def config(self) -> EngineConfig:
+        return EngineConfig(**{**PLAIN, **self.settings})
+
+    @property
+    def restarts(self) -> RestartPolicy:
+        return RestartPolicy(max_crashes=self.max_crashes, window_s=60.0, first_delay_s=self.first_delay_s)
+
+    @functools.cached_property
+    def by_number(self) -> Mapping[int, ClientPlan]:
+        return {client.number: client for client in self.clients}
+
+    @functools.cached_property
+    def contents(self) -> Mapping[Name, ItemPlan]:
+        """What each name says; made alike by `alike`."""
+        contents: dict[Name, ItemPlan] = {}
+        for client in self.clients:
+            for index, item in enumerate(client.items):
+                contents.setdefault(said(client, index), item)
+        return contents
+
+    @property
+    def is_hostile(self) -> bool:
+        """Whether anything goes wrong that requests are not the reason of."""
+        return bool(
+            self.crashes or self.slow_preprocess or self.slow_device or self.drains or self.end != "quiet"
+            or self.lost_at_call is not None or self.out_of_memory_above is not None
+        )  # fmt: skip
 
 
-def draw(seed: int) -> World:
-    """The world of a seed; the same one every time."""
-    rng = random.Random(seed * 7919 + 1)
-    chance = rng.random
+def said(client: ClientPlan, index: int) -> Name:
+    """What an item says."""
+    says = client.items[index].says
+    return (client.number, index) if says is None else says
 
-    def ticks(most: int) -> float:
-        return rng.randint(0, most) * TICK_S
 
-    small = chance() < 0.5
-    """Whether limits are so tight that they matter."""
-    config = EngineConfig(
-        preprocess_limit=rng.choice((1, 1, 2, 4)),
-        max_batch_tokens=rng.choice((4, 12, 30, 100)),
-        max_batch_items=rng.choice((1, 2, 4, 8, 16)),
-        chunk_items=rng.choice((1, 1, 2, 3, 8)),
-        channel_capacity=rng.choice((1, 1, 2, 3)),
-        waiting_tokens=rng.choice((1, 5, 20, 100)),
-        request_waiting_tokens=rng.choice((1, 5, 20, 100)),
-        max_requests=rng.choice((3, 8)) if small and chance() < 0.2 else 1000,
-        max_items=rng.choice((5, 20)) if small and chance() < 0.2 else 1000,
-        max_tokens=rng.choice((20, 60)) if small and chance() < 0.2 else 10**6,
-        max_bytes=rng.choice((100, 400)) if small and chance() < 0.2 else 2**28,
-        max_request_items=6 if small and chance() < 0.2 else 1000,
-        target_delay_s=rng.choice((0.005, 0.02, 0.1)) if small and chance() < 0.2 else 1000.0,
-        drain_timeout_s=rng.choice((0.0, 0.003, 0.02, 1.0, 30.0)),
-        watchdog_s=5.0,
-        preprocess_alarm_s=rng.choice((2.0, 20.0)),
-    )
-    world = World(
-        seed=seed,
-        config=config,
-        restarts=RestartPolicy(
-            max_crashes=rng.choice((0, 2, 8, 8, 8)), window_s=60.0, first_delay_s=rng.choice((0.0, 0.001, 0.05))
-        ),
-        parse_workers=rng.choice((1, 1, 2, 3)),
-        postprocess_workers=rng.choice((1, 1, 2)),
-        pads=chance() < 0.5,
-        clients=[],
-        yields=chance() < 0.2,
-        preprocess_ticks=rng.choice((0, 1, 3, 8)),
-        device_ticks=rng.choice((0, 1, 3, 8)),
-        codec_ticks=rng.choice((0, 2, 5)),
-    )
-    span = rng.choice((1, 3, 10, 30))
-    """Ticks within which the clients arrive."""
-    _draw_clients(rng, world, span)
-    _draw_troubles(rng, world, span)
-    if chance() < 0.3:
-        world.end = rng.choice(("leave", "leave", "raise", "cancel", "native cancel"))
-        world.ends_at = ticks(span * 3 + 8)
-    if chance() < 0.12:
-        for _ in range(rng.choice((1, 1, 2, 3))):
-            world.drains.append((ticks(span * 3 + 8), rng.choice((0.0, 0.002, 0.01, 0.5, 30.0))))
-    world.slots = rng.choice((1, 1, 2, 2, 3))
-    world.min_share_tokens = rng.choice((1, 4, 12))
-    _draw_pictures(random.Random(seed * 7919 + 2), world)
-    _draw_repetitions(random.Random(seed * 7919 + 3), world)
-    _draw_askers(random.Random(seed * 7919 + 4), world)
-    _draw_crowd(random.Random(seed * 7919 + 5), world)
-    world.cores = random.Random(seed * 7919 + 6).choice((None, 1, 2, 3))
+def alike(world: World) -> World:
+    """The world, with items alike that say the same: they are the same work, and the model knows them by it."""
+    for client in world.clients:
+        for index, item in enumerate(client.items):
+            first = world.contents[said(client, index)]
+            item.cost, item.key, item.fault, item.images, item.parts = (
+                first.cost, first.key, first.fault, first.images, first.parts,
+            )  # fmt: skip
     return world
 
 
-def _draw_repetitions(rng: random.Random, world: World) -> None:
-    """Have some items be like others. From numbers of its own, as the pictures are."""
-    chance = rng.random
-    if chance() < 0.3:
-        return
-    world.config = replace(world.config, coalesce=chance() < 0.9, result_cache_mb=rng.choice((0, 0, 1)))
-    share = rng.choice((0.1, 0.5, 0.9))
-    originals: dict[Lane, list[tuple[int, int]]] = {"text": [], "image": []}
-    for client in world.clients:
-        for index, item in enumerate(client.items):
-            alike = originals[item.lane]
-            if alike and chance() < share:
-                item.like = rng.choice(alike[-4:])
-                original = _item(world, item.like)
-                item.cost, item.key, item.fault = original.cost, original.key, original.fault
-                item.pictures = original.pictures
-                item.fetches = {place: plan for place, plan in item.fetches.items() if place < item.pictures}
-            else:
-                alike.append((client.number, index))
-    world.config = replace(world.config, share_between_tenants=chance() < 0.6)
-    salted = rng.choice((0.0, 0.0, 0.3))
-    for client in world.clients:
-        client.salt = rng.choice(("salt", "pepper")) if chance() < salted else None
+# ---- JSON ----
 
 
-def _item(world: World, name: tuple[int, int]) -> ItemPlan:
-    return world.clients[name[0]].items[name[1]]
+def to_json(value: Any) -> dict[str, Any]:
+    """What of a world, or of a part of one, is not as in a plain one."""
+    made: dict[str, Any] = {}
+    for each in dataclasses.fields(value):
+        has, default = getattr(value, each.name), _default(each)
+        if has == default or each.name == "neighbour" and has is None:
+            continue
+        made[each.name] = _plain(has)
+    return made
 
 
-def _draw_askers(rng: random.Random, world: World) -> None:
-    """Say whose requests they are, and which of them may wait. From numbers of its own, as pictures."""
-    if rng.random() < 0.3:
-        return
-    tenants = rng.choice(((None,), ("a", "b"), ("a", "a", "a", "b"), (None, "a", "b", "c")))
-    bulk = rng.choice((0.0, 0.2, 0.5, 1.0))
-    for client in world.clients:
-        client.tenant = rng.choice(tenants)
-        if rng.random() < bulk:
-            client.priority = Priority.BULK
+def _plain(has: Any) -> Any:
+    if dataclasses.is_dataclass(has):
+        return to_json(has)
+    if isinstance(has, list | tuple):
+        return [_plain(one) for one in has]
+    return dict(has) if isinstance(has, Mapping) else has
 
 
-def _draw_crowd(rng: random.Random, world: World) -> None:
-    """In a few worlds, have a crowd ask a handful of questions of a device that is slow, and some of it leave without
-    an answer. Of items that are alike one goes for all; the others are passed over, follow it, or inherit its place:
-    the worlds above seldom get to the last of these steps, so nothing else goes wrong here."""
-    if rng.random() >= 0.025:
-        return
-    world.lanes, world.pads, world.slots, world.device_ticks = ("text",), True, 1, 8
-    world.end = "quiet"
-    world.crashes, world.delays, world.drains = set(), {}, []
-    world.config = replace(
-        world.config,
-        max_batch_items=1,
-        max_batch_tokens=rng.choice((6, 12)),
-        waiting_tokens=100,
-        request_waiting_tokens=100,
-        coalesce=True,
-        share_between_tenants=True,
-        result_cache_mb=0,
-    )
-    tenants = rng.choice(((None, "a"), ("a", "b", "c", "d")))
-    asked: dict[int, tuple[int, int]] = {}
-    for client in world.clients:
-        client.arrives_at = rng.randint(0, 4) * TICK_S
-        client.timeout_s = client.host_timeout_s = math.inf
-        client.leaves_at = client.arrives_at + rng.randint(5, 30) * TICK_S if rng.random() < 0.6 else math.inf
-        client.tenant, client.salt = rng.choice(tenants), None
-        client.items = []
-        for index in range(rng.choice((1, 1, 2))):
-            question = rng.randint(1, 6)
-            client.items.append(ItemPlan(question, None, None, like=asked.get(question)))
-            asked.setdefault(question, (client.number, index))
+def _default(each: dataclasses.Field[Any]) -> Any:
+    if each.default_factory is not dataclasses.MISSING:
+        return each.default_factory()
+    return each.default
 
 
-def _draw_pictures(rng: random.Random, world: World) -> None:
-    """Turn some texts into pictures. From numbers of its own: a world without any is as if there were none anywhere."""
-    chance = rng.random
-    if chance() < 0.5:
-        return
-    world.lanes = ("text", "image") if chance() < 0.9 else ("image",)
-    share = rng.choice((0.1, 0.5, 0.9)) if "text" in world.lanes else 1.0
-    urls = rng.choice((0.0, 0.3, 0.3, 1.0))
-    faulty = rng.choice((0.0, 0.0, 0.05, 0.2))
-    slowest = rng.choice((0, 3, 20))
-    hangs = rng.choice((0.0, 0.0, 0.1))
-    mixed = chance() < 0.5
-    hanging = 0
-    fault: FetchFault | None
-    for client in world.clients:
-        shows = chance() < share
-        for item in client.items:
-            if not (chance() < share if mixed and "text" in world.lanes else shows):
-                continue
-            item.pictures = rng.choice((1, 1, 1, 2, 3))
-            for place in range(item.pictures):
-                if chance() < urls:
-                    takes_s, fault = rng.randint(0, slowest) * TICK_S, None
-                    if chance() < hangs and hanging < MOST_HANGING:
-                        hanging += 1
-                        takes_s, fault = 20.0, "unavailable"  # as every fetch that hangs, when its time is up
-                    elif chance() < faulty:
-                        fault = rng.choice(("unusable", "unavailable", "raises"))
-                    item.fetches[place] = FetchPlan(takes_s, fault)
-    world.config = replace(
-        world.config, image_preprocess_limit=rng.choice((1, 1, 2)), media_limit=rng.choice((1, 2, 16))
-    )
-    if world.crashes:
-        for _ in range(rng.choice((1, 2, 4))):
-            world.crashes.add((rng.choice(IMAGE_SEAMS), rng.choice((0, 0, 1, 1, 2, 3, 5, 8))))
-    if world.delays:
-        for _ in range(rng.choice((1, 3))):
-            world.delays[rng.choice(IMAGE_SEAMS), rng.randint(0, 9)] = rng.choice((1, 3, 10, 50)) * TICK_S
+def from_json(given: Mapping[str, Any]) -> World:
+    """The world that a JSON value describes.
+
+    Raises:
+        ValueError: It does not describe one; says what is wrong.
+    """
+    world = alike(_read(World, given))
+    numbers = [client.number for client in world.clients]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("two clients have the same number")
+    if any(not client.items or client.arrives_at < 0 for client in world.clients):
+        raise ValueError("a client has no items, or comes before the start")
+    if any(item.cost < 1 or item.parts < 1 for item in world.contents.values()):
+        raise ValueError("an item has no tokens, or no parts")
+    if min(world.parse_workers, world.postprocess_workers, world.slots, world.width // 4) < 1 or not world.lanes:
+        raise ValueError("there must be workers, slots, lanes, and four numbers in a vector")
+    return world
 
 
-def _draw_clients(rng: random.Random, world: World, span: int) -> None:
-    chance = rng.random
-    poison = rng.choice((0.0, 0.0, 0.03, 0.15))
-    faults: tuple[ItemFault, ...] = ("invalid", "preprocess raises", "forward raises", "nan", "out of memory")
-    timeouts, leavers = rng.choice((0.0, 0.0, 0.3, 0.7)), rng.choice((0.0, 0.0, 0.3, 0.6))
-    codec_faults = rng.choice((0.0, 0.0, 0.1))
-    tokenizers = rng.choice((0.0, 0.0, 0.0, 0.2))
-    keys = rng.choice(((None,), (None,), ("a", "b")))
-    most_items = rng.choice((1, 1, 2, 3, 3, 5, 5, 10))
-    for number in range(16 if chance() < 0.03 else rng.choice((2, 3, 3, 4, 4, 5, 6, 8))):
-        arrives_at = rng.randint(0, span) * TICK_S
-        items = [
-            ItemPlan(rng.randint(1, 6), rng.choice(keys), rng.choice(faults) if chance() < poison else None)
-            for _ in range(rng.randint(1, most_items))
-        ]
-        client = ClientPlan(
-            number=number,
-            arrives_at=arrives_at,
-            items=items,
-            body_bytes=rng.choice((0, 10, 40, 100, 40_000)) if chance() < 0.5 else 4 * sum(i.cost for i in items),
-        )
-        if chance() < timeouts:
-            client.timeout_s = rng.choice((1, 2, 5, 10, 30, 200)) * TICK_S
-        if chance() < timeouts * 0.3:
-            client.host_timeout_s = rng.choice((1, 2, 5, 10, 30)) * TICK_S
-        if chance() < leavers:
-            client.leaves_at = arrives_at + rng.choice((0, 1, 2, 3, 5, 8, 15, 30)) * TICK_S
-            client.native = chance() < 0.5
-        if chance() < codec_faults:
-            client.decode = rng.choice(("raises", "refuses"))
-        if chance() < codec_faults:
-            client.encode = rng.choice(("raises", "refuses"))
-        client.tokenizes = chance() < tokenizers
-        world.clients.append(client)
+def _read(of: type[Any], given: Mapping[str, Any]) -> Any:
+    known = {each.name: each for each in dataclasses.fields(of)}
+    if unknown := given.keys() - known.keys():
+        raise ValueError(f"{of.__name__} has no {', '.join(sorted(unknown))}")
+    made = {}
+    for name, value in given.items():
+        part = known[name].metadata.get("of", World if name == "neighbour" else None)
+        if part is not None:
+            made[name] = _read(part, value) if name == "neighbour" else [_read(part, one) for one in value]
+        else:
+            made[name] = tuple(value) if name == "says" and value is not None else value
+    return of(**made)
 
 
-def _draw_troubles(rng: random.Random, world: World, span: int) -> None:
-    chance = rng.random
-    if chance() < 0.4:
-        seams = [rng.choice(SEAMS)] if chance() < 0.5 else SEAMS
-        for _ in range(rng.choice((1, 2, 4, 10))):
-            world.crashes.add((rng.choice(seams), rng.choice((0, 0, 1, 1, 2, 3, 5, 8))))
-    if chance() < 0.3:
-        for _ in range(rng.choice((1, 3, 8))):
-            world.delays[rng.choice(SEAMS), rng.randint(0, 9)] = rng.choice((1, 3, 10, 50)) * TICK_S
-    if chance() < 0.2:
-        for _ in range(rng.choice((1, 2, 4))):
-            world.slow_preprocess[rng.randint(0, 7)] = rng.choice((0.05, 1.0, 10.0))
-        if chance() < 0.5:
-            world.slow_preprocess[rng.randint(0, 7)] = 100.0  # hangs, until something lets go of it
-    if chance() < 0.15:
-        world.slow_device[rng.randint(0, 7)] = rng.choice((0.05, 1.0, 3.0))
-    if chance() < 0.08:
-        world.slow_device[rng.randint(0, 7)] = rng.choice((5.5, 50.0))
-    if chance() < 0.08:
-        world.lost_at_call = rng.randint(0, 5)
-    if chance() < 0.2:
-        world.out_of_memory_above = rng.choice((1, 2, 3, 5))
+def shown(world: World) -> str:
+    """The JSON of a world, for a reader and for `--world`."""
+    return json.dumps(to_json(world), ensure_ascii=False)

@@ -1,0 +1,204 @@
+"""The only place that looks into the engine's private parts. A change of the core that moves one is followed here."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from staged_pool.runtime import engine as engine_module
+from staged_pool.runtime import lanes as lanes_module
+from staged_pool.runtime import pipeline as pipeline_module
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.inside import LIMITS, Asker, Room
+from staged_pool.runtime.model import Lane, Payload
+from staged_pool.stages.errors import StagedPoolError
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.work import Batch, Item
+
+if TYPE_CHECKING:
+    from tests.sim.watch import Watch
+    from tests.sim.world import World
+
+EPSILON = 1e-6
+
+
+@contextmanager
+def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[None]:
+    """Have the engine make tickets that are watched, with as many workers as the world says."""
+    module: Any
+    new = (
+        (engine_module, "Ticket", ticket),
+        (pipeline_module, "PARSE_WORKERS", world.parse_workers),
+        (engine_module, "PARSE_WORKERS", world.parse_workers),
+        (pipeline_module, "POSTPROCESS_WORKERS", world.postprocess_workers),
+        (lanes_module, "MIN_SHARE_TOKENS", world.min_share_tokens),
+        (lanes_module, "IMAGE_MIN_SHARE_TOKENS", world.min_share_tokens),
+        (pipeline_module, "Channel", pipeline_module.Channel),
+    )
+    was = [(module, name, getattr(module, name)) for module, name, _ in new]
+    try:
+        for module, name, value in new:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in was:
+            setattr(module, name, value)
+
+
+def channels_made_by(make: Callable[..., Any]) -> None:
+    """Have the next engine make its channels so."""
+
+    class Made:
+        def __class_getitem__(cls, _of: object) -> Callable[..., Any]:
+            return make
+
+    pipeline_module.Channel = Made  # type: ignore[misc,assignment]
+
+
+def tickets_of(engine: Engine) -> list[Ticket]:
+    """Those inside."""
+    return list(engine._tickets)
+
+
+def tokens_of(ticket: Ticket) -> float:
+    """What admission still counts of a request."""
+    return ticket.load.tokens if isinstance(ticket.load, Room) else 0.0
+
+
+def observe(engine: Engine, watch: Watch) -> None:
+    """Look over the engine's shoulder: at the door of admission, and where batches are cut."""
+    admission = engine._admission
+    enter, count_items, leave = admission.enter, admission.count_items, admission.leave
+
+    def watched_enter(**kwargs: Any) -> Room:
+        try:
+            room = enter(**kwargs)
+        except StagedPoolError as error:
+            watch.rejected(error, others=len(watch.rooms))
+            raise
+        watch.rooms[id(room)] = room
+        return room
+
+    def watched_count_items(room: Room, inputs: Mapping[Lane, int]) -> None:
+        try:
+            count_items(room, inputs)
+        except StagedPoolError as error:
+            watch.rejected(error, others=len(watch.rooms) - 1)
+            raise
+
+    def watched_leave(room: Room, **kwargs: Any) -> None:
+        leave(room, **kwargs)
+        del watch.rooms[id(room)]
+
+    for target, name, watched in (
+        (admission, "enter", watched_enter),
+        (admission, "count_items", watched_count_items),
+        (admission, "leave", watched_leave),
+    ):
+        setattr(target, name, watched)
+    for lane, stage in engine._pipeline.batch.items():
+        _observe_batches(lane, stage, watch)
+
+
+def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
+    builder = stage._builder
+    take = builder.take
+
+    def watched_take(still_wanted: Callable[[Item[Payload]], bool], **kwargs: Any) -> Batch[Payload] | None:
+        waiting_cost = builder.cost
+        batch: Batch[Payload] | None = take(still_wanted, **kwargs)
+        if batch is not None:
+            watch.batch_formed(lane, batch, waiting_cost, in_hand=stage.meter.busy)
+        if not builder and (remembered := builder.turns.tenants):
+            watch.fail(f"nothing waits, and {remembered} tenants are remembered")
+        return batch
+
+    builder.take = watched_take
+
+
+def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
+    """Where what admission counts is not the sum of what the requests inside have taken."""
+    counted = engine._admission.inside
+    inside: defaultdict[str, float] = defaultdict(float)
+    for room in rooms.values():
+        priority = room.asker.priority
+        inside["requests"] += 1
+        inside["items"] += room.items
+        inside["bytes"] += room.body_bytes
+        inside["tokens"] += room.tokens
+        inside[f"requests of {priority} work"] += 1
+        inside[f"tokens of {priority} work"] += room.tokens
+        for lane, part in room.parts.items():
+            inside[f"unprepared inputs of the {lane} lane"] += part.unprepared
+    totals: dict[str, float] = {
+        **dict(zip(LIMITS, counted.total.limited, strict=True)),
+        "tenants": sum(map(len, counted.tenants.values())),
+    }
+    askers: set[Asker] = {room.asker for room in rooms.values()}
+    inside["tenants"] = len(askers)
+    for lane, unprepared in counted.unprepared.items():
+        totals[f"unprepared inputs of the {lane} lane"] = unprepared
+    for of_priority, of_tenants in counted.tenants.items():
+        totals[f"requests of {of_priority} work"] = sum([one.requests for one in of_tenants.values()])
+        totals[f"tokens of {of_priority} work"] = sum([sum(one.tokens.values()) for one in of_tenants.values()])
+    wrong = [
+        f"admission counts {total:g} {what}, and {inside[what]:g} are inside"
+        for what, total in totals.items()
+        if abs(total - inside[what]) > EPSILON
+    ]
+    if unknown := inside.keys() - totals:
+        wrong.append(f"admission does not count {sorted(unknown)}, which are inside")
+    return wrong
+
+
+def left_in_admission(engine: Engine) -> bool:
+    """Whether admission counts anything."""
+    inside = engine._admission.inside
+    return any(abs(each) > EPSILON for each in (*inside.total.limited, *inside.unprepared.values()))
+
+
+def left_in_channels(engine: Engine) -> list[str]:
+    """What an engine that has ended has left in its channels, or has left open of them."""
+    wrong: list[str] = []
+    for channel in engine._pipeline.channels:
+        statistics = channel.outlet._stream.statistics()
+        if statistics.current_buffer_used or channel.waiting:
+            wrong.append(f"something is left in front of {channel.name}")
+        if statistics.open_send_streams or statistics.open_receive_streams:
+            wrong.append(f"the channel in front of {channel.name} is open")
+    return wrong
+
+
+def left_on_device(engine: Engine) -> list[str]:
+    """What an engine that has ended still believes to be on the device."""
+    wrong: list[str] = []
+    if running := sum(stage.running for stage in engine._pipeline.batch.values()):
+        wrong.append(f"{running} batches are thought to be on the device")
+    if tokens := sum(stage.running_tokens for stage in engine._pipeline.batch.values()):
+        wrong.append(f"{tokens} tokens are thought to be on the device")
+    return wrong
+
+
+def left_waiting(engine: Engine) -> list[str]:
+    """Stages that hold something for the device."""
+    return [
+        batch.meter.name
+        for batch in engine._pipeline.batch.values()
+        if batch.waiting or batch._flights._flights or batch._builder.cost
+    ]
+
+
+def fetches_left(engine: Engine) -> bool:
+    return bool(engine._pipeline.errands.fetching)
+
+
+def crashes(engine: Engine) -> Counter[str]:
+    """Crashes that each stage has counted."""
+    return Counter({stage.meter.name: stage.meter.crashes for stage in engine._pipeline.stages})
+
+
+def busy_workers(engine: Engine) -> Counter[str]:
+    """Workers that each stage counts as busy."""
+    return Counter({stage.meter.name: stage.meter.busy for stage in engine._pipeline.stages})

@@ -1,0 +1,268 @@
+"""The model of a world: its token ids are what an item says, and what it gives can be told from that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staged_pool.runtime.model import (
+    Lane,
+    ModelCard,
+    ModelInput,
+    Payload,
+    Picture,
+    Pixels,
+    Row,
+    SparseVector,
+    Tokens,
+    TokenSequence,
+    Values,
+)  # fmt: skip
+from staged_pool.runtime.requests import (
+    ClassifyRequest,
+    Chat,
+    Content,
+    EmbedRequest,
+    Image,
+    Output,
+    PairInput,
+    ScoreRequest,
+    TextInput,
+)  # fmt: skip
+from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
+from staged_pool.stages.errors import InvalidInput, ModelFailed, OutOfMemory
+from staged_pool.stages.work import Prepared, Request
+from tests.doubles import CARD
+from tests.sim.watch import Watch, payload_name, payload_part
+from tests.sim.world import ClientPlan, ItemPlan, Kind, Name, World, said
+
+QUERY = "which of these"
+"""The query of a client that has documents scored by pairs."""
+
+OUTPUTS: Mapping[Kind, tuple[Output, ...]] = {
+    "dense": (Output.DENSE,),
+    "all": (Output.DENSE, Output.SPARSE, Output.MULTI_VECTOR),
+    "sparse": (Output.SPARSE,),
+    "late": (Output.MULTI_VECTOR,),
+    "cross": (Output.LABELS,),
+    "labels": (Output.LABELS,),
+}
+SCORING: Mapping[Kind, Any] = {
+    "dense": "bi-encoder",
+    "all": "bi-encoder",
+    "sparse": "sparse",
+    "late": "late-interaction",
+    "cross": "cross-encoder",
+    "labels": None,
+}
+
+
+def numbers(name: Name, cost: int, part: int = 0) -> list[float]:
+    """What the model makes of an item; no two items that say something else have the same."""
+    return [name[0], name[1], cost + 1000 * part, name[0] * 1000 + name[1]]
+
+
+def values_of(output: Output, name: Name, cost: int, part: int, width: int) -> Values:
+    """One output of an item, or of a part of it."""
+    four: NDArray[np.float32] = np.array(numbers(name, cost, part), dtype=np.float32)
+    match output:
+        case Output.DENSE:
+            return np.pad(four, (0, width - 4)) if width > 4 else four
+        case Output.SPARSE:
+            return SparseVector(np.arange(4, dtype=np.int32), four + 1)
+        case Output.MULTI_VECTOR:
+            return np.stack([four, four[::-1]])
+        case _:
+            return np.array([logit(name), -logit(name)], dtype=np.float32)
+
+
+def logit(name: Name) -> float:
+    return ((name[0] * 31 + name[1] * 7) % 97) / 10 - 4
+
+
+class SimModel:
+    """What the engine of a world runs."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._world = world = watch.world
+        self._card = replace(
+            CARD,
+            forward_workers=world.slots,
+            lanes=tuple(world.lanes),
+            outputs=OUTPUTS[world.model],
+            scoring=SCORING[world.model],
+            labels=("yes", "no"),
+            activation="identity",
+            similarity="dot",
+            width=world.width,
+            splits_long_inputs=world.splits,
+        )
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    def pads(self, lane: Lane) -> bool:
+        return self._world.pads
+
+    def preprocess(
+        self, inputs: Sequence[ModelInput]
+    ) -> list[Prepared[Payload] | tuple[Prepared[Payload], ...] | InvalidInput]:
+        sent = [sent_name(given) for given in inputs]
+        for name, given in zip(sent, inputs, strict=True):
+            self._check_images(name, given)
+        items = [self._world.by_number[client].items[index] for client, index in sent]
+        if any(item.fault == "preprocess raises" for item in items):
+            raise ValueError("poison")
+        return [
+            InvalidInput("The input is invalid.") if item.fault == "invalid" else self._prepared(name, item, given)
+            for name, item, given in zip(sent, items, inputs, strict=True)
+        ]
+
+    def _prepared(
+        self, sent: Name, item: ItemPlan, given: ModelInput
+    ) -> Prepared[Payload] | tuple[Prepared[Payload], ...]:
+        name = said(self._world.by_number[sent[0]], sent[1])
+        key = item.key, isinstance(given.source, Image), given.outputs
+        if isinstance(given.source, Image):
+            pixels = Pixels(np.array(name, dtype=np.float32))
+            return Prepared(Picture(pixels, given.outputs, 1), item.cost, key)
+        images = tuple(Pixels(np.zeros(1, dtype=np.uint8)) for _ in given.images)
+        parts = item.parts if given.may_split else 1
+        made: list[Prepared[Payload]] = [
+            Prepared(TokenSequence([*name, part], given.outputs, images=images), item.cost, key)
+            for part in range(parts)
+        ]
+        return tuple(made) if parts > 1 else made[0]
+
+    def _check_images(self, name: Name, given: ModelInput) -> None:
+        item = self._world.by_number[name[0]].items[name[1]]
+        wanted = [":".join(map(str, (*name, place))).encode() for place in range(item.images)]
+        if (shown := [image.source for image in given.images]) != wanted:
+            self._watch.fail(f"preprocess was given the images {shown} instead of {wanted}")
+
+    def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
+        names = [payload_name(payload) for payload in payloads]
+        items = [self._world.contents[name] for name in names]
+        faults = {item.fault for item in items}
+        most = self._world.out_of_memory_above
+        if "out of memory" in faults or (most is not None and len(payloads) > most):
+            raise OutOfMemory("no room")
+        if "forward raises" in faults:
+            raise ValueError("poison")
+        return [
+            ModelFailed("NaN") if item.fault == "nan" else self._row(payload, name, item)
+            for payload, name, item in zip(payloads, names, items, strict=True)
+        ]
+
+    def _row(self, payload: Payload, name: Name, item: ItemPlan) -> Row:
+        part = payload_part(payload)
+        values = {
+            output: values_of(output, name, item.cost, part, self._world.width) for output in payload.outputs
+        }
+        return Row(values, payload)
+
+    def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
+        text = str(source)
+        return Tokens([ord(c) for c in text], [text], [(0, len(text))])
+
+    def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
+
+    @property
+    def devices(self) -> Sequence[ReplicaStatistics]:
+        return []
+
+    @property
+    def image_cache(self) -> ImageCacheStatistics | None:
+        return None
+
+    def clear_image_cache(self) -> None:
+        """It keeps nothing."""
+
+    def close(self) -> None:
+        """It has no processes."""
+
+
+# ---- what clients send ----
+
+
+def request_of(world: World, client: ClientPlan) -> Request:
+    """What a client's body becomes."""
+    names = [(client.number, index) for index in range(len(client.items))]
+    match client.task:
+        case "score" | "rerank" if world.model == "cross":
+            documents = tuple(f"{client.number}:{index}" for index in range(len(client.items)))
+            return ScoreRequest(queries=(QUERY,), documents=documents, cache_salt=client.salt)
+        case "score" | "rerank":
+            contents = tuple(_content(name, item) for name, item in zip(names, client.items, strict=True))
+            return ScoreRequest(
+                queries=contents[: client.queries], documents=contents[client.queries :], cache_salt=client.salt
+            )
+        case "classify":
+            inputs = tuple(_input(name, item) for name, item in zip(names, client.items, strict=True))
+            return ClassifyRequest(inputs=inputs, cache_salt=client.salt)
+        case task:
+            return EmbedRequest(
+                inputs=tuple(_input(name, item) for name, item in zip(names, client.items, strict=True)),
+                outputs=frozenset(asked_for(world, task)),
+                cache_salt=client.salt,
+            )
+
+
+def asked_for(world: World, task: str) -> tuple[Output, ...]:
+    """The outputs that an embedding is asked for."""
+    match task:
+        case "sparse":
+            return (Output.SPARSE,)
+        case "multi_vector":
+            return (Output.MULTI_VECTOR,)
+        case "several":
+            return OUTPUTS[world.model]
+        case _:
+            return (Output.DENSE,)
+
+
+def _input(name: Name, item: ItemPlan) -> TextInput | Image:
+    if not item.images:
+        return TextInput(name)
+    images = _images(name, item)
+    return images[0] if len(images) == 1 else TextInput(_shown(images))
+
+
+def _content(name: Name, item: ItemPlan) -> Content:
+    if not item.images:
+        return f"{name[0]}:{name[1]}"
+    images = _images(name, item)
+    return images[0] if len(images) == 1 else _shown(images)
+
+
+def _images(name: Name, item: ItemPlan) -> list[Image]:
+    texts = [":".join(map(str, (*name, place))) for place in range(item.images)]
+    return [Image(text if place in item.urls else text.encode()) for place, text in enumerate(texts)]
+
+
+def _shown(images: Sequence[Image]) -> Chat:
+    return Chat(({"role": "user", "content": tuple(images)},))
+
+
+def sent_name(given: ModelInput) -> Name:
+    """Whose input it is: the number of the client, and the place."""
+    if given.images:
+        source = given.images[0].source
+        client, index, _ = (source if isinstance(source, str) else source.decode()).split(":")
+        return int(client), int(index)
+    match given.source:
+        case PairInput(second=text):
+            pass
+        case TextInput(source=str() as text):
+            pass
+        case TextInput(source=ids):
+            return ids[0], ids[1]  # type: ignore[index,return-value]
+    client, index = text.split(":")
+    return int(client), int(index)

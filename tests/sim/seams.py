@@ -1,0 +1,182 @@
+"""Channel ends that a world interferes with: what can go wrong where one stage hands something to the next.
+
+Each channel is known by the stage behind it, and has four points:
+
+- `X.receiving`: a worker of X is about to look for a message that is not the first of all. It may be late, or crash with
+  empty hands.
+- `X.received`: it has one. The client of it may leave at this very moment; a crash comes in the worker's own code, when
+  it looks at the message for the second time, and so in its custody.
+- `X.sending`: the stage before X is about to hand a message over. It may be held up, wait until the message's deadline,
+  or crash.
+- `X.sent`: it has done so. A crash here leaves behind a message that will be worked on for nobody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from staged_pool.stages.channel import Channel, Inlet, Outlet
+from staged_pool.stages.ticket import Ticket
+from tests.sim.watch import Watch, client_of
+from tests.sim.world import World
+
+T = TypeVar("T")
+
+CHANNELS = ("parse", "preprocess", "batch", "postprocess")
+IMAGE_CHANNELS = ("preprocess_images", "batch_images")
+
+NEAR_S = 1.0
+"""A message is held until its deadline if that is no further away."""
+
+
+class WorkerCrash(Exception):
+    """A bug that the simulator plants in a worker."""
+
+
+class Brittle(list[T]):
+    """A message whose reader crashes when it goes through it for the second time."""
+
+    def __init__(self, items: Sequence[T], crash: Callable[[], WorkerCrash]) -> None:
+        super().__init__(items)
+        self._crash = crash
+        self._readings = 0
+
+    def __iter__(self) -> Iterator[T]:
+        self._readings += 1
+        if self._readings == 2:
+            raise self._crash()
+        return super().__iter__()
+
+
+class Seams:
+    """What a world does at the points of the channels of one engine."""
+
+    def __init__(self, world: World, watch: Watch, leave: Callable[[int], object]) -> None:
+        self._watch = watch
+        self._leave = leave
+        self._reached: Counter[str] = Counter()
+        self._yields = world.yields
+        self._crashes = {(each.point, each.count) for each in world.crashes}
+        self._delays = {(each.point, each.count): each.seconds for each in world.delays}
+        self._leaves = {(each.point, each.count) for each in world.leaves}
+        self._lates = {(each.point, each.count) for each in world.lates}
+        self._may_interfere = bool(world.yields or world.crashes or world.delays or world.leaves or world.lates)
+
+    def channel(self, *args: Any, **kwargs: Any) -> Channel[Any]:
+        """A channel of this engine; arguments as for `Channel`."""
+        made = Channel[Any](*args, **kwargs)
+        if self._may_interfere:
+            made.outlet = SimOutlet(made.outlet, made.name, self)  # type: ignore[assignment]
+            made.inlet = SimInlet(made.inlet, made.name, self)  # type: ignore[assignment]
+        return made
+
+    async def at(self, point: str, stage: str, message: object = None) -> None:
+        """Reach a point where a task may be held up, or crash.
+
+        Args:
+            point: See the module.
+            stage: Whose worker it is.
+            message: What it is about to hand over, where it has something.
+        """
+        now = point, self._reached[point]
+        self._reached[point] += 1
+        watch = self._watch
+        if (delay_s := self._delays.get(now)) is not None:
+            watch.note("{} is held up", point)
+            with watch.at_work():
+                await anyio.sleep(delay_s)
+        elif self._yields:
+            await anyio.lowlevel.checkpoint()
+        if now in self._lates and (ticket := _ticket(message)) is not None:
+            left_s = ticket.latest - watch.now()
+            if 0 <= left_s <= NEAR_S:
+                watch.note("{} waits for its deadline", point)
+                with watch.at_work():
+                    await anyio.sleep(left_s)
+        if now in self._crashes:
+            raise self.crash(point, stage)
+
+    def received(self, name: str, message: Any) -> Any:
+        """A worker has a message now: nothing may be awaited before it has it in custody."""
+        point = f"{name}.received"
+        now = point, self._reached[point]
+        self._reached[point] += 1
+        if now in self._leaves and (ticket := _ticket(message)) is not None:
+            self._leave(client_of(ticket))
+        if now in self._crashes and isinstance(message, Sequence):
+            return Brittle(message, lambda: self.crash(point, name))
+        return message
+
+    def crash(self, point: str, stage: str) -> WorkerCrash:
+        watch = self._watch
+        watch.note("{} crashes", point)
+        watch.crashed_at.setdefault(stage, []).append(watch.now())
+        return WorkerCrash(point)
+
+    def sender(self, name: str, message: object) -> str:
+        """Which stage sends through a channel."""
+        if name == "postprocess":
+            return f"batch{self._watch.suffix_of(message)}"
+        return {"parse": "door", "preprocess": "parse", "preprocess_images": "parse"}.get(
+            name, name.replace("batch", "preprocess")
+        )
+
+
+def _ticket(message: object) -> Ticket | None:
+    """Of the first item of a message, or of a request."""
+    if isinstance(message, Sequence):
+        message = message[0] if message else None
+    return getattr(message, "ticket", None)
+
+
+class SimOutlet(Generic[T]):
+    """A sending end with its points."""
+
+    def __init__(self, inner: Outlet[T], name: str, seams: Seams) -> None:
+        self._inner = inner
+        self._name = name
+        self._seams = seams
+
+    async def send(self, message: T) -> None:
+        stage = self._seams.sender(self._name, message)
+        await self._seams.at(f"{self._name}.sending", stage, message)
+        await self._inner.send(message)
+        await self._seams.at(f"{self._name}.sent", stage)
+
+    def clone(self) -> SimOutlet[T]:
+        return SimOutlet(self._inner.clone(), self._name, self._seams)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class SimInlet(Generic[T]):
+    """A receiving end with its points."""
+
+    def __init__(self, inner: Inlet[T], name: str, seams: Seams) -> None:
+        self._inner = inner
+        self._name = name
+        self._seams = seams
+        self._has_received = False
+
+    def __aiter__(self) -> SimInlet[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        if self._has_received:
+            await self._seams.at(f"{self._name}.receiving", self._name)
+        message: T = self._seams.received(self._name, await self._inner.__anext__())
+        self._has_received = True
+        return message
+
+    def receive_waiting(self) -> T | None:
+        message = self._inner.receive_waiting()
+        return None if message is None else self._seams.received(self._name, message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

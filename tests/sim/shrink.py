@@ -1,0 +1,143 @@
+"""A failing world reduced to the few deviations from a plain one that make it fail (Zeller and Hildebrandt, 2002).
+
+It works on the JSON of a world and knows nothing of its fields: it leaves out keys and elements of lists, which makes
+them as they are in a plain world, and brings numbers nearer to 0, as long as the world goes on failing in the same way.
+Deterministic: the same world is always reduced in the same steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+JSON: TypeAlias = Any
+Path: TypeAlias = tuple[str | int, ...]
+
+MOST_RUNS = 3000
+
+
+def way(violation: str) -> str:
+    """In which way a world fails: its violation without the numbers and the names in it."""
+    return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "#", violation).split("{", maxsplit=1)[0]
+
+
+def shrunk(given: JSON, fails: Callable[[JSON], bool], *, most_runs: int = MOST_RUNS) -> JSON:
+    """The smallest world found that still fails.
+
+    Args:
+        given: JSON of a world that fails.
+        fails: Whether a JSON value is a world that fails in the same way; False for one that is none.
+        most_runs: Of `fails`.
+    """
+    runs = 0
+
+    def try_one(candidate: JSON) -> bool:
+        nonlocal runs
+        runs += 1
+        return runs <= most_runs and fails(candidate)
+
+    while True:
+        smaller = _numbers(_leave_out(given, try_one), try_one)
+        if smaller == given or runs > most_runs:
+            return smaller
+        given = smaller
+
+
+def deviations(given: JSON) -> int:
+    """How many things of a world are not as in a plain one: its values that are no lists or objects; and empty ones."""
+    if isinstance(given, dict):
+        return sum(deviations(value) for value in given.values()) if given else 1
+    if isinstance(given, list):
+        return sum(deviations(value) for value in given) if given else 1
+    return 1
+
+
+def _leave_out(given: JSON, fails: Callable[[JSON], bool]) -> JSON:
+    """Leave out what can be left out, the largest parts first: halves of a list or of an object, quarters, and so on."""
+    for path in list(_containers(given, ())):
+        try:
+            container = _at(given, path)
+        except (KeyError, IndexError, TypeError):
+            continue  # it has gone with another one
+        keys: Sequence[str | int] = list(container) if isinstance(container, dict) else range(len(container))
+        size = len(keys)
+        while size:
+            start = 0
+            while start < len(keys):
+                gone = set(keys[start : start + size])
+                candidate = _with(given, path, _without(_at(given, path), gone))
+                if fails(candidate):
+                    given = candidate
+                    container = _at(given, path)
+                    keys = list(container) if isinstance(container, dict) else range(len(container))
+                else:
+                    start += size
+            size //= 2
+    return given
+
+
+def _numbers(given: JSON, fails: Callable[[JSON], bool]) -> JSON:
+    """Bring each number as near to 0 as it may be, and each list of numbers to none."""
+    for path in list(_leaves(given, ())):
+        value = _at(given, path)
+        for simpler in _simpler(value):
+            candidate = _with(given, path, simpler)
+            if fails(candidate):
+                given = candidate
+                break
+    return given
+
+
+def _simpler(value: JSON) -> Iterator[JSON]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    seen = {value}
+    whole = (0, 1, value // 4, value // 2, value - 1)
+    for candidate in whole if isinstance(value, int) else (0.0, 0.001, 1.0, value / 10, value / 2, value - 0.001):
+        simpler = candidate if isinstance(value, int) else round(candidate, 3)
+        if simpler not in seen and 0 <= simpler < value:
+            seen.add(simpler)
+            yield simpler
+
+
+def _containers(given: JSON, path: Path) -> Iterator[Path]:
+    """Of all lists and objects, the outer ones first."""
+    level = [(path, given)]
+    while level:
+        following = []
+        for at, value in level:
+            if isinstance(value, dict | list):
+                yield at
+                pairs = value.items() if isinstance(value, dict) else enumerate(value)
+                following += [((*at, key), each) for key, each in pairs]
+        level = following
+
+
+def _leaves(given: JSON, path: Path) -> Iterator[Path]:
+    if isinstance(given, dict | list):
+        for key, value in given.items() if isinstance(given, dict) else enumerate(given):
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def _at(given: JSON, path: Path) -> JSON:
+    for key in path:
+        given = given[key]
+    return given
+
+
+def _with(given: JSON, path: Path, value: JSON) -> JSON:
+    """The same with another value in one place; what was given is left alone."""
+    if not path:
+        return value
+    copy = dict(given) if isinstance(given, dict) else list(given)
+    copy[path[0]] = _with(given[path[0]], path[1:], value)
+    return copy
+
+
+def _without(container: JSON, keys: set[str | int]) -> JSON:
+    if isinstance(container, dict):
+        return {key: value for key, value in container.items() if key not in keys}
+    return [value for index, value in enumerate(container) if index not in keys]

@@ -1,0 +1,384 @@
+"""One engine under observation: what must hold while it runs, and when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import anyio
+
+from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.lanes import IMAGE_CHUNK_ITEMS
+from staged_pool.runtime.model import Lane, Payload, Picture
+from staged_pool.runtime.statistics import Phase
+from staged_pool.stages.errors import Overloaded
+from staged_pool.stages.ticket import Ticket, Timeline
+from staged_pool.stages.work import Batch
+from tests.sim import internals
+from tests.sim.clock import clock
+from tests.sim.internals import EPSILON
+from tests.sim.world import ClientPlan, Name, World
+
+IDLE_S = 60.0
+"""A world in which nothing has happened for so long must have nothing unsettled."""
+
+UNATTENDED_S = 0.0025
+"""Nothing waits for longer while nothing runs: 2 ms is the longest that an engine lets work gather."""
+
+
+class Left:
+    """The outcome of a client that left."""
+
+
+LEFT = Left()
+Outcome: TypeAlias = object | Exception | Left
+
+Scope: TypeAlias = tuple[str | None, str | None]
+"""Tenant and salt of a client, as far as they keep it apart from others."""
+
+
+def payload_name(payload: Payload) -> Name:
+    """Which item a payload is of."""
+    ids = payload.pixels.values.tolist() if isinstance(payload, Picture) else payload.ids
+    return int(ids[0]), int(ids[1])
+
+
+def payload_part(payload: Payload) -> int:
+    """Which part of its item it is."""
+    return 0 if isinstance(payload, Picture) else payload.ids[2]
+
+
+@dataclass(slots=True)
+class WatchedTimeline(Timeline):
+    """Of one client: its ticket is known by it."""
+
+    watch: Watch | None = None
+    client: int = 0
+
+
+def client_of(ticket: Ticket) -> int:
+    """The number of the client whose ticket it is."""
+    assert isinstance(ticket.timeline, WatchedTimeline)
+    return ticket.timeline.client
+
+
+class WatchedTicket(Ticket):
+    """A ticket that says when it settles. Stages see no difference."""
+
+    __slots__ = ("times",)
+
+    times: list[float]
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.times = []
+        self.watch.ticket_made(self)
+
+    @property
+    def watch(self) -> Watch:
+        timeline = self.timeline
+        assert isinstance(timeline, WatchedTimeline)
+        assert timeline.watch is not None
+        return timeline.watch
+
+    def _settle(self) -> None:
+        watch = self.watch
+        self.times.append(watch.now())
+        super()._settle()
+        if len(self.times) > 1:
+            watch.fail("a ticket has settled twice")
+        watch.settled(self)
+
+
+@dataclass
+class Watch:
+    """What is seen of one engine. Everything that is wrong becomes a line of `violations`."""
+
+    world: World
+    verbose: bool = False
+    now: Callable[[], float] = field(default_factory=clock)
+    violations: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+    engine: Engine | None = None
+    tickets: dict[int, WatchedTicket] = field(default_factory=dict)
+    """The last one of each client."""
+    all_tickets: list[WatchedTicket] = field(default_factory=list)
+    rooms: dict[int, object] = field(default_factory=dict)
+    """Everything that admission counts as inside, by identity."""
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    settled_at: dict[int, float] = field(default_factory=dict)
+    """When each client had its outcome."""
+    left_at: dict[int, float] = field(default_factory=dict)
+    """When a client was made to leave while its items were handed over."""
+    crashed_at: dict[str, list[float]] = field(default_factory=dict)
+    """Injected crashes of each stage."""
+    busy_until: float = 0.0
+    """The last moment at which anything is known to happen."""
+    all_done: anyio.Event = field(default_factory=anyio.Event)
+    device_calls: int = 0
+    on_device: Counter[Lane] = field(default_factory=Counter)
+    fetching: Counter[int] = field(default_factory=Counter)
+    """Fetches that run, by client."""
+    device_lost_at: float = math.inf
+    most_items: dict[Lane, int] = field(default_factory=lambda: {"text": 10**9, "image": 10**9})
+    """Of a batch of a lane, as the device's memory has taught."""
+    preprocess_calls: int = 0
+    preprocessing: int = 0
+    started: set[tuple[int, int]] = field(default_factory=set)
+    """Items that preprocess has begun: client and index."""
+    stopping_at: float = math.inf
+    """When the host first asked the engine to drain, to end or to stop."""
+    drains_until: float = math.inf
+    """Until when the host gives those inside time to be done."""
+    cancelled_at: float = math.inf
+    """When the host's block was left by an error or a cancellation."""
+    ended: bool = False
+    """Whether the engine's block has been left."""
+    worked_on: set[tuple[Scope, Name]] = field(default_factory=set)
+    """Items that went into a batch, each with the scope that its row may be shared in."""
+    at_hand: int = 0
+    """Calls, fetches and delays that run."""
+    open: int = 0
+    """Tickets."""
+    unattended_since: float = math.inf
+    """Since when tickets are open and nothing runs; infinite while that is not so."""
+    device_idle_since: float = 0.0
+
+    def note(self, text: str, *values: object) -> None:
+        """A line of the trace, with the time in milliseconds. The text has a {} for each value."""
+        if self.verbose:
+            self.trace.append(f"{self.now() * 1000:10.1f}  {text.format(*values)}")
+
+    def fail(self, text: str) -> None:
+        self.violations.append(f"{text} (at {self.now() * 1000:.0f} ms)")
+        self.note("VIOLATION: {}", text)
+
+    def active(self, for_s: float = 0.0) -> None:
+        """Something happens, and goes on for so long."""
+        self.busy_until = max(self.busy_until, self.now() + for_s)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Something runs, or is held up on purpose: until the end of the block nobody can say that nothing happens."""
+        self.active()
+        self.at_hand += 1
+        self._look()
+        try:
+            yield
+        finally:
+            self.at_hand -= 1
+            self._look()
+            self.active()
+
+    def _look(self) -> None:
+        """Note whether somebody waits while nothing runs."""
+        now = self.now()
+        if self.at_hand or not self.open:
+            if now - self.unattended_since > UNATTENDED_S and self.world.liveness:
+                self.fail(f"requests waited for {now - self.unattended_since:.3g} s while nothing ran")
+            self.unattended_since = math.inf
+        elif self.unattended_since == math.inf:
+            self.unattended_since = now
+
+    # ---- what the doubles tell while the world runs ----
+
+    def ticket_made(self, ticket: WatchedTicket) -> None:
+        self.tickets[client_of(ticket)] = ticket
+        self.all_tickets.append(ticket)
+        self.open += 1
+        self._look()
+
+    def settled(self, ticket: WatchedTicket) -> None:
+        """It has its outcome. If that is an answer all its items have left the device: none of its tokens is inside."""
+        self.open -= 1
+        self._look()
+        if ticket.error is None and abs(tokens := internals.tokens_of(ticket)) > EPSILON:
+            self.fail(f"an answered request still counts {tokens:g} tokens")
+
+    def rejected(self, error: Exception, others: int) -> None:
+        """Admission says no: that takes somebody else to be inside."""
+        if isinstance(error, Overloaded) and not others:
+            self.fail(f"an empty engine rejects: {error}")
+
+    def fetch_starts(self, number: int) -> None:
+        if self._unwanted(number):
+            self.fail(f"a fetch began for client {number}, which does not wait")
+        if self.ended:
+            self.fail("a fetch began after the engine had ended")
+        most = self.world.config.media_limit * 3  # images of an input
+        if sum(self.fetching.values()) >= most:
+            self.fail(f"more than {most} fetches at once")
+
+    def preprocess_starts(self, items: Sequence[tuple[int, int]], is_of_one_lane: bool, lane: Lane) -> None:
+        if not is_of_one_lane:
+            self.fail(f"{items} are not all for the {lane} lane")
+        if lane == "image" and len(items) > IMAGE_CHUNK_ITEMS:
+            self.fail(f"{len(items)} images in one call")
+        for item in items:
+            if item in self.started:
+                continue  # a repetition, because another item of the call has failed
+            self.started.add(item)
+            if self._unwanted(item[0]):
+                self.fail(f"preprocess began item {item}, which nobody waits for")
+        if self.ended:
+            self.fail("preprocess began after the engine had ended")
+
+    def batch_formed(self, lane: Lane, batch: Batch[Payload], waiting_cost: int, *, in_hand: int) -> None:
+        items, config, now = batch.items, self.world.config, self.now()
+        if in_hand > self.world.slots + 1:  # one is handed to postprocess while the device goes on with another
+            self.fail(f"a batch was cut while {in_hand} others were in hand")
+        for item in items:
+            if item.ticket.settled or item.ticket.deadline < now - EPSILON:
+                self.fail(f"item {payload_name(item.payload)} entered a batch, and nobody waits for it")
+        work = {
+            (self.scope_of(item.ticket), payload_name(item.payload), payload_part(item.payload), item.payload.outputs)
+            for item in items
+        }
+        self.worked_on |= {(scope, name) for scope, name, _, _ in work}
+        if config.coalesce and len(work) < len(items):
+            self.fail("a batch has the same work twice")
+        costs = [item.cost for item in items]
+        cost = max(costs) * len(costs) if self.world.pads else sum(costs)
+        if cost != batch.cost or (cost > config.batch_tokens("cpu") and len(items) > 1):
+            self.fail(f"a batch of {cost} tokens; it says {batch.cost}, and {config.batch_tokens('cpu')} are allowed")
+        if len(items) > config.max_batch_items:
+            self.fail(f"a batch of {len(items)} items")
+        if len({item.batch_key for item in items}) > 1:
+            self.fail("a batch of several keys")
+        most = max((item.cost * item.parts for item in self.world.contents.values()), default=0)
+        list_cost = 2 * config.chunk_items * most
+        if waiting_cost > config.waiting_tokens + list_cost:
+            self.fail(f"{waiting_cost} tokens in the waiting room")
+        # Answers that take their time hold up the device, through bounded channels, as they are meant to.
+        if self.world.liveness and not self.world.codec_ticks and not self.on_device.total():
+            since = max(self.device_idle_since, min(item.sent_at for item in items))
+            allowed_s = UNATTENDED_S + self.world.forward_s
+            if now - since > allowed_s:
+                self.fail(f"an item waited for {now - since:.3g} s while the device was idle")
+
+    def scope(self, client: ClientPlan) -> Scope:
+        return None if self.world.config.share_between_tenants else client.tenant, client.salt
+
+    def scope_of(self, ticket: Ticket) -> Scope:
+        return self.scope(self.world.by_number[client_of(ticket)])
+
+    def suffix_of(self, items: object) -> str:
+        """Of the names of the stages of the lane that items belong to."""
+        assert isinstance(items, Sequence)
+        item = items[0]
+        client = self.world.by_number[client_of(item.ticket)]
+        return "_images" if client.items[item.index].images else ""
+
+    def _unwanted(self, number: int) -> bool:
+        ticket = self.tickets.get(number)
+        return ticket is None or ticket.settled or ticket.deadline < self.now() - EPSILON
+
+    def device_starts(self, lane: Lane) -> None:
+        if self.on_device[lane] >= self.world.slots:
+            self.fail(f"{self.on_device[lane] + 1} batches on the device")
+        if self.now() > self.cancelled_at + EPSILON:
+            self.fail("a forward began after the engine had been stopped")
+        if self.ended:
+            self.fail("a forward began after the engine had ended")
+        self.on_device[lane] += 1
+
+    def device_ends(self, lane: Lane) -> None:
+        self.on_device[lane] -= 1
+        self.device_idle_since = self.now()
+
+    def past(self, moment: float) -> bool:
+        return self.now() >= moment - EPSILON
+
+    def may_be_broken(self) -> bool:
+        """Whether there is a reason for the engine to give up."""
+        return self.past(self.device_lost_at) or self.broken_at() < math.inf
+
+    def broken_at(self) -> float:
+        """When a stage has crashed once too often within the window; infinite if none has."""
+        restarts = self.world.restarts
+        most, window_s = restarts.max_crashes, restarts.window_s
+        return min(
+            (
+                last
+                for times in self.crashed_at.values()
+                for first, last in zip(times, times[most:], strict=False)
+                if last - first < window_s
+            ),
+            default=math.inf,
+        )
+
+    def admission_adds_up(self) -> None:
+        """What admission counts is the sum of what the requests inside have taken."""
+        if self.engine is not None:
+            for wrong in internals.admission_differs(self.engine, self.rooms):
+                self.fail(wrong)
+
+    def drained(self, began_at: float, timeout_s: float) -> None:
+        """`Engine.drain` has returned: nothing is open, and it has waited no longer than it had to."""
+        self.note("drain has returned")
+        engine = self.engine
+        if engine is None:
+            return
+        left = internals.tickets_of(engine)
+        if any(not ticket.settled for ticket in left):
+            self.fail("drained, and a request is open")
+        latest = began_at + timeout_s
+        if not left:  # every caller has left already
+            latest = min(latest, max([began_at, *(t.times[0] for t in self.all_tickets if t.times)]))
+        if self.now() > latest + EPSILON:
+            self.fail(f"a drain took {self.now() - began_at:g} s")
+
+    def check_quiet(self) -> None:
+        """Nothing has happened for a minute of virtual time."""
+        if unsettled := [c.number for c in self.world.clients if c.number not in self.outcomes]:
+            self.fail(f"idle for {IDLE_S:g} s, and clients {unsettled} still wait")
+        if self.engine is not None and self.may_be_broken() and self.engine.phase is not Phase.STOPPED:
+            self.fail("the engine goes on, though it is broken")
+
+    # ---- when all is over ----
+
+    def check_engine_ended(self) -> None:
+        """The engine's block has just been left."""
+        self.ended = True
+        engine = self.engine
+        if engine is None:
+            self.fail("the engine never started")
+            return
+        if engine.phase is not Phase.STOPPED:
+            self.fail(f"the engine has ended and is {engine.phase}")
+        if any(not ticket.settled for ticket in self.all_tickets):
+            self.fail("the engine has ended, and a ticket is open")
+        if self.on_device.total() and self.device_lost_at == math.inf:
+            self.fail("the engine has ended with a batch on the device")
+        if self.preprocessing:
+            self.fail("the engine has ended with preprocess at work")
+        for wrong in (*internals.left_in_channels(engine), *internals.left_on_device(engine)):
+            self.fail(wrong)
+        if self.cancelled_at == math.inf and not self.may_be_broken():
+            for name in internals.left_waiting(engine):
+                self.fail(f"everything has passed, and {name} holds something")
+        for name, crashes in internals.crashes(engine).items():
+            injected = len(self.crashed_at.get(name, ()))
+            if crashes != injected:
+                self.fail(f"{name} crashed {crashes} times, and was made to {injected} times")
+        for name, busy in internals.busy_workers(engine).items():
+            if busy:
+                self.fail(f"{name} counts {busy} busy workers")
+
+    def check_world_ended(self) -> None:
+        """Every task has ended."""
+        for client in self.world.clients:
+            if client.number not in self.outcomes:
+                self.fail(f"client {client.number} has no outcome")
+        if self.engine is None:
+            return
+        if internals.tickets_of(self.engine):
+            self.fail("tickets are left")
+        if internals.left_in_admission(self.engine) or self.rooms:
+            self.fail("the engine is empty, and admission counts something")
+        if self.fetching.total() or internals.fetches_left(self.engine):
+            self.fail("all clients have their outcomes, and fetches run on")
