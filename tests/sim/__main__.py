@@ -41,15 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--world", type=Path, help="only the world in this file of JSON")
     parser.add_argument("--backend", choices=("trio", "asyncio"), help="default: every other seed each")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
-    parser.add_argument("--mutations", action="store_true", help="which seed is the first to notice each planted bug")
+    parser.add_argument("--mutants", action="store_true", help="whether each planted bug is noticed by its kept world")
+    parser.add_argument("--register", action="store_true", help="with --mutants: look for other worlds where it is not")
+    parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
     parser.add_argument("--verbose", action="store_true", help="with --seed or --world: print what happens")
     parser.add_argument("--whole", action="store_true", help="print a failing world as it is, and not the smallest one")
     options = parser.parse_args(arguments)
     if options.seed is not None or options.world is not None:
         world = draw(options.seed) if options.world is None else from_json(json.loads(options.world.read_text()))
         return _one(world, options.backend, verbose=options.verbose, whole=options.whole)
-    if options.mutations:
-        return _mutations(range(options.start, options.start + options.seeds))
+    if options.mutants:
+        return _mutants(jobs=options.jobs, register=options.register, only=options.only)
     return _many(options.start, options.seeds, options.backend, options.jobs)
 
 
@@ -85,20 +87,27 @@ def _print_world(console: Console, world: World, report: Report, *, whole: bool)
         console.print(f"  {violation}", markup=False)
 
 
-def _mutations(seeds: range) -> int:
-    from tests.sim.mutations import MUTATIONS, first_kill
+def _mutants(*, jobs: int, register: bool, only: str) -> int:
+    """Exit status 1 if one survives, dies of an error of its own, or is noticed by no kept world any more."""
+    from tests.sim import kills  # the mutants are made when it is imported
 
-    """Exit status 1 if one survives on both backends."""
-    survivors = 0
-    for name in MUTATIONS:
-        for backend in BACKENDS:
-            if report := first_kill(name, seeds, backend):
-                print(f'    "{name}": ("{backend}", {report.seed}),  # {report.violations[0]}', flush=True)
-                break
+    names = [name for name in kills.names() if only in name]
+    stale = [name for name in names if kills.is_stale(name)]
+    for name in stale:
+        print(f"    {name}: no kept world notices it", flush=True)
+    if not register:
+        return bool(stale)
+    kept, wrong = kills.kept(), 0
+    for name, found in kills.searched(stale, jobs):
+        if isinstance(found, kills.Kill):
+            kept[name] = found
+            kills.keep({name: kept[name] for name in kills.names() if name in kept})
+            print(f"    {name}: seed {found.seed}, {found.violation}", flush=True)
         else:
-            survivors += 1
-            print(f"    {name} survives", flush=True)
-    return bool(survivors)
+            wrong += 1
+            why = "survives" if found is None else f"is no mutant: {found}"
+            print(f"    {name} {why}", flush=True)
+    return bool(wrong)
 
 
 def _blocks(start: int, seeds: int, backend: Backend | None) -> Iterator[tuple[range, Backend]]:

@@ -367,6 +367,8 @@ def points(rng: random.Random, among: tuple[str, ...], world: World) -> tuple[st
 def crashes(rng: random.Random, world: World) -> None:
     among = points(rng, CRASHES, world)
     world.crashes = [Trouble(rng.choice(among), log_uniform(rng, 1, 9) - 1) for _ in range(log_uniform(rng, 1, 10))]
+    if rng.random() < 0.3:
+        world.crashes = [Trouble("clock", log_uniform(rng, 1, 300) - 1) for _ in range(log_uniform(rng, 1, 4))]
     world.max_crashes = some(rng, 0, 2, 8, 8, 8)
     world.first_delay_s = some(rng, 0.0, 0.001, 0.05)
 
@@ -489,6 +491,8 @@ def crowd_with_few_questions(rng: random.Random, world: World) -> None:
             ClientPlan(number=number, arrives_at=arrives_at, leaves_at=leaves_at, items=items, tenant=rng.choice(names))
         )
     calm: dict[str, Any] = {"seed": world.seed, "settings": settings, "clients": clients}
+    if rng.random() < 0.3:
+        calm["crashes"] = [Trouble(some(rng, "clock", "postprocess.sending"), log_uniform(rng, 1, 60) - 1)]
     world.__dict__.update(World(**calm, pads=True, device_ticks=8).__dict__)
 
 

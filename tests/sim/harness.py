@@ -98,7 +98,7 @@ class Simulation:
                     offload=self.offload,
                     fetch=SimFetch(watch),
                     cores=world.cores,
-                    options=StageOptions(restarts=world.restarts, clock=watch.now),
+                    options=StageOptions(restarts=world.restarts, clock=self.seams.clock()),
                 ) as engine:
                     watch.engine = engine
                     internals.observe(engine, watch)

@@ -151,7 +151,11 @@ class SimModel:
         items = [self._world.contents[name] for name in names]
         faults = {item.fault for item in items}
         most = self._world.out_of_memory_above
-        if "out of memory" in faults or (most is not None and len(payloads) > most):
+        lane = items[0].lane
+        if "out of memory" in faults:
+            raise OutOfMemory("no room")
+        if most is not None and len(payloads) > most:
+            self._watch.out_of_memory(lane, len(payloads))
             raise OutOfMemory("no room")
         if "forward raises" in faults:
             raise ValueError("poison")

@@ -48,9 +48,7 @@ from staged_pool.stages.tenants import TenantQueue
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.turns import Turns
 from staged_pool.stages.work import Item
-from tests.sim.clock import Backend
 from tests.sim.doubles import SimOffload
-from tests.sim.running import COLLECT_EVERY, Report, collect_garbage, prepared, run_seed
 
 Plan: TypeAlias = list[tuple[object, str, Any]]
 """Of what, which attribute, and what it becomes."""
@@ -70,18 +68,6 @@ def planted(name: str) -> Iterator[None]:
         for target, attribute, value in MUTATIONS[name]():
             stack.enter_context(mock.patch.object(target, attribute, value))
         yield
-
-
-def first_kill(name: str, seeds: Iterable[int], backend: Backend = "trio") -> Report | None:
-    """The first of these seeds that notices the bug; None if none does."""
-    with prepared(), planted(name):
-        for seed in seeds:
-            report = run_seed(seed, backend)
-            if seed % COLLECT_EVERY == 0 or report.violations:
-                collect_garbage()  # what a bug leaves behind is not for the caller's warnings
-            if report.violations:
-                return report
-    return None
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -105,9 +91,9 @@ def results_swapped_in_a_batch() -> Plan:
 def rows_put_at_the_index_of_another_item() -> Plan:
     original = Ticket.deliver
 
-    def deliver(self: Ticket, item: Item[object]) -> bool:
+    def deliver(self: Ticket, item: Item[object], numbers: int = 0) -> bool:
         index = item.index if self.settled else len(self._rows) - 1 - item.index
-        return original(self, replace(item, index=index))
+        return original(self, replace(item, index=index), numbers)
 
     return [(Ticket, "deliver", deliver)]
 
@@ -136,7 +122,7 @@ def rows_given_to_the_ticket_of_another_item() -> Plan:
 
 @mutation
 def answer_made_before_the_last_row() -> Plan:
-    def deliver(self: Ticket, item: Item[object]) -> bool:
+    def deliver(self: Ticket, item: Item[object], numbers: int = 0) -> bool:
         if self.settled:
             return False
         self._rows[item.index] = item.payload
@@ -153,8 +139,8 @@ def answer_made_before_the_last_row() -> Plan:
 def tokens_of_the_usage_not_counted() -> Plan:
     original = Ticket.deliver
 
-    def deliver(self: Ticket, item: Item[object]) -> bool:
-        return original(self, replace(item, cost=min(item.cost, 5)))
+    def deliver(self: Ticket, item: Item[object], numbers: int = 0) -> bool:
+        return original(self, replace(item, cost=min(item.cost, 5)), numbers)
 
     return [(Ticket, "deliver", deliver)]
 
@@ -606,9 +592,9 @@ def end_of_the_stream_not_passed_on_by_preprocess() -> Plan:
 def limiter_token_leaked_when_a_call_fails() -> Plan:
     original = SimOffload._call
 
-    async def call(self: SimOffload, function: Callable[[Any], Any], argument: Any, seconds: float) -> Any:
+    async def call(self: SimOffload, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await original(self, function, argument, seconds)
+            return await original(self, *args, **kwargs)
         except Exception:
             self.limiter.acquire_on_behalf_of_nowait(object())
             raise

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import sys
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,7 @@ from tests.sim.clock import Backend, Stuck, run
 from tests.sim.doubles import Machine
 from tests.sim.draw import draw
 from tests.sim.harness import Simulation
-from tests.sim.shrink import shrunk, way
+from tests.sim.shrink import MOST_RUNS, shrunk, way
 from tests.sim.watch import Watch, WatchedTicket
 from tests.sim.world import World, from_json, to_json
 
@@ -29,6 +31,11 @@ COLLECT_EVERY = 5
 
 OWN_ERRORS = (TypeError, NameError, AttributeError, ImportError)
 """No world raises these: where one is logged it is a slip in the code, and a mutant that dies of one is no mutant."""
+
+MUTANT = "<mutant>"
+"""The file of code that is made for a mutant."""
+
+_SIGNATURE = re.compile(r"takes .* positional argument|unexpected keyword argument|missing .* required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ class Report:
     trace: tuple[str, ...]
     outcomes: Counter[str]
     own_errors: tuple[str, ...] = ()
-    """See `OWN_ERRORS`; each is a violation, too."""
+    """Errors of `OWN_ERRORS` that were raised in a mutant's own code."""
 
     @property
     def command(self) -> str:
@@ -71,7 +78,8 @@ def prepared() -> Iterator[None]:
 
 
 LOGGED: Counter[str] = Counter()
-SLIPS: list[str] = []
+SLIPS: list[tuple[str, bool]] = []
+"""Each error of `OWN_ERRORS`, and whether a mutant's own code raised it."""
 
 
 def _drop(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -84,9 +92,9 @@ def _drop(_logger: object, _method: str, event: structlog.typing.EventDict) -> s
     raise structlog.DropEvent
 
 
-def _slips(error: BaseException) -> list[str]:
+def _slips(error: BaseException) -> list[tuple[str, bool]]:
     """The errors that no world raises, in an error or below it."""
-    found: list[str] = []
+    found: list[tuple[str, bool]] = []
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -94,11 +102,21 @@ def _slips(error: BaseException) -> list[str]:
             continue
         seen.add(id(one))
         if isinstance(one, OWN_ERRORS):
-            found.append(repr(one))
+            found.append((repr(one), _is_of_a_mutant(one)))
         if isinstance(one, BaseExceptionGroup):
             left += one.exceptions
         left += [one.__cause__, one.__context__]
     return found
+
+
+def _is_of_a_mutant(error: BaseException) -> bool:
+    """Whether an error was raised by a mutant itself, and not by what it has done to others."""
+    if isinstance(error, NameError | ImportError) or _SIGNATURE.search(str(error)):
+        return True
+    where = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        where = frame.f_code.co_filename
+    return where is not None and (where == MUTANT or where.endswith("tests/sim/mutations.py"))
 
 
 def run_seed(seed: int, backend: Backend, *, verbose: bool = False) -> Report:
@@ -133,11 +151,12 @@ def run_world(world: World, backend: Backend, *, verbose: bool = False) -> Repor
             violations.append(f"the program ended by {error!r}, {error.__cause__!r}")
     if lost := LOGGED["stage.lost_request"]:
         violations.append(f"custody was left with {lost} forgotten hand-overs")
-    violations += [f"a slip: {slip}" for slip in SLIPS]
+    violations += [f"a slip: {slip}" for slip, _ in SLIPS]
+    own_errors = tuple(slip for slip, is_of_a_mutant in SLIPS if is_of_a_mutant)
     trace = [line for watch in watches for line in watch.trace]
     found = [violation for watch in watches for violation in watch.violations]
     counted = sum((outcomes.tally(watch) for watch in watches), Counter[str]())
-    return Report(world.seed, backend, (*found, *violations), tuple(trace), counted, tuple(SLIPS))
+    return Report(world.seed, backend, (*found, *violations), tuple(trace), counted, own_errors)
 
 
 def run_json(given: Any, backend: Backend, *, verbose: bool = False) -> Report:
@@ -145,7 +164,7 @@ def run_json(given: Any, backend: Backend, *, verbose: bool = False) -> Report:
     return run_world(from_json(given), backend, verbose=verbose)
 
 
-def smallest(world: World, report: Report) -> Any:
+def smallest(world: World, report: Report, *, most_runs: int = MOST_RUNS) -> Any:
     """JSON of the smallest world that fails as this one does. Call it inside `prepared()`."""
     first = way(report.violations[0])
 
@@ -158,7 +177,7 @@ def smallest(world: World, report: Report) -> Any:
             collect_garbage()
         return any(way(violation) == first for violation in again.violations)
 
-    return shrunk(to_json(world), fails)
+    return shrunk(to_json(world), fails, most_runs=most_runs)
 
 
 def collect_garbage() -> list[str]:

@@ -9,18 +9,25 @@ Each channel is known by the stage behind it, and has four points:
 - `X.sending`: the stage before X is about to hand a message over. It may be held up, wait until the message's deadline,
   or crash.
 - `X.sent`: it has done so. A crash here leaves behind a message that will be worked on for nobody.
+
+There is one point more: `clock`. A worker that looks at the clock crashes there, with whatever it has in hand.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
 
 from staged_pool.stages.channel import Channel, Inlet, Outlet
+from staged_pool.stages.isolate import run_isolated
+from staged_pool.stages.stage import Stage
+from staged_pool.stages.supervise import Supervisor
 from staged_pool.stages.ticket import Ticket
 from tests.sim.watch import Watch, client_of
 from tests.sim.world import World
@@ -60,12 +67,31 @@ class Seams:
         self._watch = watch
         self._leave = leave
         self._reached: Counter[str] = Counter()
+        self._has_received = False
         self._yields = world.yields
         self._crashes = {(each.point, each.count) for each in world.crashes}
         self._delays = {(each.point, each.count): each.seconds for each in world.delays}
         self._leaves = {(each.point, each.count) for each in world.leaves}
         self._lates = {(each.point, each.count) for each in world.lates}
         self._may_interfere = bool(world.yields or world.crashes or world.delays or world.leaves or world.lates)
+
+    def clock(self) -> Callable[[], float]:
+        """The clock of this engine."""
+        crashes = {count for point, count in self._crashes if point == "clock"}
+        return self._brittle_clock(crashes) if crashes else self._watch.now
+
+    def _brittle_clock(self, crashes: set[int]) -> Callable[[], float]:
+        now, readings = self._watch.now, 0
+
+        def brittle() -> float:
+            nonlocal readings
+            if self._has_received and (stage := worker_of()) is not None:
+                readings += 1
+                if readings - 1 in crashes:
+                    raise self.crash("clock", stage)
+            return now()
+
+        return brittle
 
     def channel(self, *args: Any, **kwargs: Any) -> Channel[Any]:
         """A channel of this engine; arguments as for `Channel`."""
@@ -103,6 +129,7 @@ class Seams:
 
     def received(self, name: str, message: Any) -> Any:
         """A worker has a message now: nothing may be awaited before it has it in custody."""
+        self._has_received = True
         point = f"{name}.received"
         now = point, self._reached[point]
         self._reached[point] += 1
@@ -125,6 +152,22 @@ class Seams:
         return {"parse": "door", "preprocess": "parse", "preprocess_images": "parse"}.get(
             name, name.replace("batch", "preprocess")
         )
+
+
+def worker_of() -> str | None:
+    """The stage whose worker reads the clock, in code of its own; None where a crash would not be the worker's."""
+    frame: FrameType | None = sys._getframe(2)
+    reader = None if frame is None else frame.f_locals.get("self")
+    if not isinstance(reader, Stage) or sys.exc_info()[0] is not None:  # one that cleans up would hide why
+        return None
+    while frame is not None:
+        if frame.f_code is run_isolated.__code__:  # what fails there fails an input
+            return None
+        if frame.f_code is Supervisor.run.__code__:
+            name: str = frame.f_locals["self"]._meter.name
+            return name if name == reader.meter.name else None
+        frame = frame.f_back
+    return None
 
 
 def _ticket(message: object) -> Ticket | None:

@@ -124,8 +124,8 @@ class Watch:
     fetching: Counter[int] = field(default_factory=Counter)
     """Fetches that run, by client."""
     device_lost_at: float = math.inf
-    most_items: dict[Lane, int] = field(default_factory=lambda: {"text": 10**9, "image": 10**9})
-    """Of a batch of a lane, as the device's memory has taught."""
+    too_many: dict[Lane, tuple[int, float]] = field(default_factory=dict)
+    """How many items of a lane the device had no room for, and when it last had none; until the next batch is cut."""
     preprocess_calls: int = 0
     preprocessing: int = 0
     started: set[tuple[int, int]] = field(default_factory=set)
@@ -247,6 +247,11 @@ class Watch:
             self.fail(f"a batch of {cost} tokens; it says {batch.cost}, and {config.batch_tokens('cpu')} are allowed")
         if len(items) > config.max_batch_items:
             self.fail(f"a batch of {len(items)} items")
+        too_many, since = self.too_many.get(lane, (math.inf, now))
+        if now > since + EPSILON and not self.world.posted_late:
+            if len(items) >= too_many:
+                self.fail(f"a batch of {len(items)} items, when the device has just had no room for {too_many}")
+            del self.too_many[lane]
         if len({item.batch_key for item in items}) > 1:
             self.fail("a batch of several keys")
         most = max((item.cost * item.parts for item in self.world.contents.values()), default=0)
@@ -289,6 +294,12 @@ class Watch:
     def device_ends(self, lane: Lane) -> None:
         self.on_device[lane] -= 1
         self.device_idle_since = self.now()
+
+    def out_of_memory(self, lane: Lane, items: int) -> None:
+        """The device had no room for so many items at once, though for each of them alone."""
+        if items > 1:
+            too_many, _ = self.too_many.get(lane, (items, 0.0))
+            self.too_many[lane] = max(too_many, items), self.now()
 
     def past(self, moment: float) -> bool:
         return self.now() >= moment - EPSILON

@@ -1,0 +1,129 @@
+"""Which world notices each planted bug: found among the first seeds, shrunk, and kept in `kills.json`.
+
+A bug is planted by hand (`mutations`) or made from the source (`mutants`). A kept world that no longer notices its bug is
+stale, and fails the tests: `python -m tests.sim --mutants --register` looks for another one.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.sim import mutants, mutations, order
+from tests.sim.clock import BACKENDS, Backend
+from tests.sim.draw import draw
+from tests.sim.equivalent import EQUIVALENT
+from tests.sim.running import COLLECT_EVERY, OWN_ERRORS, collect_garbage, prepared, run_json, run_seed, smallest
+from tests.sim.world import to_json
+
+KEPT = Path(__file__).with_name("kills.json")
+
+SEEDS = 2000
+"""Within which each planted bug is to be noticed."""
+
+SHRINKING_RUNS = 250
+"""In which the world of a kill is made smaller: enough for most of them, and quick."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A world that notices a planted bug."""
+
+    seed: int
+    backend: Backend | Literal["order"]
+    """`order`: the comparison of orders notices it, with this seed."""
+    violation: str
+    world: Any
+    """Its JSON; None where there is none."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seed": self.seed, "backend": self.backend, "violation": self.violation, "world": self.world}
+
+
+def names() -> list[str]:
+    """Of all planted bugs that are to be noticed."""
+    return [*mutations.MUTATIONS, *(name for name in mutants.MUTANTS if name not in EQUIVALENT)]
+
+
+def planted(name: str) -> AbstractContextManager[None]:
+    """The engine with this bug."""
+    return mutations.planted(name) if name in mutations.MUTATIONS else mutants.planted(name)
+
+
+def kept() -> dict[str, Kill]:
+    """By name of the bug."""
+    return {name: Kill(**kill) for name, kill in json.loads(KEPT.read_text()).items()} if KEPT.exists() else {}
+
+
+def keep(kills: dict[str, Kill]) -> None:
+    """Write them down, a line each."""
+    lines = [f"{json.dumps(name)}: {json.dumps(kill.to_json())}" for name, kill in kills.items()]
+    KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def again(name: str, kill: Kill) -> tuple[Sequence[str], Sequence[str]]:
+    """What the kept world notices of the bug now; and the errors of the bug's own among it."""
+    with prepared(), planted(name):
+        if kill.backend == "order":
+            wrong, is_own = _wrong_order(kill.seed)
+            return [] if wrong is None else [wrong], [wrong] if wrong is not None and is_own else []
+        report = run_json(kill.world, kill.backend)
+        collect_garbage()  # what a bug leaves behind is not for the caller's warnings
+    return report.violations, report.own_errors
+
+
+def _wrong_order(seed: int) -> tuple[str | None, bool]:
+    """What the comparison of orders finds, and whether it is an error of the bug's own."""
+    try:
+        return order.check(seed), False
+    except Exception as error:  # noqa: BLE001  # a planted bug may raise anything
+        return repr(error), isinstance(error, OWN_ERRORS)
+
+
+def search(name: str) -> tuple[str, Kill | str | None]:
+    """The first seed that notices a bug, and the smallest world found that does, too.
+
+    Returns:
+        The name, and the kill. A text: the error of its own of which the bug has died, so that it is no mutant. None:
+        it survives.
+    """
+    with prepared(), planted(name):
+        for seed in range(SEEDS):
+            wrong, is_own = _wrong_order(seed)
+            if is_own:
+                return name, wrong
+            if wrong is not None:
+                return name, Kill(seed, "order", wrong, None)
+            backend = BACKENDS[seed // 10 % len(BACKENDS)]
+            report = run_seed(seed, backend)
+            if seed % COLLECT_EVERY == 0 or report.violations:
+                collect_garbage()
+            if report.own_errors:
+                return name, report.own_errors[0]
+            if report.violations:
+                world = smallest(draw(seed), report, most_runs=SHRINKING_RUNS)
+                last = run_json(world, backend)
+                if last.own_errors or not last.violations:  # a smaller world has other ways to fail
+                    world = to_json(draw(seed))
+                return name, Kill(seed, backend, report.violations[0], world)
+    return name, None
+
+
+def searched(wanted: Iterable[str], jobs: int) -> Iterator[tuple[str, Kill | str | None]]:
+    """`search` for many, in several processes; as they come."""
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(search, wanted)
+
+
+def is_stale(name: str) -> bool:
+    """Whether no kept world notices a bug, or one notices it by an error of the bug's own."""
+    kill = kept().get(name)
+    if kill is None:
+        return True
+    violations, own_errors = again(name, kill)
+    return not violations or bool(own_errors)
