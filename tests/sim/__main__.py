@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests.sim import covered
 from tests.sim.clock import BACKENDS, Backend
-
 from tests.sim.draw import draw
 from tests.sim.running import Report, prepared, run_block, run_json, run_world, smallest
 from tests.sim.shrink import deviations
@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mutants", action="store_true", help="whether each planted bug is noticed by its kept world")
     parser.add_argument("--register", action="store_true", help="with --mutants: look for other worlds where it is not")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
+    parser.add_argument("--coverage", action="store_true", help="which lines of the engine the seeds never reach")
     parser.add_argument("--verbose", action="store_true", help="with --seed or --world: print what happens")
     parser.add_argument("--whole", action="store_true", help="print a failing world as it is, and not the smallest one")
     options = parser.parse_args(arguments)
@@ -52,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _one(world, options.backend, verbose=options.verbose, whole=options.whole)
     if options.mutants:
         return _mutants(jobs=options.jobs, register=options.register, only=options.only)
+    if options.coverage:
+        print(*covered.shown(covered.never_reached(range(options.start, options.start + options.seeds))), sep="\n")
+        return 0
     return _many(options.start, options.seeds, options.backend, options.jobs)
 
 

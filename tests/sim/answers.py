@@ -58,21 +58,20 @@ def _wrong_vectors(world: World, client: ClientPlan, names: list[Name], result: 
         if len(given) != len(names):
             return f"{len(given)} rows of {output} for {len(names)} items"
         for row, name, item in zip(given, names, client.items, strict=True):
-            if wrong := _wrong_row(world, client, output, row, name, item):
+            if wrong := _wrong_row(world, output, row, (name, item, parts(world, client, item))):
                 return wrong
     return None
 
 
-def _wrong_row(
-    world: World, client: ClientPlan, output: Output, row: Any, name: Name, item: ItemPlan
-) -> str | None:
+def _wrong_row(world: World, output: Output, row: Any, of: tuple[Name, ItemPlan, int]) -> str | None:
+    """Why a row is not that of an item, which is cut into so many parts."""
+    name, item, many = of
     if output is Output.SPARSE:
         want: Any = values_of(output, name, item.cost, 0, world.width)
         return None if np.array_equal(row.values, want.values) else f"{row.values} instead of {want.values}"
     if output is Output.MULTI_VECTOR:
         whole = np.asarray(values_of(output, name, item.cost, 0, world.width))
         return _differs(row, whole / np.maximum(np.linalg.norm(whole, axis=1, keepdims=True), 1e-12))
-    many = parts(world, client, item)
     each = [np.asarray(values_of(output, name, item.cost, part, world.width)) for part in range(many)]
     return _differs(row, sum(each) / many)
 

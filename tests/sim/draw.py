@@ -9,11 +9,12 @@ world several small ones do. Sizes are log-uniform: each order of magnitude is a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from tests.sim.seams import CHANNELS, IMAGE_CHANNELS
 from tests.sim.world import (
+    TASKS,
     TICK_S,
     Call,
     ClientPlan,
@@ -21,9 +22,7 @@ from tests.sim.world import (
     FetchPlan,
     ItemFault,
     ItemPlan,
-    Kind,
     Name,
-    Task,
     Trouble,
     World,
     alike,
@@ -42,14 +41,6 @@ MOST_HANGING = 5
 CROWD: Final = 100
 """Clients of a crowd."""
 
-TASKS: Mapping[Kind, tuple[Task, ...]] = {
-    "dense": ("embed", "score", "rerank"),
-    "all": ("embed", "sparse", "multi_vector", "several"),
-    "sparse": ("sparse", "score"),
-    "late": ("multi_vector", "rerank"),
-    "cross": ("score", "rerank", "classify"),
-    "labels": ("classify",),
-}
 STREAMABLE: Final = ("embed", "sparse", "multi_vector", "several", "score")
 
 
@@ -142,7 +133,7 @@ def crowd_of_many(rng: random.Random, world: World) -> None:
 
 @feature(0.25)
 def other_tasks(rng: random.Random, world: World) -> None:
-    world.model = cast(Kind, some(rng, *TASKS))
+    world.model = some(rng, *TASKS)
     for client in world.clients:
         client.task = rng.choice(TASKS[world.model])
         if not client.compares or world.model == "cross":
@@ -190,7 +181,7 @@ def tokenizers(rng: random.Random, world: World) -> None:
 @feature(0.4)
 def images(rng: random.Random, world: World) -> None:
     """Turn some texts into images."""
-    if world.model in ("cross", "sparse"):
+    if world.model in ("cross", "sparse"):  # these read texts
         return
     world.lanes = ["text", "image"] if rng.random() < 0.9 else ["image"]
     share = some(rng, 0.1, 0.5, 0.9) if "text" in world.lanes else 1.0

@@ -272,7 +272,8 @@ class Simulation:
             return places, self._encode(client, result)
 
         tokens = await engine.stream(lambda: self._decode(client), write, gathered.give, **self._how(client))
-        return gathered.whole(tokens)
+        whole: Outcome = gathered.whole(tokens)
+        return whole
 
     def _decode(self, client: ClientPlan) -> Request:
         if client.decode == "raises":

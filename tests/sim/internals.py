@@ -35,7 +35,7 @@ def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[Non
         (pipeline_module, "POSTPROCESS_WORKERS", world.postprocess_workers),
         (lanes_module, "MIN_SHARE_TOKENS", world.min_share_tokens),
         (lanes_module, "IMAGE_MIN_SHARE_TOKENS", world.min_share_tokens),
-        (pipeline_module, "Channel", pipeline_module.Channel),
+        (pipeline_module, "Channel", vars(pipeline_module)["Channel"]),
     )
     was = [(module, name, getattr(module, name)) for module, name, _ in new]
     try:
@@ -54,7 +54,7 @@ def channels_made_by(make: Callable[..., Any]) -> None:
         def __class_getitem__(cls, _of: object) -> Callable[..., Any]:
             return make
 
-    pipeline_module.Channel = Made  # type: ignore[misc,assignment]
+    vars(pipeline_module)["Channel"] = Made
 
 
 def tickets_of(engine: Engine) -> list[Ticket]:

@@ -1,11 +1,12 @@
 """Which world notices each planted bug: found among the first seeds, shrunk, and kept in `kills.json`.
 
-A bug is planted by hand (`mutations`) or made from the source (`mutants`). A kept world that no longer notices its bug is
-stale, and fails the tests: `python -m tests.sim --mutants --register` looks for another one.
+A bug is planted by hand (`mutations`) or made from the source (`mutants`). A kept world that no longer notices its bug
+is stale, and fails the tests: `python -m tests.sim --mutants --register` looks for another one.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,6 @@ from tests.sim.clock import BACKENDS, Backend
 from tests.sim.draw import draw
 from tests.sim.equivalent import EQUIVALENT
 from tests.sim.running import COLLECT_EVERY, OWN_ERRORS, collect_garbage, prepared, run_json, run_seed, smallest
-from tests.sim.world import to_json
 
 KEPT = Path(__file__).with_name("kills.json")
 
@@ -92,24 +92,22 @@ def search(name: str) -> tuple[str, Kill | str | None]:
         The name, and the kill. A text: the error of its own of which the bug has died, so that it is no mutant. None:
         it survives.
     """
-    with prepared(), planted(name):
+    with prepared():
         for seed in range(SEEDS):
-            wrong, is_own = _wrong_order(seed)
-            if is_own:
-                return name, wrong
-            if wrong is not None:
-                return name, Kill(seed, "order", wrong, None)
             backend = BACKENDS[seed // 10 % len(BACKENDS)]
-            report = run_seed(seed, backend)
-            if seed % COLLECT_EVERY == 0 or report.violations:
-                collect_garbage()
+            with planted(name):
+                wrong, is_own = _wrong_order(seed)
+                report = run_seed(seed, backend) if wrong is None else None
+                if seed % COLLECT_EVERY == 0 or (report is not None and report.violations):
+                    collect_garbage()
+            if wrong is not None:
+                return name, wrong if is_own else Kill(seed, "order", wrong, None)
+            assert report is not None
             if report.own_errors:
                 return name, report.own_errors[0]
             if report.violations:
-                world = smallest(draw(seed), report, most_runs=SHRINKING_RUNS)
-                last = run_json(world, backend)
-                if last.own_errors or not last.violations:  # a smaller world has other ways to fail
-                    world = to_json(draw(seed))
+                bug = functools.partial(planted, name)
+                world = smallest(draw(seed), report, most_runs=SHRINKING_RUNS, bug=bug)
                 return name, Kill(seed, backend, report.violations[0], world)
     return name, None
 

@@ -3,8 +3,8 @@
 They hold in worlds in which nothing goes wrong (`World.liveness`), for every request that was answered:
 
 - It waits at most `PATIENCE` times what it takes alone together with its fair part of the others. That is, of each
-  request that is inside at the same time, as much as itself has and one item more; of each other tenant no more than its
-  own tenant has meanwhile; of bulk work a seventh beside interactive work, and of that seven times as much beside bulk.
+  request that is inside at the same time, as much as itself has and one item more; of each other tenant no more than
+  its own tenant has meanwhile; beside interactive work a seventh of bulk work, and seven times as much the other way.
 - While nothing runs, nothing waits for more than `UNATTENDED_S` (`Watch._look`); and while the device is idle, nothing
   waits for it for longer than that and the fixed time of a forward (`Watch.batch_formed`).
 """
@@ -103,7 +103,9 @@ def fair_s(world: World, work: _Work, others: list[_Work]) -> float:
     mine_s = work.device_s + own[client.bulk]
     beside_s = {
         bulk: sum(
-            min(seconds, mine_s + forward_s(world, largest)) for (is_bulk, _), seconds in of_others.items() if is_bulk is bulk
+            min(seconds, mine_s + forward_s(world, largest))
+            for (is_bulk, _), seconds in of_others.items()
+            if is_bulk is bulk
         )
         for bulk in (True, False)
     }

@@ -23,8 +23,8 @@ from staged_pool.runtime.model import (
     Values,
 )  # fmt: skip
 from staged_pool.runtime.requests import (
-    ClassifyRequest,
     Chat,
+    ClassifyRequest,
     Content,
     EmbedRequest,
     Image,
@@ -166,9 +166,7 @@ class SimModel:
 
     def _row(self, payload: Payload, name: Name, item: ItemPlan) -> Row:
         part = payload_part(payload)
-        values = {
-            output: values_of(output, name, item.cost, part, self._world.width) for output in payload.outputs
-        }
+        values = {output: values_of(output, name, item.cost, part, self._world.width) for output in payload.outputs}
         return Row(values, payload)
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:

@@ -78,7 +78,9 @@ class Reference:
         least = min((self.tenants[one.of].turn for one in fitting), default=math.inf)
         tied = {one.of for one in fitting if self.tenants[one.of].turn == least}
         firsts = [min((w for w in fitting if w.of == of), key=lambda w: (w.turn, w.arrival)) for of in tied]
-        for first in firsts:  # of two tenants with equal turns, one may decide about the key, and the other about the item
+        for (
+            first
+        ) in firsts:  # of two tenants with equal turns, one may decide about the key, and the other about the item
             for of in tied:
                 of_key = [w for w in fitting if w.of == of and w.item.batch_key == first.item.batch_key]
                 yield from sorted(of_key, key=lambda w: (w.turn, w.arrival))[:1]
@@ -113,7 +115,7 @@ class Reference:
 
 
 def later(now: float, cost: float, among: int, turns: list[float]) -> float:
-    """Virtual time after a batch: it catches up with the least of those who wait, and passes by no more than it gave."""
+    """Virtual time after a batch: it catches up with the least of those who wait, by what the batch had at most."""
     return max(now + cost / among, min(now + cost, min(turns, default=0.0)))
 
 
@@ -176,7 +178,11 @@ def _follows(reference: Reference, left: list[Item[int]], key: object = None) ->
         return True
     for one in reference.next(key):
         if any(one.item is item for item in left):
-            was = list(reference.waiting), {of: replace(t) for of, t in reference.tenants.items()}, reference.before_bulk
+            was = (
+                list(reference.waiting),
+                {of: replace(t) for of, t in reference.tenants.items()},
+                reference.before_bulk,
+            )
             reference.take(one)
             if _follows(reference, [item for item in left if item is not one.item], one.item.batch_key):
                 return True

@@ -9,7 +9,8 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,18 +165,37 @@ def run_json(given: Any, backend: Backend, *, verbose: bool = False) -> Report:
     return run_world(from_json(given), backend, verbose=verbose)
 
 
-def smallest(world: World, report: Report, *, most_runs: int = MOST_RUNS) -> Any:
-    """JSON of the smallest world that fails as this one does. Call it inside `prepared()`."""
+def smallest(
+    world: World,
+    report: Report,
+    *,
+    most_runs: int = MOST_RUNS,
+    bug: Callable[[], AbstractContextManager[None]] | None = None,
+) -> Any:
+    """JSON of the smallest world that fails as this one does. Call it inside `prepared()`.
+
+    Args:
+        world: One that fails.
+        report: Of that.
+        most_runs: See `shrunk`.
+        bug: What plants the bug that it fails by: without that, a smaller world must not fail.
+    """
     first = way(report.violations[0])
 
-    def fails(given: Any) -> bool:
+    def runs(given: Any) -> Report | None:
         try:
-            again = run_json(given, report.backend)
+            return run_json(given, report.backend)
         except (ValueError, LookupError, TypeError, AttributeError):  # it is no world
-            return False
+            return None
         finally:
             collect_garbage()
-        return any(way(violation) == first for violation in again.violations)
+
+    def fails(given: Any) -> bool:
+        with nullcontext() if bug is None else bug():
+            again = runs(given)
+        if again is None or again.own_errors or all(way(violation) != first for violation in again.violations):
+            return False
+        return bug is None or ((well := runs(given)) is not None and not well.violations)
 
     return shrunk(to_json(world), fails, most_runs=most_runs)
 

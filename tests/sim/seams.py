@@ -2,8 +2,8 @@
 
 Each channel is known by the stage behind it, and has four points:
 
-- `X.receiving`: a worker of X is about to look for a message that is not the first of all. It may be late, or crash with
-  empty hands.
+- `X.receiving`: a worker of X is about to look for a message that is not the first of all. It may be late, or crash
+  with empty hands.
 - `X.received`: it has one. The client of it may leave at this very moment; a crash comes in the worker's own code, when
   it looks at the message for the second time, and so in its custody.
 - `X.sending`: the stage before X is about to hand a message over. It may be held up, wait until the message's deadline,

@@ -54,7 +54,7 @@ def deviations(given: JSON) -> int:
 
 
 def _leave_out(given: JSON, fails: Callable[[JSON], bool]) -> JSON:
-    """Leave out what can be left out, the largest parts first: halves of a list or of an object, quarters, and so on."""
+    """Leave out what can be left out, the largest parts first: halves, quarters, and so on."""
     for path in list(_containers(given, ())):
         try:
             container = _at(given, path)
@@ -122,7 +122,7 @@ def _leaves(given: JSON, path: Path) -> Iterator[Path]:
         yield path
 
 
-def _at(given: JSON, path: Path) -> JSON:
+def _at(given: Any, path: Path) -> JSON:
     for key in path:
         given = given[key]
     return given
@@ -132,7 +132,7 @@ def _with(given: JSON, path: Path, value: JSON) -> JSON:
     """The same with another value in one place; what was given is left alone."""
     if not path:
         return value
-    copy = dict(given) if isinstance(given, dict) else list(given)
+    copy: Any = dict(given) if isinstance(given, dict) else list(given)
     copy[path[0]] = _with(given[path[0]], path[1:], value)
     return copy
 

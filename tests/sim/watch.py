@@ -178,11 +178,16 @@ class Watch:
         """Note whether somebody waits while nothing runs."""
         now = self.now()
         if self.at_hand or not self.open:
-            if now - self.unattended_since > UNATTENDED_S and self.world.liveness:
+            if now - self.unattended_since > UNATTENDED_S + self._pauses_s() + EPSILON:
                 self.fail(f"requests waited for {now - self.unattended_since:.3g} s while nothing ran")
             self.unattended_since = math.inf
         elif self.unattended_since == math.inf:
             self.unattended_since = now
+
+    def _pauses_s(self) -> float:
+        """How long workers that have crashed pause before they are restarted, all together."""
+        first_s = self.world.first_delay_s
+        return sum(min(2.0, first_s * 2**n) for times in self.crashed_at.values() for n in range(len(times)))
 
     # ---- what the doubles tell while the world runs ----
 

@@ -30,6 +30,16 @@ End = Literal["quiet", "leave", "raise", "cancel", "native cancel"]
 """How the engine's block ends: after everything is done; or at some moment by leaving it, by an error of the host, by a
 scope of the host, or by asyncio's own cancellation of the host's task."""
 
+TASKS: Mapping[Kind, tuple[Task, ...]] = {
+    "dense": ("embed", "score", "rerank"),
+    "all": ("embed", "sparse", "multi_vector", "several"),
+    "sparse": ("sparse", "score"),
+    "late": ("multi_vector", "rerank"),
+    "cross": ("score", "rerank", "classify"),
+    "labels": ("classify",),
+}
+"""What each kind of model does."""
+
 Name: TypeAlias = tuple[int, int]
 """What an item says: the number of the client that said it first, and its place there."""
 
@@ -154,10 +164,6 @@ class Drain:
     timeout_s: float = 0.0
 
 
-def _many(of: type) -> Any:
-    return field(default_factory=list, metadata={"of": of})
-
-
 @dataclass(kw_only=True)
 class World:
     """One run. Items that say the same are made alike when a world is read, as the first of them is."""
@@ -182,12 +188,12 @@ class World:
     min_share_tokens: int = 1
     cores: int | None = None
     """That forwards share with preprocess."""
-    clients: list[ClientPlan] = _many(ClientPlan)
-    crashes: list[Trouble] = _many(Trouble)
-    delays: list[Trouble] = _many(Trouble)
-    leaves: list[Trouble] = _many(Trouble)
+    clients: list[ClientPlan] = field(default_factory=list, metadata={"of": ClientPlan})
+    crashes: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
+    delays: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
+    leaves: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
     """The client of what is handed over leaves at that very moment."""
-    lates: list[Trouble] = _many(Trouble)
+    lates: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
     """What is handed over is held until the deadline of its client, if it has one that is near."""
     yields: bool = False
     """Whether each point of a channel lets the other tasks run."""
@@ -200,16 +206,16 @@ class World:
     token_s: float = 0.0
     align_ticks: int = 0
     """Calls end at multiples of so many ticks only, so that several end in one turn of the loop."""
-    slow_preprocess: list[Call] = _many(Call)
-    slow_device: list[Call] = _many(Call)
+    slow_preprocess: list[Call] = field(default_factory=list, metadata={"of": Call})
+    slow_device: list[Call] = field(default_factory=list, metadata={"of": Call})
     """Which call takes how long instead."""
-    posted_late: list[Call] = _many(Call)
+    posted_late: list[Call] = field(default_factory=list, metadata={"of": Call})
     """By how much the event loop is told too late of the end of a call of the device or of preprocess."""
     lost_at_call: int | None = None
     """At which call the device says that it cannot be trusted any more."""
     out_of_memory_above: int | None = None
     """Payloads of one forward."""
-    drains: list[Drain] = _many(Drain)
+    drains: list[Drain] = field(default_factory=list, metadata={"of": Drain})
     end: End = "quiet"
     ends_at: float = 0.0
     liveness: bool = False
@@ -272,7 +278,7 @@ def to_json(value: Any) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for each in dataclasses.fields(value):
         has, default = getattr(value, each.name), _default(each)
-        if has == default or each.name == "neighbour" and has is None:
+        if has == default or (each.name == "neighbour" and has is None):
             continue
         made[each.name] = _plain(has)
     return made
@@ -306,6 +312,15 @@ def from_json(given: Mapping[str, Any]) -> World:
         raise ValueError("a client has no items, or comes before the start")
     if any(item.cost < 1 or item.parts < 1 for item in world.contents.values()):
         raise ValueError("an item has no tokens, or no parts")
+    if any(item.lane not in world.lanes for client in world.clients for item in client.items):
+        raise ValueError("the model reads no items of this lane")
+    for client in world.clients:
+        if client.task not in TASKS[world.model]:
+            raise ValueError(f"a model of kind {world.model} does not {client.task}")
+        if client.compares and world.model != "cross" and client.queries not in (1, len(client.items) / 2):
+            raise ValueError("a client has one query, or as many as documents")
+        if client.compares and world.model != "cross" and len(client.items) < 2:
+            raise ValueError("a client has no documents")
     if min(world.parse_workers, world.postprocess_workers, world.slots, world.width // 4) < 1 or not world.lanes:
         raise ValueError("there must be workers, slots, lanes, and four numbers in a vector")
     return world
