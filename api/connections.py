@@ -28,7 +28,7 @@ from staged_pool.api.fast_path import FastPath, FastRequest
 from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import READ_BYTES, Look, Transport
-from staged_pool.stages.groups import first_error
+from staged_pool.stages.exception_groups import first_error
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.api")

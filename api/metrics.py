@@ -204,7 +204,7 @@ def _priority_families(priorities: Mapping[str, PriorityStatistics]) -> Iterator
     wait = HistogramMetricFamily("staged_pool_priority_wait_seconds", "In front of the device, by item", labels=labels)
     for name, priority in priorities.items():
         requests.add_metric((name,), priority.requests)
-        gate.add_metric((name,), priority.at_gate)
+        gate.add_metric((name,), priority.waiting_requests)
         items.add_metric((name,), priority.waiting_items)
         tokens.add_metric((name,), priority.waiting_tokens)
         wait.add_metric((name,), _buckets(priority.wait), priority.wait.sum_s)
@@ -213,6 +213,7 @@ def _priority_families(priorities: Mapping[str, PriorityStatistics]) -> Iterator
 
 def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
     yield _counters("batches", "Batches by what cut them", "trigger", device.batches)
+    yield _counters("holds", "Times that a free slot started nothing, by reason", "reason", device.holds)
     budget = GaugeMetricFamily("staged_pool_batch_budget_tokens", "Tokens of a batch at most, now", labels=("lane",))
     for lane, budget_tokens in device.budget_tokens.items():
         budget.add_metric((lane,), budget_tokens)

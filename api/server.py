@@ -31,7 +31,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.opening import open_engines
 from staged_pool.stages.errors import DeviceLost
-from staged_pool.stages.groups import only_error
+from staged_pool.stages.exception_groups import only_error
 from staged_pool.stages.log import get_logger
 
 OVERDUE_S: Final = 3.0

@@ -21,6 +21,7 @@ from perf import (
     liveness,
     liveness_images,
     memory,
+    mixed,
     overhead,
     overload,
     parsing,
@@ -254,6 +255,21 @@ def overload_command(
     overload.run(
         options, shape=load, seconds=seconds, rounds=rounds, target_delay_s=target_delay, factors=_factors(levels)
     )
+
+
+@main.command("mixed")
+def mixed_command(
+    *,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Of one round.")] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of the load.")] = 3,
+    factor: Annotated[float, typer.Option(min=0.1, max=10, help="Of what the server does in a closed loop.")] = 2.0,
+) -> None:
+    """Client time-outs and refusals under texts, images and requests of eight images, with a server's defaults."""
+    options = Options(model=None, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    mixed.run(options, seconds=seconds, rounds=rounds, factor=factor)
 
 
 @main.command("soak")

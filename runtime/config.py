@@ -176,12 +176,8 @@ class EngineConfig:
     than so many full ones; in front of parse as many requests as these hold items. More add latency, not throughput."""
 
     waiting_tokens: int = 131_072
-    """Tokens that wait ready for the device, over all requests, before preprocess is held back. As long as it is not
-    reached, a small request overtakes large ones; each token takes a few dozen bytes."""
-
-    request_waiting_tokens: int = 8192
-    """Tokens of one request that wait ready for the device before the rest of it is held back. A few batches keep
-    the device busy; more let a few large requests fill the waiting room that small ones need."""
+    """Tokens that preprocess and the device hold at most, over all requests, from feeding to the end of their forward.
+    A request is fed as many as it leaves free; each token takes a few dozen bytes."""
 
     max_requests: int = 1024
     """Requests inside the engine; one more is refused at the door."""
@@ -192,7 +188,7 @@ class EngineConfig:
     max_tokens: int = 4 * 2**20
     """Tokens inside the engine: estimated from the bytes of a request until they are counted."""
 
-    target_delay_s: float = 30.0
+    target_delay_s: float = 10.0
     """A request is refused as soon as it would wait longer than about this for its answer. Shorter keeps every
     accepted request quick and refuses more of a burst; longer takes in more than clients may be willing to wait for."""
 
@@ -229,7 +225,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         positive = (
             "preprocess_limit", "max_batch_items", "chunk_items", "channel_capacity",
-            "waiting_tokens", "request_waiting_tokens", "max_requests", "max_items", "max_tokens",
+            "waiting_tokens", "max_requests", "max_items", "max_tokens",
             "max_request_items", "max_bytes", "max_image_pixels", "max_image_bytes",
             "media_limit",
         )  # fmt: skip

@@ -15,17 +15,16 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from staged_pool.runtime import arguments
-from staged_pool.runtime.admission import Admission
+from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, RequestClass, Reservation
+from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.errands import Fetch, refuse
 from staged_pool.runtime.face import EngineTasks
-from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.host_loop import HostLoop
 from staged_pool.runtime.identity import SharingScopes
-from staged_pool.runtime.inside import ANYBODY, Asker, Room
-from staged_pool.runtime.lanes import LaneParts, lane_pace
+from staged_pool.runtime.lanes import LaneLimits, LaneParts, lane_service_time
+from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, refuse
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
-from staged_pool.runtime.pipeline import PARSE_WORKERS, POSTPROCESS_WORKERS, Pipeline
+from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
 from staged_pool.runtime.requests import Chat, content_bytes
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
@@ -40,16 +39,17 @@ from staged_pool.stages.errors import (
     StagedPoolError,
     TooLarge,
     UnknownModel,
+    detached,
     shortened,
 )
-from staged_pool.stages.groups import first_error, single_errors
+from staged_pool.stages.exception_groups import first_error, single_errors
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.rows import RowStream, give_rows
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
-from staged_pool.stages.work import Item, Plan, Priority, Request
+from staged_pool.stages.work import Plan, Priority, Request
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -75,7 +75,7 @@ class Engine(EngineTasks):
         tokenize: Offload,
         offload: Offload,
         fetch: Fetch,
-        cores: int | None,
+        shares_cores: bool,
         options: StageOptions,
     ) -> None:
         self._host = HostLoop()
@@ -86,35 +86,39 @@ class Engine(EngineTasks):
             "image": lanes["image"].preprocess if "image" in lanes else tokenize,
         }
         self._offload = offload
+        self._offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
+        self._hangs = anyio.CancelScope(shield=True)
+        """Of the wait for calls that do not end, once the engine stops."""
         self._clock = options.clock
-        self._admission = Admission(config, {lane: parts.pace for lane, parts in lanes.items()}, options.clock)
+        batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
+        self._admission = Admission(
+            config,
+            {lane: parts.service_time for lane, parts in lanes.items()},
+            {lane: LaneLimits.of(lane, config, batch_tokens).fed_tokens for lane in lanes},
+            options.clock,
+        )
         self._scopes_of_sharing = SharingScopes(between_tenants=config.share_between_tenants)
         self._cancelled: Counter[str] = Counter()
         self._expired: Counter[str] = Counter()
-        self._tickets: dict[Ticket, Room] = {}
-        self._scopes: dict[Ticket, anyio.CancelScope] = {}
-        """Of callers who wait for room in front of parse, or have a deadline."""
+        self._tickets: dict[Ticket, Reservation] = {}
+        self._scopes: dict[object, anyio.CancelScope] = {}
+        """Of callers who wait for room in front of parse, have a deadline, or wait for a thread of preprocess."""
         self._empty = anyio.Event()
         self._broken = anyio.Event()
         self._phase = Phase.READY
         self._fault: str | None = None
-
-        batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
-        on_device = 2 * model.card.forward_workers * batch_tokens  # and on the way to it
-        self._gate = Gate(config.waiting_tokens + on_device, PARSE_WORKERS)
-        """For texts. Pictures are fed by their callers in turns, and one that is being fetched must hold up nobody."""
         self._pipeline = Pipeline(
             config,
             model,
             accept=self._accept,
             lanes=lanes,
-            fetch=fetch,
+            completer=ImageCompleter(fetch, limit=config.media_limit, limit_bytes=config.max_bytes),
             offload=offload,
-            cores=cores,
+            shares_cores=shares_cores,
             options=options,
-            expects_refusals=self._admission.expects_refusals,
             gave_up=self._break,
         )
+        self._admission.in_flight.room_freed = lambda lane: self._pipeline.feeds[lane].grant()
 
     @property
     def card(self) -> ModelCard:
@@ -189,7 +193,7 @@ class Engine(EngineTasks):
             scope_ends_at = anyio.current_effective_deadline()
             left_s = math.inf if scope_ends_at == math.inf else scope_ends_at - anyio.current_time()
             if left_s > 0:
-                room, now, deadline = self._enter(body_bytes, timeout_s, Asker(priority, tenant), images)
+                room, now, deadline = self._enter(body_bytes, timeout_s, RequestClass(priority, tenant), images)
                 ticket = Ticket(
                     decode,
                     encode,
@@ -205,14 +209,12 @@ class Engine(EngineTasks):
                     return cast(R, await self._answer(ticket, room, Arrival(ticket, body_bytes, now), timeout_s))
                 except ScopeEnds:
                     pass
-                finally:
-                    del ticket  # as in `Ticket.wait`
             await _scope_moved(scope_ends_at)
             timeout_s = late_at - self._clock()
             if timeout_s <= 0:
                 raise DeadlineExceeded("The time limit of the request passed.", stage="door")
 
-    async def _answer(self, ticket: Ticket, room: Room, arrival: Arrival, timeout_s: float) -> object:
+    async def _answer(self, ticket: Ticket, room: Reservation, arrival: Arrival, timeout_s: float) -> object:
         """See a request through that has been let in. However that ends, its room is given back.
 
         Raises:
@@ -220,15 +222,12 @@ class Engine(EngineTasks):
         """
         self._tickets[ticket] = room
         try:
-            has_passed = room.lane != "text" or room.asker == ANYBODY or self._gate.enter_nowait(ticket, room.tokens)
-            if timeout_s == math.inf and has_passed and self._pipeline.enter_nowait(arrival):
-                await self._see_through(ticket)  # the ticket wakes it, whatever happens: it takes no scope to do that
+            if timeout_s == math.inf and self._pipeline.enter_nowait(arrival):
+                await ticket.wait_settled()  # the ticket wakes it, whatever happens: it takes no scope to do that
             else:
                 with anyio.move_on_after(timeout_s) as self._scopes[ticket]:
-                    if not has_passed:
-                        await self._gate.enter(ticket, room.tokens)
                     await self._pipeline.enter(arrival)
-                    await self._see_through(ticket)
+                    await ticket.wait_settled()
                 if not ticket.settled:
                     late = f"The request was not answered within {timeout_s:g} s; it was in the {ticket.stage} stage."
                     ticket.fail(DeadlineExceeded(late, stage=ticket.stage))
@@ -241,18 +240,15 @@ class Engine(EngineTasks):
                 self._expired[ticket.error.stage] += 1
             del self._tickets[ticket]
             self._scopes.pop(ticket, None)
-            self._gate.leave(ticket)
             answered = ticket.error is None
             self._admission.leave(room, answered=answered, elsewhere_s=ticket.timeline.fetch_s)
-            if not self._tickets:
-                self._empty.set()
+            self._left()
             ticket.release()
-            del ticket, arrival  # as in `Ticket.wait`
 
-    async def _see_through(self, ticket: Ticket) -> None:
-        """Wait until it is settled, and do what parse leaves to the caller."""
-        if errands := await ticket.errands():
-            await self._pipeline.errands.run(ticket, cast("Sequence[Item[ModelInput]]", errands))
+    def _left(self) -> None:
+        """Somebody has left the engine: it may be the last one."""
+        if not (self._tickets or self._scopes):
+            self._empty.set()
 
     async def stream(
         self,
@@ -304,14 +300,11 @@ class Engine(EngineTasks):
                         stream=rows,
                     )
                 except StagedPoolError as error:
-                    failure = error
+                    failure = detached(error)  # its traceback leads here, and to the body
                 rows.close(keep=failure is None)
-        if failure is None:
-            return tokens
-        try:
-            raise failure
-        finally:
-            del failure  # as in `Ticket.wait`
+        if failure is not None:
+            raise detached(failure)
+        return tokens
 
     @property
     def expects_refusals(self) -> bool:
@@ -335,7 +328,7 @@ class Engine(EngineTasks):
             tenant: See `submit`.
             images: See `submit`.
         """
-        return self._admission.overload(body_bytes, Asker(priority, tenant), images)
+        return self._admission.overload(body_bytes, RequestClass(priority, tenant), images)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for a model that is not served here. None and "" mean whichever is.
@@ -381,23 +374,27 @@ class Engine(EngineTasks):
         return self._model.detokenize(ids, skip_special_tokens=skip_special_tokens)
 
     async def _preprocess(self, function: Callable[[A], R], argument: A, body_bytes: int, lane: Lane) -> R:
-        """Run what is no request of a task in a thread of preprocess; the door is the same."""
+        """Run what is no request of a task in a thread of preprocess; the door is the same, and so is the drain."""
         self._host.check(_SUBJECT)
         await anyio.lowlevel.checkpoint_if_cancelled()
-        room, _, _ = self._enter(body_bytes, math.inf, ANYBODY)
+        room, _, _ = self._enter(body_bytes, math.inf, DEFAULT_CLASS)
         try:
-            return await self._preprocess_offloads[lane](function, argument)
+            with anyio.CancelScope() as self._scopes[room]:
+                return await self._preprocess_offloads[lane](function, argument)
+            raise EngineStopped("The engine was stopped before this request was done.")
         finally:
+            del self._scopes[room]
             self._admission.leave(room)
+            self._left()
 
     def _enter(
-        self, body_bytes: int, timeout_s: float, asker: Asker, images: int | None = None
-    ) -> tuple[Room, float, float]:
+        self, body_bytes: int, timeout_s: float, of: RequestClass, images: int | None = None
+    ) -> tuple[Reservation, float, float]:
         """Let a request in, or reject it; returns its room, the time now, and its deadline."""
         if self._phase is not Phase.READY or self.fault:
             raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
         now = self._clock()
-        room = self._admission.enter(body_bytes=body_bytes, timeout_s=timeout_s, asker=asker, images=images)
+        room = self._admission.enter(body_bytes=body_bytes, timeout_s=timeout_s, of=of, images=images)
         return room, now, now + timeout_s
 
     def _accept(self, ticket: Ticket, request: Request) -> Plan[ModelInput]:
@@ -412,8 +409,6 @@ class Engine(EngineTasks):
         )
         if len(card.lanes) > 1 and (obstruction := self._pipeline.obstruction(lanes)):  # else the door has seen it
             raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
-        if "text" not in lanes:
-            self._gate.leave(ticket)
         if "image" in lanes:
             _check_pictures(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
         if (room := self._tickets.get(ticket)) is not None:
@@ -433,7 +428,7 @@ class Engine(EngineTasks):
             self._phase = Phase.DRAINING
             log.info("engine.draining", requests=len(self._tickets))
         with anyio.move_on_after(timeout_s):
-            while self._tickets:
+            while self._tickets or self._scopes:
                 if self._empty.is_set():  # never replaced while somebody waits: there may be several drains
                     self._empty = anyio.Event()
                 await self._empty.wait()
@@ -450,9 +445,7 @@ class Engine(EngineTasks):
             overdue_preprocess_calls=self._pipeline.overdue_calls(),
             stages=self._pipeline.stage_statistics(),
             priorities={
-                priority: self._pipeline.priority_statistics(
-                    priority, requests=self._admission.requests_of(priority), at_gate=self._gate.waiting(priority)
-                )
+                priority: self._pipeline.priority_statistics(priority, requests=self._admission.requests_of(priority))
                 for priority in Priority
             },
             device=self._pipeline.device_statistics(),
@@ -483,6 +476,7 @@ class Engine(EngineTasks):
                 self._phase = Phase.STOPPED
                 self._pipeline.close()
                 self._fail_all("The engine is stopped.")
+                owner.start_soon(self._leave_hanging_calls)
 
     async def _run_pipeline(self, *, task_status: TaskStatus[None]) -> None:
         try:
@@ -494,6 +488,15 @@ class Engine(EngineTasks):
         finally:
             self._phase = Phase.STOPPED
             self._fail_all("The engine is stopped.")  # a host that is cancelled may take its time to leave the block
+            self._hangs.cancel()
+
+    async def _leave_hanging_calls(self) -> None:
+        """Let the host go where a thread hangs: only its process can end that."""
+        with self._hangs:
+            await anyio.sleep(self._config.preprocess_alarm_s)
+            log.error("engine.left_hanging_calls", calls=self._pipeline.overdue_calls())
+            for offload in self._offloads:
+                offload.abandon()
 
     def _break(self, error: Exception) -> None:
         """Serve no more. Called as soon as a stage gives up, however long the calls that still run may take."""
@@ -507,8 +510,9 @@ class Engine(EngineTasks):
 
     def _fail_all(self, message: str) -> None:
         for ticket in list(self._tickets):
-            if ticket.fail(EngineStopped(message)) and (scope := self._scopes.get(ticket)) is not None:
-                scope.cancel()  # its caller may still wait for room in front of parse
+            ticket.fail(EngineStopped(message))
+        for scope in list(self._scopes.values()):
+            scope.cancel()  # its caller may still wait for room in front of parse, or for a thread
 
 
 async def _scope_moved(ends_at: float) -> None:
@@ -542,7 +546,7 @@ async def run_engine(
     image_preprocess: Offload | None = None,
     offload: Offload | None = None,
     fetch: Fetch = refuse,
-    cores: int | None = None,
+    shares_cores: bool = False,
     options: StageOptions | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine on a model that is loaded already.
@@ -556,8 +560,8 @@ async def run_engine(
         image_preprocess: Runs that of pictures. None: threads, `config.image_preprocess_threads` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
         fetch: Gets pictures that are given as URLs. By default these are refused.
-        cores: What forwards and preprocess share, one each. None: forwards run elsewhere.
-        options: How often a stage's workers may crash, and a hook into the seams of the stages.
+        shares_cores: Forwards compute on the cores that preprocess uses, rather than on a device of their own.
+        options: How often a stage's workers may crash, their clock, and the class of their channels.
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
     """
@@ -571,14 +575,16 @@ async def run_engine(
         model,
         lanes={
             lane: LaneParts(
-                device=offloads[lane][0], preprocess=offloads[lane][1], pace=lane_pace(lane, config, model.card)
+                device=offloads[lane][0],
+                preprocess=offloads[lane][1],
+                service_time=lane_service_time(lane, config, model.card),
             )
             for lane in model.card.lanes
         },
         tokenize=tokenize,
         offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
         fetch=fetch,
-        cores=cores,
+        shares_cores=shares_cores,
         options=options or StageOptions(),
     )
     with single_errors():

@@ -8,27 +8,16 @@ from typing import Final
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, ModelCard
-from staged_pool.stages.budget import Budget
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.pace import LanePace, Pace
-
-MIN_SHARE_TOKENS = 128
-"""What a free forward worker leaves to the other free ones at least: a forward of fewer tokens costs nearly as much."""
-
-IMAGE_MIN_SHARE_TOKENS = 300
-"""The same of pictures: theirs is a larger transformer, whose weights are read from memory for each batch. With
-ViT-B/32 that is 6 of them, at 46.7 ms each on a core; 1 takes 52, 2 take 51, 4 take 48 and 8 take 46.5 ms each. That is
-little enough for a core to begin with a single one rather than to do nothing, so theirs do not gather."""
+from staged_pool.stages.scheduling.batch_budget import Budget
+from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceTimeModel
+from staged_pool.stages.scheduling.tuning import IMAGE_WAITING_BATCHES
 
 SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
 """Of the names of a lane's stages."""
 
 IMAGE_CHUNK_ITEMS: Final = 1
 """Every picture is a call of its own: it takes tens of milliseconds, and a thread that is done takes the next one."""
-
-IMAGE_WAITING_BATCHES: Final = 4
-"""Full batches of pictures that wait for the device, at most, before preprocess is held back: a picture that waits
-takes a few kilobytes a token, a thousand times what a text takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +29,7 @@ class LaneParts:
     """Runs forwards, `model.card.forward_calls` at once."""
     preprocess: Offload
     """Runs preprocess."""
-    pace: LanePace
+    service_time: LaneServiceTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +38,8 @@ class LaneLimits:
 
     preprocess_limit: int
     chunk_items: int
-    min_share_tokens: int
-    waiting_tokens: int
-    request_waiting_tokens: int
+    fed_tokens: int
+    """Tokens that preprocess and the device hold at most, from feeding to the end of the forward."""
 
     @staticmethod
     def of(lane: Lane, config: EngineConfig, batch_tokens: int) -> LaneLimits:
@@ -59,25 +47,20 @@ class LaneLimits:
             return LaneLimits(
                 preprocess_limit=config.preprocess_limit,
                 chunk_items=config.chunk_items,
-                min_share_tokens=MIN_SHARE_TOKENS,
-                waiting_tokens=config.waiting_tokens,
-                request_waiting_tokens=config.request_waiting_tokens,
+                fed_tokens=config.waiting_tokens,
             )
-        waiting_tokens = min(config.waiting_tokens, IMAGE_WAITING_BATCHES * batch_tokens)
         return LaneLimits(
             preprocess_limit=config.image_preprocess_threads,
             chunk_items=IMAGE_CHUNK_ITEMS,
-            min_share_tokens=IMAGE_MIN_SHARE_TOKENS,
-            waiting_tokens=waiting_tokens,
-            request_waiting_tokens=min(config.request_waiting_tokens, max(1, waiting_tokens // 2)),
+            fed_tokens=min(config.waiting_tokens, IMAGE_WAITING_BATCHES * batch_tokens),
         )
 
 
-def lane_pace(lane: Lane, config: EngineConfig, card: ModelCard) -> LanePace:
-    """How fast a lane is, before anything has been measured."""
+def lane_service_time(lane: Lane, config: EngineConfig, card: ModelCard) -> LaneServiceTime:
+    """The service time of a lane before anything has been measured."""
     budget = Budget(
         config.batch_tokens(card.device, card.memory_tokens),
         start=config.least_batch_tokens(card.device, card.memory_tokens),
         target_s=config.target_batch_s,
     )
-    return LanePace(budget=budget, preprocess=Pace() if lane == "image" else None)
+    return LaneServiceTime(budget=budget, preprocess=ServiceTimeModel() if lane == "image" else None)

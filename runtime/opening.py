@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -24,6 +23,7 @@ from staged_pool.runtime.models.torchvision import leave_out_broken_torchvision
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS
 from staged_pool.runtime.threads import OwnThreads
 from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.stage import StageOptions
 
 SHARED = (
@@ -84,16 +84,14 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
     for config in configs:
         check_folder(config.allow_media_path)
     _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
-    options = StageOptions(clock=time.perf_counter)
-    cores = usable_cores()
-    turns = Cores(cores)
+    options = StageOptions()
+    turns = Cores(usable_cores())
+    preprocess, offload = ThreadOffload(first.preprocess_limit), ThreadOffload(POSTPROCESS_WORKERS)
     async with (
         DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
         DeviceThreads("staged-pool image device", watchdog_s=first.watchdog_s, nice=IMAGE_NICE).running(
             0
         ) as image_device,
-        OwnThreads("staged-pool preprocess").running(first.preprocess_limit) as preprocess,
-        OwnThreads("staged-pool offload").running(POSTPROCESS_WORKERS) as offload,
         OwnThreads("staged-pool image preprocess", nice=IMAGE_NICE).running(0) as image_preprocess,
         AsyncExitStack() as stack,
     ):
@@ -126,7 +124,7 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                     image_preprocess=image_preprocess,
                     offload=offload,
                     fetch=MediaFetcher(config).fetch,
-                    cores=cores if _needs_cores(model) else None,
+                    shares_cores=_needs_cores(model),
                     options=options,
                 )
                 engines[model.card.name] = await stack.enter_async_context(running)
@@ -174,4 +172,5 @@ def _share_memory(models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:
     from staged_pool.runtime.models.encoder import Encoder
     from staged_pool.runtime.models.load import share_memory
 
-    return share_memory([model for model in models if isinstance(model, Encoder)])
+    shared = iter(share_memory([model for model in models if isinstance(model, Encoder)]))
+    return [next(shared) if isinstance(model, Encoder) else model for model in models]

@@ -11,58 +11,50 @@ import anyio
 from anyio.abc import TaskStatus
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.errands import Errands, Fetch
 from staged_pool.runtime.identity import Identities
 from staged_pool.runtime.lanes import SUFFIX, LaneLimits, LaneParts
+from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
 from staged_pool.runtime.result_cache import ResultCache, freeze
 from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import ENDED, Channel, Outlet
 from staged_pool.stages.errors import EngineStopped
-from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import HistogramSnapshot, StageStatistics
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import Preprocess, PreprocessStage
-from staged_pool.stages.sharing import Sharing
+from staged_pool.stages.scheduling.batch_former import BatchFormer
+from staged_pool.stages.scheduling.coalescing import Sharing
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item, Plan, Priority, Request
 
-PARSE_WORKERS = 64
-"""Requests that are being cut at once. One that waits for its own items to be done holds its worker, so this is also
-how many large requests share the pipeline before a small one has to wait for one of them to be fed."""
+PARSE_WORKERS: Final = 8
+"""Requests that are decoded at once. Small ones are decoded on the event loop, and what comes behind holds none."""
 
-POSTPROCESS_WORKERS = 4
-
-GATHER_S: Final = 0.002
-"""For how long a request waits for others while forwards keep all cores busy, in seconds: none of it could be run
-before one of them ends, some tens of milliseconds, and each turn of parse, preprocess and batch takes a core from them,
-however little it does. On two cores of a Xeon, in turns, 4, 16 and 64 clients of a short text had 11, 7 and 8 % more
-answers, and 4 clients of 8 texts 12 % (1 ms: 2, 6, 4 and 4; 4 ms: 1, 3, -4 and 11)."""
+POSTPROCESS_WORKERS: Final = 4
 
 log = get_logger("staged_pool.engine")
 
 
 class Pipeline:
-    """parse -> preprocess -> batch -> postprocess. Requests go in at `door`; answers come out through their tickets.
+    """parse -> preprocess -> batch -> postprocess. Answers come out through the tickets of the requests.
 
-    Each lane of the model has a preprocess and a batch stage of its own, which wait for nothing of the other's. Parse
-    feeds texts. Pictures are fed by the callers (see `Errands`), so that no worker of parse waits for them.
+    Each lane of the model has a preprocess and a batch stage of its own, which wait for nothing of the other's.
 
     Args:
         config: Its sizes.
         model: What preprocess and the device run.
         accept: What parse asks of a decoded request.
         lanes: What each lane of the model has for itself.
-        fetch: Gets pictures that are given as URLs.
+        completer: Fetches images that are given as URLs.
         offload: Runs the decoding of large requests and the making of large answers.
-        cores: What forwards and preprocess share. None: forwards run elsewhere.
+        shares_cores: Forwards compute on the cores that preprocess uses.
         options: For all stages.
-        expects_refusals: Whether requests are refused at the door for now.
         gave_up: Called at once when a stage cannot go on, where `run` first waits for the calls that still run.
     """
 
@@ -73,113 +65,47 @@ class Pipeline:
         *,
         accept: Callable[[Ticket, Request], Plan[ModelInput]],
         lanes: Mapping[Lane, LaneParts],
-        fetch: Fetch,
+        completer: ImageCompleter,
         offload: Offload,
-        cores: int | None,
+        shares_cores: bool,
         options: StageOptions,
-        expects_refusals: Callable[[], bool],
         gave_up: Callable[[Exception], object],
     ) -> None:
+        self._config = config
         self._alarm_s = config.preprocess_alarm_s
-        self._cores = cores
+        self._shares_cores = shares_cores
         self._model = model
-        batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
-        limits = {lane: LaneLimits.of(lane, config, batch_tokens) for lane in lanes}
-        lists = config.channel_capacity
-        requests = Channel[Arrival]("parse", lists * config.chunk_items, lingers_s=self._gathers_s)
-        inputs = {
-            lane: Channel[Sequence[Item[ModelInput]]](
-                f"preprocess{SUFFIX[lane]}", lists * limits[lane].chunk_items, size=len
-            )
-            for lane in lanes
-        }
-        prepared = {lane: Channel[Sequence[Item[Payload]]](f"batch{SUFFIX[lane]}", lists) for lane in lanes}
-        rows = Channel[Sequence[Item[Row]]]("postprocess", lists)
-        self._door = requests.outlet
+        self._options = options
         self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb else None
         """Rows that are kept; those of both lanes have identities of their own. None: no rows are."""
-        sharing: Sharing[Payload, Row] | None = None
-        preprocess: Preprocess[ModelInput, Payload] = model.preprocess
+        self._sharing: Sharing[Payload, Row] | None = None
+        self._prepare: Preprocess[ModelInput, Payload] = model.preprocess
         if config.coalesce or self.results is not None:
-            sharing = Sharing(freeze=freeze, coalesce=config.coalesce, kept=self.results)
-            preprocess = Identities().given_to(model.preprocess)
-        self.batch = {
-            lane: BatchStage[Payload, Row](
-                prepared[lane].inlet,
-                rows.outlet.clone(),
-                forward=model.forward,
-                device=parts.device,
-                builder=BatchBuilder(
-                    max_items=config.max_batch_items,
-                    max_cost=parts.pace.budget.tokens,
-                    least_cost=config.least_batch_tokens(model.card.device, model.card.memory_tokens),
-                    pads=model.pads(lane),
-                    min_share=limits[lane].min_share_tokens,
-                    slots=model.card.forward_workers,
-                    lane=lane,
-                ),
-                options=options,
-                pace=parts.pace.device,
-                budget=parts.pace.budget,
-                slots=model.card.forward_workers,
-                ahead=max(1, model.card.forward_workers * model.card.launched_ahead),
-                waiting_tokens=limits[lane].waiting_tokens,
-                preparing=partial(self._preparing, lane),
-                elsewhere=partial(self._computing_for_others, lane),
-                gathers=lane == "text" and cores is not None,  # slots of other devices do not slow each other down
-                cores=cores,
-                sharing=sharing,
-                name=f"batch{SUFFIX[lane]}",
-            )
-            for lane, parts in lanes.items()
-        }
+            self._sharing = Sharing(freeze=freeze, coalesce=config.coalesce, kept=self.results)
+            self._prepare = Identities().given_to(model.preprocess)
+
+        requests = self._channel("parse", config.channel_capacity * config.chunk_items)
+        rows = self._channel("postprocess", config.channel_capacity)
+        self._door: Outlet[Arrival] = requests.outlet
+        self.feeds: dict[Hashable, FeedQueue[ModelInput]] = {}
+        self.preprocess: dict[Lane, PreprocessStage[ModelInput, Payload]] = {}
+        self.batch: dict[Lane, BatchStage[Payload, Row]] = {}
+        channels: list[tuple[Channel[Any], Channel[Any]]] = [
+            self._add_lane(lane, parts, rows.outlet.clone()) for lane, parts in lanes.items()
+        ]
         rows.outlet.close()  # each lane has its own, and the last one to close ends postprocess
-        self.preprocess = {
-            lane: PreprocessStage[ModelInput, Payload](
-                inputs[lane].inlet,
-                prepared[lane].outlet,
-                preprocess=preprocess,
-                offload=parts.preprocess,
-                ahead_s=self.batch[lane].ahead_s,
-                pace=parts.pace.preprocess,
-                options=options,
-                chunk_items=limits[lane].chunk_items,
-                workers=limits[lane].preprocess_limit,
-                lane=lane,
-                name=f"preprocess{SUFFIX[lane]}",
-            )
-            for lane, parts in lanes.items()
-        }
-        fed_by_parse: dict[Hashable, Outlet[Sequence[Item[ModelInput]]]] = {
-            lane: inputs[lane].outlet for lane in lanes if lane == "text"
-        }
         self.parse = ParseStage[ModelInput](
             requests.inlet,
-            fed_by_parse,
+            self.feeds,
             lane_of=_only(lanes) if len(lanes) == 1 else _lane_of,
             accept=accept,
+            completer=completer,
             offload=offload,
             options=options,
-            chunk_items=config.chunk_items,
             workers=PARSE_WORKERS,
-            request_waiting_tokens=config.request_waiting_tokens,
-            waiting_tokens=config.waiting_tokens,
-        )
-        self.errands = Errands(
-            {lane: inputs[lane].outlet for lane in lanes if lane not in fed_by_parse},
-            fetch=fetch,
-            limit=config.media_limit,
-            limit_bytes=config.max_bytes,
-            room_tokens={lane: limits[lane].request_waiting_tokens for lane in lanes},
-            clock=options.clock,
         )
         self.postprocess = PostprocessStage[Row](
-            rows.inlet,
-            numbers=_numbers,
-            offload=offload,
-            options=options,
-            workers=POSTPROCESS_WORKERS,
-            expects_refusals=expects_refusals,
+            rows.inlet, numbers=_numbers, offload=offload, options=options, workers=POSTPROCESS_WORKERS
         )
         self.stages: tuple[Stage, ...] = (
             self.parse,
@@ -187,20 +113,69 @@ class Pipeline:
             *self.batch.values(),
             self.postprocess,
         )
-        self.channels: tuple[Channel[Any], ...] = (requests, *inputs.values(), *prepared.values(), rows)
+        inputs, prepared = zip(*channels, strict=True)
+        self.channels: tuple[Channel[Any], ...] = (requests, *inputs, *prepared, rows)
         """In front of each stage, in their order."""
         for stage in self.stages:
             stage.gave_up = gave_up
 
-    def _preparing(self, lane: Lane) -> int:
-        return self.preprocess[lane].calls
+    def _channel(self, name: str, capacity: int, size: Callable[[Any], int] = lambda _: 1) -> Channel[Any]:
+        return self._options.channel(name, capacity, size)
+
+    def _add_lane(
+        self, lane: Lane, parts: LaneParts, rows: Outlet[Sequence[Item[Row]]]
+    ) -> tuple[Channel[Any], Channel[Any]]:
+        """Make the preprocess and batch stages of a lane; returns the channels in front of them."""
+        config, card = self._config, self._model.card
+        limits = LaneLimits.of(lane, config, config.batch_tokens(card.device, card.memory_tokens))
+        lists = config.channel_capacity
+        inputs = self._channel(f"preprocess{SUFFIX[lane]}", lists * limits.chunk_items, len)
+        prepared = self._channel(f"batch{SUFFIX[lane]}", lists)
+        self.feeds[lane] = FeedQueue(lane, inputs.outlet, chunk_items=limits.chunk_items, clock=self._options.clock)
+        self.batch[lane] = BatchStage(
+            prepared.inlet,
+            rows,
+            forward=self._model.forward,
+            device=parts.device,
+            former=BatchFormer(
+                max_items=config.max_batch_items,
+                max_cost=parts.service_time.budget.tokens,
+                least_cost=config.least_batch_tokens(card.device, card.memory_tokens),
+                pads=self._model.pads(lane),
+                lane=lane,
+            ),
+            options=self._options,
+            service_time=parts.service_time.device,
+            budget=parts.service_time.budget,
+            slots=card.forward_workers,
+            ahead=max(1, card.forward_workers * card.launched_ahead),
+            preparing=lambda: self.preprocess[lane].preparing,
+            ready_s=lambda: self.preprocess[lane].call_s,
+            elsewhere=partial(self._computing_for_others, lane),
+            sharing=self._sharing,
+            name=prepared.name,
+        )
+        self.preprocess[lane] = PreprocessStage(
+            inputs.inlet,
+            prepared.outlet,
+            preprocess=self._prepare,
+            offload=parts.preprocess,
+            ahead_s=self.batch[lane].ahead_s,
+            service_time=parts.service_time.preprocess,
+            options=self._options,
+            chunk_items=limits.chunk_items,
+            workers=limits.preprocess_limit,
+            lane=lane,
+            name=inputs.name,
+        )
+        return inputs, prepared
 
     def _computing_for_others(self, lane: Lane) -> int:
         """Forwards of the other lane, and calls that prepare its inputs, where these share the cores. A forward that
         shares its parts with a second thread waits for it at each of them, while such a call has that thread's core."""
-        if self._cores is None:
+        if not self._shares_cores:
             return 0
-        return sum(self.batch[other].running + self._preparing(other) for other in self.batch if other != lane)
+        return sum(self.batch[other].running + self.preprocess[other].calls for other in self.batch if other != lane)
 
     def enter_nowait(self, arrival: Arrival) -> bool:
         """Hand a request to parse, if there is room and nobody waits for it. False: it is to wait in `enter`. One that
@@ -221,7 +196,6 @@ class Pipeline:
     def close(self) -> None:
         """Let nothing more in, which ends the pipeline: the end of the streams runs down from stage to stage."""
         self._door.close()
-        self.errands.close()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Run until it is closed and everything has passed.
@@ -255,12 +229,6 @@ class Pipeline:
                     log.error(f"{stage.meter.name}.overdue", calls=overdue, limit=stage.meter.workers)
                 known[lane] = overdue
 
-    def _gathers_s(self) -> float:
-        """How long a request may wait for others before it is parsed, in seconds."""
-        if self._cores is None or not all(stage.is_busy for stage in self.batch.values()):
-            return 0.0
-        return GATHER_S
-
     def overdue_calls(self) -> int:
         """Preprocess calls that take longer than the alarm allows."""
         return sum(stage.overdue(self._alarm_s) for stage in self.preprocess.values())
@@ -288,12 +256,12 @@ class Pipeline:
             for stage, channel in zip(self.stages, self.channels, strict=True)
         )
 
-    def priority_statistics(self, priority: Priority, *, requests: int, at_gate: int) -> PriorityStatistics:
+    def priority_statistics(self, priority: Priority, *, requests: int) -> PriorityStatistics:
         waiting = [stage.waiting_of(priority) for stage in self.batch.values()]
         waits = [stage.waits[priority].snapshot() for stage in self.batch.values()]
         return PriorityStatistics(
             requests=requests,
-            at_gate=at_gate,
+            waiting_requests=sum(feed.waiting_requests(priority) for feed in self.feeds.values()),
             waiting_items=sum(each.items for each in waiting),
             waiting_tokens=sum(each.cost for each in waiting),
             wait=HistogramSnapshot(
@@ -304,11 +272,14 @@ class Pipeline:
 
     def device_statistics(self) -> DeviceStatistics:
         batches: Counter[str] = Counter()
+        holds: Counter[str] = Counter()
         for stage in self.batch.values():
             batches += stage.triggers
+            holds += stage.holds
         return DeviceStatistics(
             devices=tuple(self._model.devices),
             batches=dict(batches),
+            holds=dict(holds),
             budget_tokens={lane: stage.budget_tokens for lane, stage in self.batch.items()},
             items=sum(stage.meter.done - stage.coalesced - stage.recalled for stage in self.batch.values()),
             coalesced_items=sum(stage.coalesced for stage in self.batch.values()),

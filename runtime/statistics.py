@@ -64,8 +64,8 @@ class PriorityStatistics:
 
     requests: int
     """Inside the engine."""
-    at_gate: int
-    """Requests that wait until the pipeline has room for them."""
+    waiting_requests: int
+    """Requests with inputs that wait for their turn in front of preprocess."""
     waiting_items: int
     """Prepared, and in front of the device."""
     waiting_tokens: int
@@ -97,6 +97,8 @@ class DeviceStatistics:
 
     batches: Mapping[str, int]
     """By the trigger that cut them."""
+    holds: Mapping[str, int]
+    """How often a free slot started nothing, by reason: `empty`, or `coming` (see `BatchDelay`)."""
     budget_tokens: Mapping[str, int]
     """Of a batch at most, now, by lane: the target of `target_batch_s` and the device's memory move it."""
     items: int

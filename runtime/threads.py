@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 import sniffio
 
-from staged_pool.stages.errors import DeviceLost
+from staged_pool.stages.errors import Abandoned, DeviceLost, EngineStopped, StagedPoolError, detached
 from staged_pool.stages.offload import as_exception
 from staged_pool.stages.wakeup import wakeup
 
@@ -110,8 +110,9 @@ class _Worker:
         self._waiting = waiting
         self._ended = ended
         self._core = core
-        self._thread = threading.Thread(target=self._serve, name=f"{name} {number}")
+        self._thread = threading.Thread(target=self._serve, name=f"{name} {number}", daemon=True)
         self.stuck = False
+        """It is in a call that does not end, and is left behind."""
         self._thread.start()
 
     def put(self, job: _Job[object, object]) -> None:
@@ -195,7 +196,9 @@ class OwnThreads:
         self._idle: list[_Worker] = []
         self._waiting: deque[_Job[Any, Any]] = deque()
         """Calls for which no thread was idle. The only thing here that the threads touch."""
-        self._lost = False
+        self._running: set[_Job[Any, Any]] = set()
+        """Calls that have not ended, or that wait."""
+        self._lost = self._ended = False
         self._post: Callable[..., object]
         """Of the event loop that runs it: see `poster`."""
         self.core: Core = contextlib.nullcontext
@@ -212,6 +215,8 @@ class OwnThreads:
         try:
             yield self
         finally:
+            self._fail_waiting(EngineStopped("The threads of the engine have ended."))
+            self._ended = True
             for worker in self._workers:
                 worker.finish()
             with anyio.CancelScope(shield=True):
@@ -248,7 +253,22 @@ class OwnThreads:
         """
         if self._lost:
             raise _lost()
+        if self._ended:
+            raise EngineStopped("The threads of the engine have ended.")
         job = _Job(function, argument, self._post)
+        self._running.add(job)
+        try:
+            await self._have_run(job, patience_s)
+        finally:
+            self._running.discard(job)
+        if job.error is None:
+            return job.value
+        try:
+            raise as_exception(job.error)
+        finally:
+            del job  # this frame is in the error's traceback now, and the job has the error
+
+    async def _have_run(self, job: _Job[A, T], patience_s: float | None) -> None:
         if self._idle:
             self._next_idle().put(cast("_Job[object, object]", job))
         else:
@@ -262,12 +282,16 @@ class OwnThreads:
                 await self._end_of(job, patience_s)
                 raise
         await self._end_of(job, patience_s)
-        if job.error is None:
-            return job.value
-        try:
-            raise as_exception(job.error)
-        finally:
-            del job  # this frame is in the error's traceback now, and the job has the error
+
+    def abandon(self) -> None:
+        """See `Offload.abandon`. No later call is taken."""
+        self._ended = True
+        self._fail_waiting(Abandoned("a call that does not end was abandoned with its thread"))
+        for job in self._running:
+            if job.worker is not None and not job.done.is_set():
+                job.worker.stuck = True
+                job.error = Abandoned("a call that does not end was abandoned with its thread")
+                job.done.set()
 
     async def run_on_each(self, function: Callable[[A], object], argument: A) -> None:
         """Run a function on every thread, on all of them at once, for as long as it takes. Call it while all rest.
@@ -325,8 +349,12 @@ class OwnThreads:
 
     def _lose(self, worker: _Worker) -> None:
         self._lost = worker.stuck = True
+        self._fail_waiting(_lost())
+
+    def _fail_waiting(self, error: StagedPoolError) -> None:
+        """Let those go who wait for a thread."""
         while (job := _first(self._waiting)) is not None:
-            job.error = _lost()
+            job.error = detached(error)
             job.done.set()
 
 

@@ -27,17 +27,13 @@ class Bell:
 
     While one that was woken is on its way, nobody else is: whoever takes work and leaves some must ring again. So what
     comes in one turn of the event loop wakes as many workers as it takes, and not one for each message.
-
-    Args:
-        lingers_s: How long whoever was woken stays on the way, so that more work gathers for it, in seconds.
     """
 
-    __slots__ = ("_is_coming", "_lingers_s", "_waiting")
+    __slots__ = ("_is_coming", "_waiting")
 
-    def __init__(self, lingers_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self) -> None:
         self._waiting: deque[Wakeup] = deque()
         self._is_coming = False
-        self._lingers_s = lingers_s
 
     def ring(self) -> None:
         """There is work: somebody must come."""
@@ -57,8 +53,6 @@ class Bell:
         self._waiting.append(rung)
         try:
             await rung.wait()
-            if lingers_s := self._lingers_s():
-                await anyio.sleep(lingers_s)
         except BaseException:
             if rung.is_set():
                 self._is_coming = False
@@ -76,10 +70,12 @@ class _Contents(Generic[T]):
     Each turn gives up the interpreter's lock, and a forward that runs takes its time to give it back.
     """
 
-    def __init__(self, capacity: int, size: Callable[[T], int], lingers_s: Callable[[], float]) -> None:
+    def __init__(self, name: str, capacity: int, size: Callable[[T], int]) -> None:
+        self.name = name
         self.size = size
         self.messages = 0
-        self.bell = Bell(lingers_s)
+        self.bell = Bell()
+        self.room_freed: Callable[[], object] = lambda: None
         self.senders: deque[tuple[int, Wakeup]] = deque()
         """Those who wait for room: what each needs, and what tells it that it has it."""
         self._capacity = capacity
@@ -92,10 +88,13 @@ class _Contents(Generic[T]):
 
     def take(self, size: int) -> bool:
         """Take room, if it is there and nobody waits for it."""
-        if self.senders or not self._has(size):
+        if not self.has_room(size):
             return False
         self._used += size
         return True
+
+    def has_room(self, size: int) -> bool:
+        return not self.senders and self._has(size)
 
     async def wait_for(self, size: int) -> None:
         """Take room, after those who came before."""
@@ -122,6 +121,7 @@ class _Contents(Generic[T]):
         """Somebody has taken it out."""
         self.messages -= 1
         self.give_back(self.size(message))
+        self.room_freed()
 
     def give_up(self) -> None:
         """Nobody receives any more: those who wait for room are to find that out."""
@@ -143,6 +143,11 @@ class Outlet(Generic[T]):
     def __init__(self, stream: MemoryObjectSendStream[T], contents: _Contents[T]) -> None:
         self._stream = stream
         self._contents = contents
+
+    @property
+    def name(self) -> str:
+        """Of the stage behind the channel."""
+        return self._contents.name
 
     async def send(self, message: T) -> None:
         """Hand a message over, waiting for room behind those who came before.
@@ -177,6 +182,14 @@ class Outlet(Generic[T]):
             raise
         contents.messages += 1
         contents.bell.ring()
+
+    def has_room(self, message: T) -> bool:
+        """There is room for a message, and nobody waits for it."""
+        return self._contents.has_room(self._contents.size(message))
+
+    def on_room(self, call: Callable[[], object]) -> None:
+        """Have a function called whenever a message has left the channel. There is one at most."""
+        self._contents.room_freed = call
 
     def clone(self) -> Outlet[T]:
         """One more sending end of the same channel, for another owner, who must close it too."""
@@ -241,6 +254,7 @@ class Inlet(Generic[T]):
     def close(self) -> list[T]:
         """Close this end and return what was still in the channel: closing alone would drop it unseen."""
         left: list[T] = []
+        self._contents.room_freed = lambda: None
         while (message := self.receive_waiting()) is not None:
             left.append(message)
         self._stream.close()
@@ -259,19 +273,12 @@ class Channel(Generic[T]):
         name: Of the stage behind it.
         capacity: Of all messages together, 1 or more; one that has more waits until it is alone.
         size: Of a message, 1 or more. By default each counts as one.
-        lingers_s: For how many seconds a worker that is woken by a message lets others gather behind it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        capacity: int,
-        size: Callable[[T], int] = lambda _: 1,
-        lingers_s: Callable[[], float] = lambda: 0.0,
-    ) -> None:
+    def __init__(self, name: str, capacity: int, size: Callable[[T], int] = lambda _: 1) -> None:
         self.name = name
         send, receive = anyio.create_memory_object_stream[T](capacity)
-        self._contents = contents = _Contents[T](capacity, size, lingers_s)
+        self._contents = contents = _Contents[T](name, capacity, size)
         self.outlet = Outlet(send, contents)
         self.inlet = Inlet(receive, contents)
 

@@ -146,11 +146,17 @@ class DeadlineExceeded(StagedPoolError, TimeoutError):
     """The request's own time limit (`timeout_s`) passed, or could not be met, while it was in `stage`.
 
     It is a `TimeoutError`, as what `anyio.fail_after` raises is. A deadline of the caller's own scope never raises it.
+
+    Args:
+        message: What took too long.
+        stage: Where the request was.
+        retry_after_s: When a retry has a chance, in seconds from now, where that is foreseen at the door.
     """
 
-    def __init__(self, message: str, *, stage: str) -> None:
+    def __init__(self, message: str, *, stage: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.stage = stage
+        self.retry_after_s = retry_after_s
 
 
 class Abandoned(StagedPoolError):
@@ -214,8 +220,12 @@ class DeviceLost(StagedPoolError):
     """The device no longer answers, or can no longer be trusted; only a new process helps."""
 
 
-def said_again(error: StagedPoolError) -> StagedPoolError:
-    """The same error for another caller: each is raised with a traceback, and notes an index, of its own."""
+def detached(error: StagedPoolError) -> StagedPoolError:
+    """A copy of an error without a traceback, for one more caller, or to be kept.
+
+    A traceback leads to frames, and these to requests: whoever keeps an error with one keeps all of them. Each caller
+    is raised a copy of its own, which notes an index and a traceback of its own.
+    """
     twin = type(error).__new__(type(error), *error.args)
     twin.args = error.args
     twin.__dict__.update(error.__dict__)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import anyio.lowlevel
 
-from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, StagedPoolError
+from staged_pool.stages.errors import DeviceLost, ModelFailed, StagedPoolError
 from staged_pool.stages.log import get_logger
 
 P = TypeVar("P")
@@ -21,7 +21,6 @@ async def run_isolated(
     payloads: Sequence[P],
     *,
     stage: str,
-    on_out_of_memory: Callable[[int], None] | None = None,
 ) -> list[R | StagedPoolError]:
     """Run all payloads at once; if that raises, run its halves, until only the culprits have failed.
 
@@ -32,7 +31,6 @@ async def run_isolated(
         run: May raise anything; must return one result for each payload.
         payloads: At least one.
         stage: For the log.
-        on_out_of_memory: Told the number of payloads that were too many at once.
 
     Raises:
         DeviceLost: From `run`; nothing else that it raises leaves this function.
@@ -45,8 +43,6 @@ async def run_isolated(
     except DeviceLost:
         raise
     except Exception as error:  # noqa: BLE001  # the boundary to model code, which may raise anything
-        if isinstance(error, OutOfMemory) and on_out_of_memory is not None:
-            on_out_of_memory(len(payloads))
         if len(payloads) == 1:
             return [failure(error, stage)]
         log.warning("batch.bisected", stage=stage, payloads=len(payloads), error=type(error).__name__)
@@ -54,7 +50,7 @@ async def run_isolated(
     halves: list[R | StagedPoolError] = []
     for part in (payloads[:half], payloads[half:]):
         await anyio.lowlevel.checkpoint_if_cancelled()  # a run may be shielded: a stop waits for one, not for all
-        halves += await run_isolated(run, part, stage=stage, on_out_of_memory=on_out_of_memory)
+        halves += await run_isolated(run, part, stage=stage)
     return halves
 
 

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
+
+from staged_pool.stages.errors import Abandoned
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -15,11 +18,14 @@ T = TypeVar("T")
 class Offload(Protocol):
     """Runs a function of one argument elsewhere.
 
-    Cancellation waits for the function's end: its thread works on, and returning earlier would give its limiter
-    token to a second thread.
+    Cancellation waits for the function's end: its thread works on, and returning earlier would give its limiter token
+    to a second thread. Only `abandon` ends that wait.
     """
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T: ...
+
+    def abandon(self) -> None:
+        """Let all who wait for a call go, with `Abandoned`, when a thread hangs and its host must end."""
 
 
 class Panic(Exception):
@@ -39,14 +45,25 @@ def as_exception(error: BaseException) -> BaseException:
 
 
 class ThreadOffload:
-    """Runs functions in worker threads, `limit` of them at once."""
+    """Runs functions in worker threads of anyio, `limit` of them at once."""
 
     def __init__(self, limit: int) -> None:
         self.limiter = anyio.CapacityLimiter(limit)
+        self._calls: set[anyio.CancelScope] = set()
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         outcome: list[tuple[T] | BaseException] = []
-        await anyio.to_thread.run_sync(_keep_outcome, function, argument, outcome, limiter=self.limiter)
+        with anyio.CancelScope(shield=True) as scope:
+            self._calls.add(scope)
+            try:
+                await anyio.to_thread.run_sync(
+                    _keep_outcome, function, argument, outcome, limiter=self.limiter, abandon_on_cancel=True
+                )
+            finally:
+                self._calls.discard(scope)
+        if scope.cancelled_caught:
+            raise Abandoned("a call that does not end was abandoned with its thread")
+        await anyio.lowlevel.checkpoint_if_cancelled()
         kept = outcome.pop()
         if isinstance(kept, tuple):
             return kept[0]
@@ -54,6 +71,11 @@ class ThreadOffload:
             raise as_exception(kept)
         finally:
             del kept, argument  # this frame is in the error's traceback now
+
+    def abandon(self) -> None:
+        """See `Offload.abandon`."""
+        for scope in self._calls:
+            scope.cancel()
 
 
 def _keep_outcome(function: Callable[[A], T], argument: A, outcome: list[tuple[T] | BaseException]) -> None:

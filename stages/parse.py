@@ -1,22 +1,25 @@
-"""Parse: what the caller sent becomes a checked request, cut into lists of items."""
+"""Parse: what the caller sent becomes a checked request, whose inputs are fed to preprocess."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import anyio
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 
-from staged_pool.stages.channel import Inlet, Outlet
-from staged_pool.stages.door import is_wanted
+from staged_pool.stages.channel import Inlet
 from staged_pool.stages.errors import StagedPoolError, StageFailed
+from staged_pool.stages.exception_groups import single_errors
+from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.stage import Stage, StageOptions
-from staged_pool.stages.supervise import custody
+from staged_pool.stages.supervise import custody, suppress_crash
 from staged_pool.stages.ticket import Decode, Ticket
+from staged_pool.stages.ticket_check import should_process
 from staged_pool.stages.work import Item, Plan, Request
 
 S = TypeVar("S")
@@ -33,77 +36,83 @@ class Arrival:
     sent_at: float
 
 
-class ParseStage(Stage, Generic[S]):
-    """Decodes requests, one a worker.
+class Completer(Protocol[S]):
+    """Completes inputs of which a part is elsewhere, such as an image that is a URL."""
 
-    Its workers are many and cheap: one that waits because the next channel is full holds nothing but its own request,
-    and the others' lists go in turns with its own.
+    limit: int
+    """Inputs that are completed, or wait complete, at once."""
+
+    def is_complete(self, given: S, /) -> bool:
+        """All of it is at hand."""
+        ...
+
+    def completing(self, item: Item[S], /) -> AbstractAsyncContextManager[S | None]:
+        """A block that gets the whole input, and ends when it is fed. None: its ticket is settled with the reason."""
+        ...
+
+
+class ParseStage(Stage, Generic[S]):
+    """Decodes and plans requests, and starts a feeder for each that has more than a list.
+
+    No worker waits for what is behind it. A feeder is a task of this stage: it ends when all inputs of its request have
+    gone to preprocess, or when the request is settled.
 
     Args:
         inlet: Requests that were admitted. Closing its outlet ends the stage.
-        outlets: By lane: lists of items of one request and one lane each; closed when the stage ends. Inputs of a lane
-            that has none are left to the request's caller: see `Ticket.errands`.
-        lane_of: Which lane an input belongs to.
+        feeds: Ways into preprocess, by lane; closed when the stage ends.
+        lane_of: Lane of an input.
         accept: Checks a decoded request against the model and the limits, and plans it; raises what is wrong with it.
+        completer: For inputs of which a part is elsewhere.
         offload: For bodies whose decoding would hold up the event loop.
         inline_bytes: Bodies up to this size are decoded on the event loop: shorter than a thread hop takes.
-        chunk_items: Items of a list at most.
-        workers: Requests in hand at once.
-        request_waiting_tokens: A request is fed no further while so many of its tokens wait for the device: the
-            channels behind it are first come, first served, and a large request would fill them all.
-        waiting_tokens: The requests in hand share half of so many, where that is less: the other half is for whoever
-            comes next.
+        workers: Requests that are decoded at once.
     """
 
     def __init__(
         self,
         inlet: Inlet[Arrival],
-        outlets: Mapping[Hashable, Outlet[Sequence[Item[S]]]],
+        feeds: Mapping[Hashable, FeedQueue[S]],
         *,
         lane_of: Callable[[S], Hashable],
         accept: Callable[[Ticket, Request], Plan[S]],
+        completer: Completer[S],
         offload: Offload,
         options: StageOptions,
         inline_bytes: int = 32_768,
-        chunk_items: int,
         workers: int,
-        request_waiting_tokens: int,
-        waiting_tokens: int,
     ) -> None:
         super().__init__("parse", workers=workers, options=options)
         self._inlet = inlet
-        self._outlets = outlets
+        self._feeds = feeds
         self._lane_of = lane_of
         self._accept = accept
+        self._completer = completer
         self._offload = offload
         self._inline_bytes = inline_bytes
-        self._chunk_items = chunk_items
-        self._request_waiting_tokens = request_waiting_tokens
-        self._waiting_tokens = waiting_tokens
+        self._feeders: TaskGroup
 
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Work until the inlet ends. Cancelled, it settles what is in hand."""
-        await self._run([self._work] * self.meter.workers, self.close, task_status)
+    async def _serve(self, task_status: TaskStatus[None]) -> None:
+        async with anyio.create_task_group() as self._feeders:
+            await super()._serve(task_status)
 
     def close(self) -> None:
         """See `Stage.close`."""
         self._inlet.close()
-        for outlet in self._outlets.values():
-            outlet.close()
+        for feed in self._feeds.values():
+            feed.close()
 
     async def _work(self) -> None:
         async for arrival in self._inlet:
             with self.meter.working(), custody("parse", (arrival.ticket,)) as held:
-                if self._seam is not None:
-                    await self._at("received")
                 await self._parse(arrival)
                 held.handed_on()
 
     async def _parse(self, arrival: Arrival) -> None:
         ticket, meter = arrival.ticket, self.meter
         now = self._clock()
-        if not is_wanted(ticket, meter, now=now):
+        if not should_process(ticket, meter, now=now):
             return
+        ticket.moved_to("parse")
         meter.wait.observe(now - arrival.sent_at)
         try:
             request = await self._decode(ticket.take_decode(), arrival.body_bytes)
@@ -121,26 +130,57 @@ class ParseStage(Stage, Generic[S]):
         meter.service.observe(done - now)
         meter.done += 1
         ticket.timeline.parse_s = done - arrival.sent_at
-        lanes: dict[Hashable, list[tuple[int, S]]] = {}
-        for index, given in enumerate(plan.inputs):
-            lanes.setdefault(self._lane_of(given), []).append((index, given))
-        if errands := [pair for lane, inputs in lanes.items() if lane not in self._outlets for pair in inputs]:
-            ticket.leave_to_caller([Item(ticket, index, given, done) for index, given in errands])
-        for lane, outlet in self._outlets.items():
-            await self._feed(ticket, lane, outlet, lanes.get(lane, ()))
+        self._feed(ticket, plan.inputs)
 
-    async def _feed(
-        self, ticket: Ticket, lane: Hashable, outlet: Outlet[Sequence[Item[S]]], inputs: Sequence[tuple[int, S]]
+    def _feed(self, ticket: Ticket, inputs: Sequence[S]) -> None:
+        """Send inputs on, at once or by a feeder."""
+        lanes: dict[Hashable, list[tuple[int, S]]] = {}
+        elsewhere: list[tuple[int, S]] = []
+        for index, given in enumerate(inputs):
+            if self._completer.is_complete(given):
+                lanes.setdefault(self._lane_of(given), []).append((index, given))
+            else:
+                elsewhere.append((index, given))
+        ticket.moved_to("parse", 0)
+        if elsewhere:
+            ticket.move(len(elsewhere), None, "fetch")
+        left: dict[Hashable, Sequence[tuple[int, S]]] = {}
+        for lane, at_hand in lanes.items():
+            ticket.move(len(at_hand), None, self._feeds[lane].stage)
+            if rest := self._feeds[lane].feed_nowait(ticket, at_hand):
+                left[lane] = rest
+        if left or elsewhere:
+            self._feeders.start_soon(self._run_feeder, ticket, left, elsewhere)
+
+    async def _run_feeder(
+        self,
+        ticket: Ticket,
+        lanes: Mapping[Hashable, Sequence[tuple[int, S]]],
+        elsewhere: Sequence[tuple[int, S]],
     ) -> None:
-        for start in range(0, len(inputs), self._chunk_items):
-            if start:  # of its first list nothing waits yet
-                part = self._waiting_tokens // (2 * self.meter.busy)
-                await ticket.wait_for_room(lane, max(1, min(self._request_waiting_tokens, part)))
-            if ticket.settled:
-                return
-            sent_at = self._clock()
-            chunk = inputs[start : start + self._chunk_items]
-            await outlet.send([Item(ticket, index, given, sent_at) for index, given in chunk])
+        """Feed the rest of one request, until that is done or the request is settled."""
+        with suppress_crash(self.meter), custody("parse", (ticket,)) as held, anyio.CancelScope() as scope:
+            with single_errors(), ticket.on_settled(scope.cancel):
+                async with anyio.create_task_group() as feeders:
+                    left = iter(elsewhere)
+                    for _ in range(min(len(elsewhere), self._completer.limit)):
+                        feeders.start_soon(self._complete, ticket, left)
+                    for lane, inputs in lanes.items():
+                        feeders.start_soon(self._feeds[lane].feed, ticket, inputs)
+            held.handed_on()
+
+    async def _complete(self, ticket: Ticket, left: Iterator[tuple[int, S]]) -> None:
+        """Complete and feed inputs, one after the other."""
+        for index, given in left:
+            feed = self._feeds[self._lane_of(given)]
+            await feed.wait_for_room(ticket)
+            asked_at = self._clock()
+            async with self._completer.completing(Item(ticket, index, given, asked_at)) as whole:
+                if whole is None:
+                    return
+                ticket.timeline.fetch_s = max(ticket.timeline.fetch_s, self._clock() - asked_at)
+                ticket.move(1, "fetch", feed.stage)
+                await feed.feed(ticket, ((index, whole),))
 
     async def _decode(self, decode: Decode, body_bytes: int) -> Request:
         if body_bytes <= self._inline_bytes:

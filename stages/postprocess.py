@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskStatus
 
 from staged_pool.stages.channel import Inlet
-from staged_pool.stages.door import cause, wanted
 from staged_pool.stages.errors import StagedPoolError, StageFailed
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload
+from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.ticket_check import cause, drop_settled
 from staged_pool.stages.work import Item
 
 R = TypeVar("R")
-
-ANSWERING_S: Final = 0.002
-"""For how long answers are made before every other task has its turn, in seconds. A batch may complete a hundred
-requests, whose answers take tens of milliseconds. But each turn costs as much as an answer or two: clients that have
-theirs one by one ask anew one by one, and each is then read, prepared and handed from stage to stage by itself."""
-
-REFUSING_ANSWERING_S: Final = 0.0003
-"""The same while requests are refused: as long a turn as each of the others has. A refusal waits for its turn, and the
-longer turns are, the more requests have come meanwhile, which make the next one longer still."""
 
 log = get_logger("staged_pool.stages")
 
@@ -43,7 +34,6 @@ class PostprocessStage(Stage, Generic[R]):
         inline_items: Answers of up to this many rows are made on the event loop: quicker than a thread hop.
         inline_numbers: But only if their rows hold no more than so many together; writing one may take a microsecond.
         workers: Lists in hand at once.
-        expects_refusals: Whether requests are refused for now, and are to have their refusals between answers.
     """
 
     def __init__(
@@ -56,7 +46,6 @@ class PostprocessStage(Stage, Generic[R]):
         inline_items: int = 4,
         inline_numbers: int = 4096,
         workers: int,
-        expects_refusals: Callable[[], bool],
     ) -> None:
         super().__init__("postprocess", workers=workers, options=options)
         self._inlet = inlet
@@ -64,13 +53,8 @@ class PostprocessStage(Stage, Generic[R]):
         self._numbers = numbers
         self._inline_items = inline_items
         self._inline_numbers = inline_numbers
-        self._expects_refusals = expects_refusals
         self._answering = anyio.Lock(fast_acquire=True)
         """Held by the worker that makes small answers: several would have as many turns before anybody else has one."""
-
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
-        await self._run([self._work] * self.meter.workers, self.close, task_status)
 
     def close(self) -> None:
         """See `Stage.close`."""
@@ -79,8 +63,6 @@ class PostprocessStage(Stage, Generic[R]):
     async def _work(self) -> None:
         async for items in self._inlet:
             with self.meter.working(), custody("postprocess", (item.ticket for item in items)) as held:
-                if self._seam is not None:
-                    await self._at("received")
                 small: list[tuple[Ticket, float]] = []
                 large: list[tuple[Ticket, float]] = []
                 for answer in self._deliver(items):
@@ -95,7 +77,7 @@ class PostprocessStage(Stage, Generic[R]):
         """Keep the rows; return the tickets that are complete now, smallest first, with their last item's time."""
         complete = [
             (item.ticket, item.sent_at)
-            for item in wanted(items, self.meter, now=self._clock())
+            for item in drop_settled(items, self.meter, now=self._clock())
             if item.ticket.deliver(item, self._numbers(item.payload))
         ]
         complete.sort(key=lambda pair: pair[0].timeline.items)
@@ -107,15 +89,12 @@ class PostprocessStage(Stage, Generic[R]):
     async def _answer_in_turns(self, answers: Sequence[tuple[Ticket, float]]) -> None:
         """Make small answers, and give every other task its turn between some of them and the next."""
         async with self._answering:
-            turn_ends_at = self._turn_ends_at()
+            turn_ends_at = self._clock() + ANSWERING_S
             for ticket, sent_at in answers:
                 if self._clock() >= turn_ends_at:
                     await anyio.lowlevel.checkpoint()
-                    turn_ends_at = self._turn_ends_at()
+                    turn_ends_at = self._clock() + ANSWERING_S
                 await self._answer(ticket, sent_at)
-
-    def _turn_ends_at(self) -> float:
-        return self._clock() + (REFUSING_ANSWERING_S if self._expects_refusals() else ANSWERING_S)
 
     async def _answer(self, ticket: Ticket, sent_at: float, offload: Offload | None = None) -> None:
         started = self._clock()
@@ -133,8 +112,6 @@ class PostprocessStage(Stage, Generic[R]):
             message = "the answer could not be written: a bug of the server"
             self._fail(ticket, StageFailed(message, stage="postprocess"))
             return
-        if self._seam is not None:
-            await self._at("encoded")
         ended = self._clock()
         self.meter.service.observe(ended - started)
         ticket.timeline.postprocess_s = ended - sent_at

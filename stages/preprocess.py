@@ -6,18 +6,16 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-import anyio
-from anyio.abc import TaskStatus
-
 from staged_pool.stages.channel import Inlet, Outlet
-from staged_pool.stages.door import cause, wanted
 from staged_pool.stages.errors import Abandoned, StagedPoolError
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.offload import Offload
-from staged_pool.stages.pace import Overlap, Pace
+from staged_pool.stages.scheduling.service_time import DeviceShare, ServiceTimeModel
+from staged_pool.stages.scheduling.tuning import LEARNING_WEIGHT
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
 from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.ticket_check import cause, drop_settled
 from staged_pool.stages.work import Item, Prepared
 
 S = TypeVar("S")
@@ -42,7 +40,7 @@ class PreprocessStage(Stage, Generic[S, P]):
         offload: Runs it; its limit is the stage's limit.
         ahead_s: How long what this stage makes of a request will wait for the device; an item that could not be in
             time is not begun.
-        pace: Told how long the whole stage was busy with the inputs of each call. None: nobody wants to know.
+        service_time: Told how long the whole stage was busy with the inputs of each call. None: nobody asks.
         chunk_items: A worker that holds this many takes no more.
         workers: Calls at once.
         lane: Which inputs it prepares, where there are several stages of them.
@@ -57,7 +55,7 @@ class PreprocessStage(Stage, Generic[S, P]):
         preprocess: Preprocess[S, P],
         offload: Offload,
         ahead_s: Callable[[Ticket], float] | None = None,
-        pace: Pace | None = None,
+        service_time: ServiceTimeModel | None,
         options: StageOptions,
         chunk_items: int,
         workers: int,
@@ -70,15 +68,15 @@ class PreprocessStage(Stage, Generic[S, P]):
         self._preprocess = preprocess
         self._offload = offload
         self._ahead_s = ahead_s
-        self._pace = pace
-        self._calls = Overlap()
+        self._service_time = service_time
+        self._calls = DeviceShare()
         self._chunk_items = chunk_items
         self._lane = lane
         self._called_at: dict[object, float] = {}
-
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Work until the inlet ends. Cancelled, it waits for the calls that run and settles what is in hand."""
-        await self._run([self._work] * self.meter.workers, self.close, task_status)
+        self.preparing = 0
+        """Items in calls that run."""
+        self.call_s = 0.0
+        """Mean duration of recent calls, in seconds."""
 
     def close(self) -> None:
         """See `Stage.close`."""
@@ -88,21 +86,17 @@ class PreprocessStage(Stage, Generic[S, P]):
     async def _work(self) -> None:
         async for first in self._inlet:
             with self.meter.working(), custody(self.meter.name, (item.ticket for item in first)) as held:
-                if self._seam is not None:
-                    await self._at("received")
                 items = list(first)
                 while len(items) < self._chunk_items and (more := self._inlet.receive_waiting()) is not None:
                     held.take(item.ticket for item in more)
                     items += more
                 ready = await self._prepare(items)
-                if self._seam is not None:
-                    await self._at("prepared")
                 await self._outlet.send(ready)
                 held.handed_on()
 
     async def _prepare(self, items: Sequence[Item[S]]) -> list[Item[P]]:
         started = self._clock()
-        items = wanted(items, self.meter, now=started, needs_s=self._ahead_s)
+        items = drop_settled(items, self.meter, now=started, needs_s=self._ahead_s)
         if not items:
             return []
         call = partial(self._call, [item.ticket for item in items])
@@ -121,6 +115,8 @@ class PreprocessStage(Stage, Generic[S, P]):
                 parts = result if isinstance(result, tuple) else (result,)
                 if len(parts) > 1:
                     ticket.split(item.index, len(parts))
+                ticket.move(1, self.meter.name, self._outlet.name)
+                ticket.move(len(parts) - 1, None, self._outlet.name)
                 ticket.load.prepared(self._lane, sum(part.cost for part in parts))
                 scope = ticket.sharing_scope
                 ready += [
@@ -144,6 +140,7 @@ class PreprocessStage(Stage, Generic[S, P]):
     ) -> Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]:
         call = object()
         self._called_at[call] = began = self._clock()
+        self.preparing += len(payloads)
         mark = self._calls.begin(began)
         worked = True
         try:
@@ -152,9 +149,13 @@ class PreprocessStage(Stage, Generic[S, P]):
             return results
         finally:
             del self._called_at[call]
-            stage_s = self._calls.end(self._clock(), mark)
-            if self._pace is not None and worked:
-                self._pace.observe(len(payloads), stage_s)
+            self.preparing -= len(payloads)
+            ended = self._clock()
+            stage_s = self._calls.end(ended, mark)
+            if worked:
+                self.call_s += (LEARNING_WEIGHT if self.call_s else 1.0) * (ended - began - self.call_s)
+                if self._service_time is not None:
+                    self._service_time.observe(len(payloads), stage_s)
 
     def _prepare_for(
         self, tickets: Sequence[Ticket], payloads: Sequence[S]

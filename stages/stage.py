@@ -1,22 +1,20 @@
-"""What the four stages have in common: workers under a supervisor, a meter, and seams where a test may interfere."""
+"""The base of the four stages: a task group around workers, a supervisor and a meter."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
+from staged_pool.stages.channel import Channel
 from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.supervise import RestartPolicy, Supervisor
-
-Seam: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called at the seams of the pipeline with the seam's name, such as `preprocess.received`. It may raise, sleep or
-cancel: whatever can go wrong there for real. For simulators and chaos tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +22,14 @@ class StageOptions:
     """What all stages of one engine share."""
 
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
-    clock: Callable[[], float] = anyio.current_time
-    """Seconds, for everything that is measured and for deadlines. The event loop's own follows virtual time; uvloop's
-    stands still within a turn of the loop and counts whole milliseconds, so a real engine uses a finer one."""
-    seam: Seam | None = None
-    """None in production; a stage then does no more than look at it."""
+    clock: Callable[[], float] = time.perf_counter
+    """Seconds, for everything that is measured and for deadlines. Also called in the device's threads."""
+    channel: type[Channel[Any]] = Channel
+    """Class of the channels between stages. A simulator hands in one whose ends misbehave."""
 
 
 class Stage(ABC):
-    """A stage is a task group of its own around its workers.
+    """One stage: a task group of its own around its workers.
 
     Args:
         name: Such as `preprocess`; that of another lane has a suffix.
@@ -44,41 +41,49 @@ class Stage(ABC):
         self.meter = StageMeter(name, workers)
         self._supervisor = Supervisor(self.meter, options.restarts)
         self._clock = options.clock
-        self._seam = options.seam
         self.gave_up: Callable[[Exception], object] = lambda _: None
         """Called when a worker cannot be restarted: at once, where `run` first waits for the other workers' calls."""
 
-    @abstractmethod
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Work until the inlet ends. Cancelled, it waits for the calls that run, and settles what is in hand.
+        """Work until the inlet ends, then close the ends of its channels.
+
+        Cancelled, it waits for the calls that run, and settles what is in hand.
 
         Args:
             task_status: Told when all workers have begun.
-        """
-
-    @abstractmethod
-    def close(self) -> object:
-        """Close the stage's ends of its channels, once: for a stage that never runs; `run` does so at its end."""
-
-    async def _run(
-        self,
-        workers: Sequence[Callable[[], Awaitable[None]]],
-        close: Callable[[], object],
-        task_status: TaskStatus[None],
-    ) -> None:
-        """Run the workers until all have returned, then close the stage's ends of its channels.
 
         Raises:
             StageBroken, DeviceLost: See `Supervisor.run`; the other workers are cancelled.
         """
         try:
-            async with anyio.create_task_group() as group:
-                for worker in workers:
-                    group.start_soon(self._supervise, worker)
-                await anyio.lowlevel.checkpoint()  # a loop that ends now would warn of those that never began
-                task_status.started()
+            await self._serve(task_status)
         finally:
-            close()
+            self.close()
+
+    async def _serve(self, task_status: TaskStatus[None]) -> None:
+        await self._work_until_done([self._work] * self.meter.workers, task_status)
+
+    async def _work(self) -> None:
+        """Take messages until the inlet ends; one worker."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def close(self) -> object:
+        """Close the stage's ends of its channels: for a stage that never runs; `run` does so at its end."""
+
+    async def _work_until_done(
+        self, workers: Sequence[Callable[[], Awaitable[None]]], task_status: TaskStatus[None]
+    ) -> None:
+        """Run the workers until all have returned.
+
+        Raises:
+            StageBroken, DeviceLost: See `Supervisor.run`; the other workers are cancelled.
+        """
+        async with anyio.create_task_group() as group:
+            for worker in workers:
+                group.start_soon(self._supervise, worker)
+            await anyio.lowlevel.checkpoint()  # a loop that ends now would warn of those that never began
+            task_status.started()
 
     async def _supervise(self, worker: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -88,8 +93,3 @@ class Stage(ABC):
         except Exception as error:
             self.gave_up(error)
             raise
-
-    async def _at(self, point: str) -> None:
-        """Reach a seam. Call it behind `if self._seam is not None`, so that production pays one comparison."""
-        if self._seam is not None:
-            await self._seam(f"{self.meter.name}.{point}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -55,7 +56,7 @@ class Custody:
         self._tickets.clear()
 
     def settle(self, error: StagedPoolError) -> int:
-        """Fail what is still held and unsettled; how many that were."""
+        """Fail what is still held and unsettled, each with an error of its own; returns how many that were."""
         return sum([ticket.fail(error) for ticket in self._tickets])
 
 
@@ -67,6 +68,18 @@ def custody(stage: str, tickets: Iterable[Ticket]) -> Custody:
     goes on to the supervisor.
     """
     return Custody(stage, tickets)
+
+
+@contextmanager
+def suppress_crash(meter: StageMeter) -> Iterator[None]:
+    """A block that may crash without ending its stage: for a task that is not started again. Cancellation passes."""
+    try:
+        yield
+    except anyio.BrokenResourceError:
+        pass  # the stage behind has ended, and knows why
+    except Exception:
+        meter.crashes += 1
+        log.exception("stage.worker_crashed", stage=meter.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
-
-import anyio
 
 from staged_pool.stages.errors import (
     DeadlineExceeded,
@@ -17,7 +16,7 @@ from staged_pool.stages.errors import (
     ModelFailed,
     ScopeEnds,
     StagedPoolError,
-    said_again,
+    detached,
 )
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.wakeup import Wakeup, wakeup
@@ -58,34 +57,30 @@ class Timeline:
 
 
 class Load(Protocol):
-    """What a request weighs at the door; told as its items move. Belongs to admission, which must know the backlog."""
+    """What a request weighs, by lane; told as its inputs move. Belongs to admission, which keeps the account."""
+
+    def may_feed(self, lane: Hashable, inputs: int) -> bool:
+        """So many more of its inputs may go to preprocess: of what the lane holds, that leaves enough for others."""
+        ...
+
+    def tokens_of(self, lane: Hashable, inputs: int) -> int:
+        """Estimated tokens of so many inputs that are not prepared yet, at least 1."""
+        ...
+
+    def fed(self, lane: Hashable, inputs: int) -> None:
+        """Count inputs that go to preprocess."""
 
     def prepared(self, lane: Hashable, tokens: int) -> None:
-        """One of its inputs of a lane is prepared and has so many tokens."""
+        """Count an input that is prepared and has so many tokens."""
 
     def computed(self, lane: Hashable, tokens: int) -> None:
-        """One of its items has left the device."""
+        """Count an item that has left the device."""
 
     def spared(self, lane: Hashable, tokens: int) -> None:
-        """So many of its tokens need not go through the device: their rows come with those of another. Negative: they
-        must, after all."""
+        """Count tokens whose rows come with those of another item. Negative: they go through the device, after all."""
 
     def recalled(self, lane: Hashable, tokens: int) -> None:
-        """So many of its tokens need not go through the device: their rows are there."""
-
-
-class Standing:
-    """Where a request stands in one lane: each has a waiting room, and a virtual time, of its own."""
-
-    __slots__ = ("room", "turn", "waiting_tokens")
-
-    def __init__(self) -> None:
-        self.turn = 0.0
-        """When the next of its items has its turn on the device, in the batcher's virtual time."""
-        self.waiting_tokens = 0
-        """Of its items that wait for the device."""
-        self.room: anyio.Event | None = None
-        """Set when fewer wait; None where nobody wants to know."""
+        """Count tokens whose rows are kept from earlier."""
 
 
 class Ticket:
@@ -110,14 +105,14 @@ class Ticket:
     """
 
     __slots__ = (
+        "_at",
         "_decode",
         "_encode",
-        "_errands",
         "_error",
         "_left",
+        "_on_settled",
         "_plan",
         "_rows",
-        "_standings",
         "_stream",
         "_value",
         "_wakeup",
@@ -128,7 +123,7 @@ class Ticket:
         "scope_ends_at",
         "settled",
         "sharing_scope",
-        "stage",
+        "start_tags",
         "tenant",
         "timeline",
     )
@@ -152,8 +147,8 @@ class Ticket:
         self.timeline = timeline if timeline is not None else Timeline()
         self.priority = priority
         self.tenant = tenant
-        self.stage = "door"
-        """Where the request was last seen: names the stage in a deadline's message and in metrics."""
+        self.start_tags: dict[Hashable, float] = {}
+        """Start tag of the next entry of the request in each fair queue; see `scheduling/fair_queue.py`."""
         self.sharing_scope: Hashable = None
         """Its items share rows only with those of an equal scope. Set in parse."""
         self.settled = False
@@ -166,9 +161,10 @@ class Ticket:
         self._rows: list[object] = []
         self._left = 0
         self._wakeup: Wakeup | None = None
-        """Of the caller, while it waits: the ticket is settled, or there is something for the caller to do."""
-        self._errands: Sequence[Item[object]] | None = None
-        self._standings: dict[Hashable, Standing] = {}
+        """Of the caller, while it waits."""
+        self._at: dict[str, int] = {"door": 1}
+        """Inputs and items of the request in each stage, in the order in which these were reached."""
+        self._on_settled: Callable[[], object] | None = None
         self._value: object = None
         self._error: StagedPoolError | None = None
 
@@ -217,40 +213,32 @@ class Ticket:
         self.timeline.tokens += item.cost
         return self._left == 0
 
-    def leave_to_caller(self, errands: Sequence[Item[object]]) -> None:
-        """Have the caller see to these items of its request: it waits in `errands`."""
-        if not self.settled:
-            self._errands = errands
-            self._wake()
+    @property
+    def stage(self) -> str:
+        """The earliest stage that has something of the request; for messages and metrics."""
+        return next((stage for stage, count in self._at.items() if count > 0), "postprocess")
 
-    async def errands(self) -> Sequence[Item[object]]:
-        """What parse leaves to the caller, once; empty when the ticket is settled, with or without any."""
-        if self._errands is None and not self.settled:
-            await self._until_woken()
-        errands, self._errands = self._errands, None
-        return () if errands is None else errands
+    def move(self, count: int, stage: str | None, to: str) -> None:
+        """Count inputs or items that have gone from one stage to another. `stage` None: they are new."""
+        at = self._at
+        if stage is not None:
+            at[stage] = at.get(stage, 0) - count
+        at[to] = at.get(to, 0) + count
 
-    def standing(self, lane: Hashable) -> Standing:
-        """Where the request stands in a lane."""
-        standing = self._standings.get(lane)
-        if standing is None:
-            standing = self._standings[lane] = Standing()
-        return standing
+    def moved_to(self, stage: str, count: int = 1) -> None:
+        """The whole request is in one stage."""
+        self._at = {stage: count}
 
-    def waits(self, lane: Hashable, tokens: int) -> None:
-        """So many tokens more of it wait for the device in a lane; fewer, where negative."""
-        standing = self.standing(lane)
-        standing.waiting_tokens += tokens
-        if tokens < 0 and standing.room is not None:
-            standing.room.set()
-
-    async def wait_for_room(self, lane: Hashable, tokens: int) -> None:
-        """Wait until fewer than so many tokens of it wait for the device in a lane, or until it is settled."""
-        standing = self.standing(lane)
-        while standing.waiting_tokens >= tokens and not self.settled:
-            if standing.room is None or standing.room.is_set():  # never replaced while somebody waits: several may
-                standing.room = anyio.Event()
-            await standing.room.wait()
+    @contextmanager
+    def on_settled(self, call: Callable[[], object]) -> Iterator[None]:
+        """Have a function called when it is settled, at once where it is; one at a time."""
+        self._on_settled = call
+        if self.settled:
+            call()
+        try:
+            yield
+        finally:
+            self._on_settled = None
 
     def answer(self) -> Callable[[], object]:
         """A function that makes the answer of all rows. It may run in a thread, and holds what it needs."""
@@ -273,9 +261,7 @@ class Ticket:
         """Settle with an error. False if it was settled already; the error is then dropped."""
         if self.settled:
             return False
-        # A traceback leads to the frames of a stage, and they to this ticket: the error, and with it all that these
-        # frames hold, would be kept until the garbage collector comes by.
-        self._error = error.with_traceback(None)
+        self._error = detached(error)
         self._settle()
         return True
 
@@ -299,6 +285,7 @@ class Ticket:
         """
         if isinstance(error, InvalidSetting):
             return self.fail(error)
+        error = detached(error)
         field = None
         if self._plan is not None and self._plan.locate is not None:
             field, index = self._plan.locate(index)
@@ -310,32 +297,23 @@ class Ticket:
 
     def _settle(self) -> None:
         # A settled request holds no memory, however long its items still wait in channels.
-        self._decode = self._encode = self._plan = self._errands = None
+        self._decode = self._encode = self._plan = None
         self._rows = []
         self.settled = True
-        self._wake()
-        for standing in self._standings.values():
-            if standing.room is not None:
-                standing.room.set()
+        if self._wakeup is not None:
+            self._wakeup.set()
+        if self._on_settled is not None:
+            self._on_settled()
 
     def release(self) -> None:
-        """Let go of the outcome, which is its caller's now: stages may hold the ticket until their next message."""
+        """Let go of the answer, which is its caller's now: stages may hold the ticket until their next message."""
         self._value = None
-        if self._error is not None:
-            self._error = said_again(self._error)
 
     async def wait_settled(self) -> None:
         """Wait until it is settled, without looking at the outcome."""
         if not self.settled:
-            await self._until_woken()
-
-    async def _until_woken(self) -> None:
-        self._wakeup = wakeup()
-        await self._wakeup.wait()
-
-    def _wake(self) -> None:
-        if self._wakeup is not None:
-            self._wakeup.set()
+            self._wakeup = wakeup()
+            await self._wakeup.wait()
 
     async def wait(self) -> object:
         """The answer; the error that the request was settled with is raised.
@@ -343,9 +321,6 @@ class Ticket:
         An outcome that is there already is returned without a checkpoint, so that a cancellation cannot take it away.
         """
         await self.wait_settled()
-        if self._error is None:
-            return self._value
-        try:
-            raise self._error
-        finally:
-            del self  # this frame is in the error's traceback now, and the ticket has the error
+        if self._error is not None:
+            raise detached(self._error)
+        return self._value

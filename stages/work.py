@@ -110,8 +110,6 @@ class BatchTrigger(enum.StrEnum):
     """The next item would have exceeded the item limit."""
     COST = "cost"
     """The next item would have exceeded the token budget."""
-    SHARE = "share"
-    """What would have been next is left to the other slots, which are free."""
 
 
 @dataclass(frozen=True, slots=True)

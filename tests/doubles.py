@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +19,10 @@ from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row,
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages import log
+from staged_pool.stages.channel import Channel, Inlet, Outlet
 from staged_pool.stages.errors import InvalidInput, ModelFailed
-from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.parse import Arrival
+from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.work import Item, Plan, Prepared
 
 CARD = ModelCard(
@@ -172,6 +174,15 @@ def a_plan(inputs: int) -> Plan[object]:
 class NoLoad:
     """For tickets that no admission has let in."""
 
+    def may_feed(self, lane: Hashable, inputs: int) -> bool:
+        return True
+
+    def tokens_of(self, lane: Hashable, inputs: int) -> int:
+        return inputs
+
+    def fed(self, lane: Hashable, inputs: int) -> None:
+        """Nobody counts."""
+
     def prepared(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
@@ -206,14 +217,76 @@ class Gate:
             raise TimeoutError("no thread came to the gate")
 
 
+def acting_channels(act: Callable[[str], Awaitable[None]]) -> type[Channel[Any]]:
+    """Channels between whose stages a test acts: for `StageOptions.channel`.
+
+    Args:
+        act: Awaited where a worker has taken a message (`take NAME`, of the stage) and where one is about to send one
+            (`send NAME`, of the stage behind). What it raises there crashes that worker, with the message in its hand.
+    """
+
+    class ActingOutlet(Outlet[Any]):
+        async def send(self, message: Any) -> None:
+            await act(f"send {self.name}")
+            await super().send(message)
+
+        def clone(self) -> Outlet[Any]:
+            return ActingOutlet(self._stream.clone(), self._contents)
+
+    class ActingInlet(Inlet[Any]):
+        async def __anext__(self) -> Any:
+            message = await super().__anext__()
+            try:
+                with anyio.CancelScope(shield=True):  # or a cancellation would lose the message
+                    await act(f"take {self._contents.name}")
+            except Exception as error:  # noqa: BLE001  # it is raised again, in the worker
+                return _TrappedArrival(message, error) if isinstance(message, Arrival) else _TrappedList(message, error)
+            return message
+
+    class ActingChannel(Channel[Any]):
+        def __init__(self, name: str, capacity: int, size: Callable[[Any], int] = lambda _: 1) -> None:
+            super().__init__(name, capacity, size)
+            self.outlet = ActingOutlet(self.outlet._stream, self._contents)
+            self.inlet = ActingInlet(self.inlet._stream, self._contents)
+
+    return ActingChannel
+
+
+class _TrappedList(list[Any]):
+    """A message that is sound while its worker takes custody of it, and crashes it then."""
+
+    def __init__(self, message: Sequence[Any], error: Exception) -> None:
+        super().__init__(message)
+        self._error = error
+        self._looks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self._looks += 1
+        if self._looks > 1:
+            raise self._error
+        return super().__iter__()
+
+
+class _TrappedArrival:
+    """As `_TrappedList`, for parse."""
+
+    def __init__(self, message: Arrival, error: Exception) -> None:
+        self.ticket = message.ticket
+        self._error = error
+
+    @property
+    def sent_at(self) -> float:
+        raise self._error
+
+
 TURNS = 100
 """Of the event loop, before it is left to rest: an event of tasks alone has come by then."""
 
 
-def wait_in(builder: BatchBuilder[Any], items: Iterable[Item[Any]]) -> None:
+def wait_in(builder: BatchFormer[Any], items: Iterable[Item[Any]]) -> None:
     """Have items wait, of any requests."""
     for item in items:
-        builder.enter(item)
+        builder.queue.add(item)
 
 
 async def until(condition: Callable[[], bool], *, within_s: float = 30) -> None:

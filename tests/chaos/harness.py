@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,9 +16,9 @@ import httpx
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.threads import OwnThreads
 from staged_pool.stages.offload import Offload, ThreadOffload
-from staged_pool.stages.stage import Seam, StageOptions
+from staged_pool.stages.stage import StageOptions
 from tests.api.serving import Served, engine_on, serving
-from tests.doubles import Gate, LetterModel
+from tests.doubles import Gate, LetterModel, acting_channels
 
 POOLS = ("AnyIO worker thread", "Trio thread", "asyncio_")
 """Threads that wait for work, up to the limits of the stages; and those of asyncio's own pool, in which it looks names
@@ -81,7 +81,7 @@ class Attacked:
             "items": admission.items,
             "tokens": admission.tokens,
             "bytes": admission.body_bytes,
-            "fetches": engine._pipeline.errands.fetching,
+            "fetches": engine._pipeline.parse._completer.fetching,  # type: ignore[attr-defined]
             "files": max(0, open_files() - self.files),
             "threads": max(0, own_threads() - self.threads),
         }
@@ -97,8 +97,8 @@ class UnderFire(Attacked):
     """A server of a model that the test holds in its hand."""
 
     model: LetterModel
-    seam: Seam | None = None
-    """What happens at the seams of the stages, from now on."""
+    act: Callable[[str], Awaitable[None]] | None = None
+    """What happens between the stages, from now on: see `acting_channels`."""
     gates: list[Gate] = field(default_factory=list)
 
     @staticmethod
@@ -107,11 +107,12 @@ class UnderFire(Attacked):
         model = LetterModel()
         fires: list[UnderFire] = []
 
-        async def seam(point: str) -> None:
-            if fires and fires[0].seam is not None:
-                await fires[0].seam(point)
+        async def act(point: str) -> None:
+            if fires and fires[0].act is not None:
+                await fires[0].act(point)
 
-        async with serving(engine_on(model, StageOptions(seam=seam)), engine=engine, **config) as served:
+        options = StageOptions(channel=acting_channels(act))
+        async with serving(engine_on(model, options), engine=engine, **config) as served:
             await served.assert_alive()
             fires.append(UnderFire(served=served, model=model))
             try:
@@ -138,7 +139,7 @@ class UnderFire(Attacked):
         return [text for texts in self.model.forwarded for text in texts if text != "alive"]
 
     async def assert_unharmed(self) -> None:
-        self.seam = None
+        self.act = None
         for gate in self.gates:
             gate.open()
         await super().assert_unharmed()

@@ -27,11 +27,12 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import Payload, Row
 from staged_pool.runtime.requests import Output
+from staged_pool.stages.channel import Channel
 from staged_pool.stages.errors import DeviceLost, ModelFailed, StagedPoolError
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from tests.api.serving import OpenEngine, engine_on, only
-from tests.doubles import LetterModel
+from tests.doubles import LetterModel, acting_channels
 
 Scenario: TypeAlias = Literal["plain", "crash", "hang", "loading", "few files", "wide"]
 
@@ -75,14 +76,15 @@ class WideModel(LetterModel):
 
 
 async def crash(point: str) -> None:
-    if point == "batch.formed":
+    if point == "send postprocess":  # by the batch stage
         raise RuntimeError("a bug")
 
 
 def open_engine(scenario: Scenario, gate: Path) -> OpenEngine:
     deeds = Deeds(gate)
     options = StageOptions(
-        restarts=RestartPolicy(first_delay_s=0.001, max_delay_s=0.01), seam=crash if scenario == "crash" else None
+        restarts=RestartPolicy(first_delay_s=0.001, max_delay_s=0.01),
+        channel=acting_channels(crash) if scenario == "crash" else Channel,
     )
     kind = WideModel if scenario == "wide" else LetterModel
     model = kind(on_preprocess=deeds.preprocess, on_forward=deeds.forward)

@@ -158,7 +158,6 @@ def on_two_devices(tiny_folder: TinyFolder) -> EngineConfig:
 async def test_two_devices_take_batches_from_one_waiting_room(
     on_two_devices: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("staged_pool.runtime.lanes.MIN_SHARE_TOKENS", 1)
     both = threading.Barrier(2, timeout=30)
     async with open_engine(on_two_devices) as engine:
         towers = [type(replica.towers["text"]) for replica in engine._model.replicas]  # type: ignore[attr-defined]
@@ -188,7 +187,6 @@ async def test_two_devices_take_batches_from_one_waiting_room(
 async def test_a_device_that_is_lost_ends_the_engine_although_another_is_left(
     on_two_devices: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("staged_pool.runtime.lanes.MIN_SHARE_TOKENS", 1)
     gate = Gate()
     async with open_engine(on_two_devices) as engine, anyio.create_task_group() as tasks:
         first, second = (replica.towers["text"] for replica in engine._model.replicas)  # type: ignore[attr-defined]

@@ -13,12 +13,13 @@ import numpy as np
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import ModelCard, ModelInput, Payload, Picture, Pixels, Row, TokenSequence
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
-from tests.doubles import CARD, LetterModel
+from tests.doubles import CARD, LetterModel, until
 
 
 @dataclass
@@ -52,7 +53,7 @@ class SeeingModel(LetterModel):
 
 @asynccontextmanager
 async def engine_on(
-    model: LetterModel, *, fetch: Any = None, options: Any = None, cores: int | None = None, **settings: Any
+    model: LetterModel, *, fetch: Any = None, options: Any = None, shares_cores: bool = False, **settings: Any
 ) -> AsyncIterator[Engine]:
     config = EngineConfig(**settings)
     others = {} if fetch is None else {"fetch": fetch}
@@ -60,14 +61,20 @@ async def engine_on(
         DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device,
         DeviceThreads("test image device", watchdog_s=config.watchdog_s).running() as image_device,
         run_engine(
-            config, model, device=device, image_device=image_device, options=options, cores=cores, **others
+            config,
+            model,
+            device=device,
+            image_device=image_device,
+            options=options,
+            shares_cores=shares_cores,
+            **others,
         ) as engine,
     ):
         image_device.grow(model.card.forward_workers)
         yield engine
         inside = engine.statistics().admission
         assert (inside.requests, inside.items, inside.tokens) == (0, 0, 0)
-        assert engine._pipeline.errands.fetching == 0
+        await until(lambda: completer(engine).fetching == 0)
 
 
 async def ask(engine: Engine, *inputs: str | Image, timeout_s: float = float("inf")) -> EmbedResult:
@@ -114,7 +121,13 @@ class Host:
         return self._answers[url]()
 
 
-def waiting_pictures(engine: Engine) -> int:
-    """Lists in front of the preprocess of pictures, those of callers that wait for room included."""
-    (found,) = (stage for stage in engine.statistics().stages if stage.name == "preprocess_images")
-    return found.waiting
+def waiting_to_be_fed(engine: Engine) -> int:
+    """Requests with inputs that wait for their turn in front of preprocess."""
+    return engine.statistics().priorities["interactive"].waiting_requests
+
+
+def completer(engine: Engine) -> ImageCompleter:
+    """What fetches the images of an engine."""
+    completer = engine._pipeline.parse._completer
+    assert isinstance(completer, ImageCompleter)
+    return completer

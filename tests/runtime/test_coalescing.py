@@ -23,6 +23,7 @@ from staged_pool.stages.errors import (
     StageFailed,
 )
 from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.work import Priority
 from tests.doubles import Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio
@@ -116,12 +117,12 @@ async def test_without_coalescing_each_input_goes_through_the_device() -> None:
         ({}, [{"cache_salt": "x"}, {"cache_salt": "y"}, {}, {"cache_salt": "x"}], 3),
         ({}, [{"tenant": "a", "cache_salt": "x"}, {"tenant": "b", "cache_salt": "x"}], 2),
         ({}, [{"tenant": "a", "cache_salt": "b"}, {"tenant": "b", "cache_salt": "a"}], 2),
-        ({"share_between_tenants": True}, [{"tenant": "a"}, {"tenant": "b"}, {}], 1),
-        ({"share_between_tenants": True}, [{"tenant": "a", "cache_salt": "x"}, {"tenant": "b", "cache_salt": "x"}], 1),
+        ({"share_between_tenants": True}, [{"tenant": "a"}, {"tenant": "b"}, {}, {"tenant": "b"}], 3),
         ({"share_between_tenants": True}, [{"tenant": "a", "cache_salt": "x"}, {"tenant": "a"}], 2),
+        ({}, [{"priority": Priority.BULK}, {"priority": Priority.INTERACTIVE}, {"priority": Priority.BULK}], 2),
     ],
 )
-async def test_tenants_and_salts_share_no_forward_unless_tenants_may(
+async def test_tenants_salts_and_priorities_share_no_forward(
     settings: dict[str, Any], asked: list[dict[str, Any]], forwards: int
 ) -> None:
     gate = Gate()
@@ -240,16 +241,17 @@ async def test_an_input_that_the_model_fails_on_fails_for_all_who_sent_it() -> N
     assert engine.statistics().device.coalesced_items == 0
 
 
-async def test_a_crash_fails_the_leader_and_another_takes_over() -> None:
+async def test_a_crash_fails_the_leader_and_another_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     model = LetterModel(on_forward=gate)
     crashes = iter([False, True])  # the first batch is the one that keeps the device busy
 
-    async def seam(point: str) -> None:
-        if point == "batch.formed" and next(crashes, False):
+    def observe(tokens: int, seconds: float) -> None:
+        if next(crashes, False):
             raise ValueError("a bug of the stage")
 
-    async with busy_engine(model, gate, options=StageOptions(seam=seam)) as (_, callers):
+    async with busy_engine(model, gate) as (engine, callers):
+        monkeypatch.setattr(engine._pipeline.batch["text"]._service_time, "observe", observe)
         callers.ask("leader", "same")
         await callers.waiting(1)
         callers.ask("follower", "same")
@@ -259,7 +261,7 @@ async def test_a_crash_fails_the_leader_and_another_takes_over() -> None:
     assert isinstance(callers.outcomes["leader"], StageFailed)
     for name in ("follower", "another"):
         assert_array_equal(callers.result(name).embeddings, [expected("same")])
-    assert model.forwarded == [["busy"], ["same"]]
+    assert model.forwarded == [["busy"], ["same"], ["same"]], "it was lost with the row in its hand"
 
 
 async def test_a_drain_gives_those_who_follow_their_outcome_too() -> None:
@@ -303,10 +305,10 @@ async def test_a_single_text_does_not_wait_for_the_turn_of_the_same_text_in_a_la
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
-            await until(lambda: engine._pipeline.batch["text"]._flights.following == 1)
+            await callers.waiting(41)
             gate.open()
     assert answered_at[0] < 20, "it overtakes the other texts of the large request, as any other text would"
-    assert sorted(text for batch in model.forwarded[1:] for text in batch) == texts
+    assert sorted(text for batch in model.forwarded[1:] for text in batch) == [*texts, texts[-1]]
     assert_array_equal(callers.result("large").embeddings, [expected(text) for text in texts])
 
 

@@ -40,7 +40,7 @@ from staged_pool.stages.errors import (
     TooLarge,
     UnknownModel,
 )
-from staged_pool.stages.postprocess import ANSWERING_S, REFUSING_ANSWERING_S
+from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from tests.doubles import Gate, LetterModel, captured_logs, expected, until
@@ -272,8 +272,8 @@ async def test_a_batch_that_had_to_be_taken_apart_says_nothing_of_how_quick_the_
 
     observed: list[int] = []
     async with engine_on(LetterModel(on_forward=hook)) as engine:
-        pace = engine._pipeline.batch["text"]._pace
-        monkeypatch.setattr(pace, "observe", lambda tokens, seconds: observed.append(tokens))
+        service_time = engine._pipeline.batch["text"]._service_time
+        monkeypatch.setattr(service_time, "observe", lambda tokens, seconds: observed.append(tokens))
         with pytest.raises(ModelFailed):
             await engine.embed(["good", "poison"])
         await engine.embed("good")
@@ -287,18 +287,19 @@ async def test_a_row_with_nan_fails_alone() -> None:
         assert caught.value.index == 1
 
 
-async def test_out_of_memory_halves_the_batch_and_lowers_the_budget() -> None:
+async def test_out_of_memory_halves_the_batch_and_the_budget() -> None:
     def hook(texts: Sequence[str]) -> None:
         if len(texts) > 4:
             raise OutOfMemory("no room")
 
     model = LetterModel(on_forward=hook)
-    async with engine_on(model, chunk_items=16) as engine:
-        result = await engine.embed([str(i) for i in range(16)])
-        assert len(result.embeddings) == 16
-        model.forwarded.clear()
-        await engine.embed([str(i) for i in range(16)])
-    assert max(map(len, model.forwarded)) <= 4
+    async with engine_on(model, max_batch_tokens=32) as engine:
+        for most in (16, 8):
+            model.forwarded.clear()
+            result = await engine.embed(list("abcdefghijklmnop"))
+            assert_array_equal(result.embeddings, [expected(letter) for letter in "abcdefghijklmnop"])
+            assert max(map(len, model.forwarded)) == most
+        assert engine.statistics().device.budget_tokens["text"] < 8
 
 
 async def test_a_decode_that_raises_fails_its_request_and_no_worker() -> None:
@@ -680,8 +681,7 @@ async def test_what_a_request_was_made_of_is_gone_as_soon_as_its_error(
                 gate.open()
 
 
-@pytest.mark.parametrize(("refused", "turn_s"), [(0, ANSWERING_S), (1, REFUSING_ANSWERING_S)])
-async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_made(refused: int, turn_s: float) -> None:
+async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_made() -> None:
     gate = Gate()
     now = answered = 0
     model = LetterModel(on_forward=gate)
@@ -697,16 +697,13 @@ async def test_others_have_their_turn_while_the_answers_of_a_large_batch_are_mad
         await engine.submit(lambda: request, write)
         answered += 1
 
-    options = StageOptions(clock=lambda: now * turn_s / (in_a_row - 0.5))  # the last of them ends the turn
-    async with engine_on(model, options=options, max_requests=61) as engine, anyio.create_task_group() as tasks:
+    options = StageOptions(clock=lambda: now * ANSWERING_S / (in_a_row - 0.5))  # the last of them ends the turn
+    async with engine_on(model, options=options) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(ask, engine, "first")
         await gate.arrived()
         for number in range(60):
             tasks.start_soon(ask, engine, str(number))
         await until(lambda: engine._pipeline.batch["text"].waiting == 60)  # or two batches would be answered at once
-        for _ in range(refused):
-            with pytest.raises(Overloaded):
-                await engine.embed("one too many")
         gate.open()
         most = before = answered
         while answered < 61:

@@ -9,7 +9,6 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
-from staged_pool.runtime import lanes
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.pipeline import PARSE_WORKERS
@@ -17,8 +16,8 @@ from staged_pool.stages.errors import EngineStopped, InvalidInput, StageFailed, 
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from staged_pool.stages.work import Prepared
-from tests.doubles import CARD, Gate, LetterModel, expected, until
-from tests.runtime.seeing import SeeingModel, ask, engine_on, picture, waiting_pictures
+from tests.doubles import CARD, Gate, LetterModel, acting_channels, expected, until
+from tests.runtime.seeing import SeeingModel, ask, engine_on, picture, waiting_to_be_fed
 
 pytestmark = pytest.mark.anyio
 
@@ -76,13 +75,13 @@ async def test_a_text_overtakes_pictures_that_hold_the_device() -> None:
         gate.open()
 
 
-@pytest.mark.parametrize("cores", [2, None])
-async def test_a_text_beside_pictures_does_not_have_the_cores_to_itself(cores: int | None) -> None:
+@pytest.mark.parametrize("shares_cores", [True, False])
+async def test_a_text_beside_pictures_does_not_have_the_cores_to_itself(shares_cores: bool) -> None:
     """Where there are any that forwards and preprocess share."""
     preparing, computing = PictureGate(), PictureGate()
     model = SeeingModel(on_preprocess=preparing, on_forward=computing)
     model.card = replace(model.card, forward_workers=2)
-    async with engine_on(model, cores=cores) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(model, shares_cores=shares_cores) as engine, anyio.create_task_group() as tasks:
         await ask(engine, "alone")
         tasks.start_soon(ask, engine, picture("A"))
         await preparing.arrived()
@@ -91,7 +90,7 @@ async def test_a_text_beside_pictures_does_not_have_the_cores_to_itself(cores: i
         await computing.arrived()
         await ask(engine, "beside one that is looked at")
         computing.open()
-    beside = 1 if cores is None else 2
+    beside = 2 if shares_cores else 1
     assert model.at_once == [1, beside, 1, beside]
 
 
@@ -108,22 +107,6 @@ async def test_each_picture_is_a_call_of_its_own_and_pictures_share_a_forward() 
     assert [sorted(texts) for texts in model.forwarded] == [["A"], ["B", "C"]]
 
 
-async def test_a_picture_does_not_wait_to_be_as_much_as_the_small_batch_that_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lanes, "IMAGE_MIN_SHARE_TOKENS", 10)
-    gate = PictureGate()
-    model = SeeingModel(on_forward=gate)
-    model.card = replace(model.card, forward_workers=2)
-    async with engine_on(model) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, engine, picture("FIRST"))
-        await gate.arrived()
-        tasks.start_soon(ask, engine, picture("A"))
-        await until(lambda: len(model.forwarded) == 2)
-        gate.open()
-    assert model.forwarded == [["FIRST"], ["A"]]
-
-
 async def test_a_request_of_many_pictures_does_not_hold_up_one_of_a_single_one() -> None:
     gate = PictureGate()
     model = SeeingModel(on_preprocess=gate)
@@ -132,15 +115,17 @@ async def test_a_request_of_many_pictures_does_not_hold_up_one_of_a_single_one()
             tasks.start_soon(ask, engine, *[picture("M")] * 50)
             await gate.arrived()
             tasks.start_soon(ask, engine, picture("S"))
-            await until(lambda: waiting_pictures(engine) == 3)  # one in the channel, two that wait for it
+            await until(lambda: waiting_to_be_fed(engine) == 2)  # and one picture is in the channel
             gate.open()
     assert model.preprocessed.index(["S"]) <= 4
 
 
 async def test_pictures_that_wait_for_the_device_are_bounded() -> None:
-    gate = PictureGate()
-    model = SeeingModel(on_forward=gate)
+    gate = Gate()
+    model = SeeingModel()
     async with engine_on(model, max_batch_tokens=2) as engine, anyio.create_task_group() as tasks:
+        await ask(engine, picture("AB"))  # how many tokens a picture has is learned
+        model.on_forward = gate
         tasks.start_soon(ask, engine, *[picture(one + other) for one in "ABCDEFGH" for other in "ABCDEFGH"])
         await gate.arrived()
         await until(lambda: engine._pipeline.batch["image"].waiting > 0)
@@ -173,10 +158,10 @@ async def test_a_worker_that_crashes_in_one_lane_is_restarted_and_the_other_neve
     crashes = iter([True])
 
     async def crash(point: str) -> None:
-        if point == "preprocess_images.received" and next(crashes, False):
+        if point == "take preprocess_images" and next(crashes, False):
             raise RuntimeError("a bug")
 
-    options = StageOptions(restarts=RestartPolicy(first_delay_s=0.0), seam=crash)
+    options = StageOptions(restarts=RestartPolicy(first_delay_s=0.0), channel=acting_channels(crash))
     async with engine_on(SeeingModel(), options=options) as engine:
         with pytest.raises(StageFailed, match="preprocess_images"):
             await ask(engine, picture("A"), "a")

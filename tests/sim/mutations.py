@@ -917,7 +917,7 @@ def withdrawn_item_still_counts_as_waiting() -> Plan:
 
 @mutation
 def failure_of_a_row_told_to_the_leader_only() -> Plan:
-    return [(batch_module, "said_again", lambda error: Abandoned("the planted bug"))]
+    return [(batch_module, "detached", lambda error: Abandoned("the planted bug"))]
 
 
 @mutation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staged_pool.stages.groups import first_error, only_error, single_errors
+from staged_pool.stages.exception_groups import first_error, only_error, single_errors
 
 ONE, OTHER = ValueError("one"), ValueError("other")
 BOTH = ExceptionGroup("both", [ONE, OTHER])

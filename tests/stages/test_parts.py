@@ -14,15 +14,11 @@ from staged_pool.stages.errors import (
     DeviceLost,
     EngineStopped,
     ModelFailed,
-    OutOfMemory,
     StagedPoolError,
     StageFailed,
 )
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import BUCKETS_S, Histogram, StageMeter
-from staged_pool.stages.offload import ThreadOffload
-from staged_pool.stages.parse import Arrival, ParseStage
-from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy, StageBroken, Supervisor, custody
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item, Parts, Plan, Request
@@ -93,90 +89,34 @@ async def test_an_outcome_that_is_there_survives_a_cancellation() -> None:
         assert await ticket.wait() == "value"
 
 
-async def test_a_request_stands_in_each_lane_by_itself() -> None:
+async def test_the_stage_of_a_request_is_the_earliest_that_has_something_of_it() -> None:
     ticket = a_ticket()
-    ticket.waits("text", 5)
-    ticket.standing("text").turn = 7.0
-    await ticket.wait_for_room("image", 1)
-    assert ticket.standing("image").turn == 0.0
-    with anyio.move_on_after(0) as scope:
-        await ticket.wait_for_room("text", 5)
-    assert scope.cancelled_caught
+    assert ticket.stage == "door"
+    ticket.moved_to("parse")
+    assert ticket.stage == "parse"
+    ticket.moved_to("parse", 0)
+    ticket.move(8, None, "preprocess_images")
+    ticket.move(1, "preprocess_images", "batch_images")
+    ticket.move(1, "batch_images", "postprocess")
+    assert ticket.stage == "preprocess_images", "seven of eight are there"
+    ticket.move(7, "preprocess_images", "batch_images")
+    assert ticket.stage == "batch_images"
+    ticket.move(7, "batch_images", "postprocess")
+    assert ticket.stage == "postprocess"
 
 
-async def test_all_who_wait_for_room_are_woken() -> None:
-    """By items that leave, and by the end of their request."""
-    for settles in (False, True):
-        ticket = a_ticket()
-        ticket.waits("image", 5)
-        async with anyio.create_task_group() as tasks:
-            for _ in range(3):
-                tasks.start_soon(ticket.wait_for_room, "image", 5)
-            await anyio.wait_all_tasks_blocked()
-            if settles:
-                ticket.fail(Abandoned("left"))
-            else:
-                ticket.waits("image", -1)
-
-
-async def test_the_caller_is_told_once_what_is_left_to_it() -> None:
-    ticket = a_ticket()
-    errands = [Item(ticket, 0, "picture", 0.0)]
-    async with anyio.create_task_group() as tasks:
-        outcomes: list[object] = []
-
-        async def caller() -> None:
-            outcomes.append(await ticket.errands())
-            outcomes.append(await ticket.wait())
-
-        tasks.start_soon(caller)
-        await anyio.wait_all_tasks_blocked()
-        ticket.leave_to_caller(errands)
-        await anyio.wait_all_tasks_blocked()
-        assert outcomes == [errands]
+async def test_a_block_is_told_when_its_ticket_is_settled() -> None:
+    told: list[str] = []
+    ticket, late, left = a_ticket(), a_ticket(), a_ticket()
+    with ticket.on_settled(lambda: told.append("settled")):
         ticket.resolve("answer")
-    assert outcomes == [errands, "answer"]
-
-
-async def test_a_settled_request_leaves_nothing_to_its_caller() -> None:
-    before, after = a_ticket(), a_ticket()
-    before.leave_to_caller([Item(before, 0, "picture", 0.0)])
-    before.fail(Abandoned("left"))
-    after.fail(Abandoned("left"))
-    after.leave_to_caller([Item(after, 0, "picture", 0.0)])
-    assert await before.errands() == await after.errands() == ()
-
-
-async def test_parse_feeds_the_lanes_that_it_has_an_outlet_for_and_leaves_the_others_to_the_caller() -> None:
-    requests = Channel[Arrival]("parse", 1)
-    lists = {lane: Channel[Sequence[Item[str]]](lane, 10) for lane in "ab"}
-    inputs = ("a1", "b1", "a2", "c1", "a3", "b2", "c2")
-    stage = ParseStage[str](
-        requests.inlet,
-        {lane: channel.outlet for lane, channel in lists.items()},
-        lane_of=lambda given: given[0],
-        accept=lambda ticket, request: Plan(inputs, lambda rows, tokens: rows),
-        offload=ThreadOffload(1),
-        options=StageOptions(),
-        chunk_items=2,
-        workers=1,
-        request_waiting_tokens=100,
-        waiting_tokens=1000,
-    )
-    ticket = a_ticket()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stage.run)
-        await requests.outlet.send(Arrival(ticket, 0, 0.0))
-        left = [(item.index, item.payload) for item in await ticket.errands()]
-        requests.outlet.close()
-        fed = {
-            lane: [[(item.index, item.payload) for item in items] async for items in channel.inlet]
-            for lane, channel in lists.items()
-        }
-    assert fed == {"a": [[(0, "a1"), (2, "a2")], [(4, "a3")]], "b": [[(1, "b1"), (5, "b2")]]}
-    assert left == [(3, "c1"), (6, "c2")]
-    for channel in lists.values():
-        channel.inlet.close()
+    late.fail(Abandoned("left"))
+    with late.on_settled(lambda: told.append("was settled")):
+        assert told == ["settled", "was settled"]
+    with left.on_settled(lambda: told.append("never")):
+        pass
+    left.fail(Abandoned("left"))
+    assert told == ["settled", "was settled"]
 
 
 async def test_a_channel_ends_with_the_last_of_its_outlets() -> None:
@@ -317,33 +257,6 @@ async def test_who_is_rung_for_and_leaves_has_another_come_instead() -> None:
     assert came in ([0], [1])  # it was there before it could be cancelled, or the other one came
 
 
-async def test_what_gathers_while_a_worker_lingers_wakes_no_other() -> None:
-    lingers_s = [1000.0]
-    channel = Channel[int]("behind", 8, lingers_s=lambda: lingers_s[0])
-    took: list[tuple[int, int]] = []
-    scopes = [anyio.CancelScope() for _ in range(2)]
-
-    async def work(worker: int) -> None:
-        with scopes[worker]:
-            async for number in channel.inlet:
-                took.append((worker, number))  # noqa: PERF401  # each as it comes
-
-    async with anyio.create_task_group() as tasks:
-        for worker in range(2):
-            tasks.start_soon(work, worker)
-            await anyio.wait_all_tasks_blocked()
-        for number in range(3):
-            await channel.outlet.send(number)
-        await anyio.wait_all_tasks_blocked()
-        assert took == []
-        lingers_s[0] = 0.0
-        scopes[0].cancel()  # the other one comes instead
-        await anyio.wait_all_tasks_blocked()
-        assert took == [(1, 0), (1, 1), (1, 2)]
-        channel.outlet.close()
-    channel.inlet.close()
-
-
 async def test_what_is_in_the_channel_when_the_outlet_closes_still_arrives() -> None:
     channel = Channel[int]("behind", 3)
     for number in range(3):
@@ -367,6 +280,20 @@ async def test_custody_settles_what_a_crash_leaves_behind() -> None:
         crash()
     assert isinstance(kept.error, StageFailed)
     assert not handed_on.settled
+
+
+async def test_what_a_crash_leaves_behind_gets_an_error_each() -> None:
+    """One object for all would lead each caller to the frames, and the bodies, of the others."""
+    tickets = [a_ticket() for _ in range(3)]
+    with pytest.raises(DeviceLost), custody("here", tickets):
+        raise DeviceLost("it is gone")
+    raised = []
+    for ticket in tickets:
+        with pytest.raises(DeviceLost) as caught:
+            await ticket.wait()
+        raised.append(caught.value)
+    assert len(set(map(id, raised))) == 3
+    assert all(ticket.error is not None and ticket.error.__traceback__ is None for ticket in tickets)
 
 
 async def test_custody_settles_what_a_worker_forgot() -> None:
@@ -431,18 +358,6 @@ async def test_too_few_results_are_a_failure_not_a_mix_up() -> None:
 
     results = await run_isolated(run, [1, 2], stage="here")
     assert all(isinstance(result, ModelFailed) for result in results)
-
-
-async def test_out_of_memory_is_told_and_halved() -> None:
-    told: list[int] = []
-
-    async def run(payloads: Sequence[int]) -> Sequence[int | StagedPoolError]:
-        if len(payloads) > 2:
-            raise OutOfMemory("no room")
-        return payloads
-
-    assert await run_isolated(run, range(8), stage="here", on_out_of_memory=told.append) == list(range(8))
-    assert told == [8, 4, 4]
 
 
 def test_durations_fall_into_their_buckets() -> None:

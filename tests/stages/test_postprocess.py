@@ -12,7 +12,8 @@ import pytest
 
 from staged_pool.stages.channel import Channel, Outlet
 from staged_pool.stages.offload import Offload, ThreadOffload
-from staged_pool.stages.postprocess import ANSWERING_S, REFUSING_ANSWERING_S, PostprocessStage
+from staged_pool.stages.postprocess import PostprocessStage
+from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Encode, Ticket
 from staged_pool.stages.work import Item, Request
@@ -36,7 +37,6 @@ async def postprocess_of(
     *,
     clock: Callable[[], float] = anyio.current_time,
     offload: Offload | None = None,
-    expects_refusals: bool = False,
 ) -> AsyncIterator[Outlet[Rows]]:
     """A stage that finds these lists when it begins."""
     channel = Channel[Rows]("postprocess", len(lists))
@@ -49,7 +49,6 @@ async def postprocess_of(
         numbers=lambda row: 1,
         inline_items=SMALL,
         workers=WORKERS,
-        expects_refusals=lambda: expects_refusals,
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.run)
@@ -64,8 +63,7 @@ def rows_of(encode: Encode, *, rows: int = 1) -> tuple[Ticket, Rows]:
     return ticket, [Item(ticket, index, f"row {index}", 0.0, 1) for index in range(rows)]
 
 
-@pytest.mark.parametrize(("expects_refusals", "turn_s"), [(False, ANSWERING_S), (True, REFUSING_ANSWERING_S)])
-async def test_others_have_their_turn_however_many_lists_are_answered(expects_refusals: bool, turn_s: float) -> None:
+async def test_others_have_their_turn_however_many_lists_are_answered() -> None:
     answered, in_a_row = 0, 4
 
     def write(_: object) -> None:
@@ -75,9 +73,9 @@ async def test_others_have_their_turn_however_many_lists_are_answered(expects_re
     lists = [[item for _ in range(15) for item in rows_of(write)[1]] for _ in range(WORKERS)]
 
     def clock() -> float:
-        return answered * turn_s / (in_a_row - 0.5)  # the last of them ends the turn
+        return answered * ANSWERING_S / (in_a_row - 0.5)  # the last of them ends the turn
 
-    async with postprocess_of(lists, clock=clock, expects_refusals=expects_refusals):
+    async with postprocess_of(lists, clock=clock):
         most = before = 0
         while answered < WORKERS * 15:
             await anyio.lowlevel.checkpoint()

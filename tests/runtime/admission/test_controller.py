@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.runtime.admission import Admission
+from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, RequestClass, Reservation
+from staged_pool.runtime.admission.controller import EXPECTED_S, Admission
+from staged_pool.runtime.admission.estimates import FIRST_BYTES_PER_TOKEN
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.estimates import FIRST_BYTES_PER_TOKEN
-from staged_pool.runtime.inside import Asker, Room
 from staged_pool.runtime.model import Lane
-from staged_pool.runtime.refusals import EXPECTED_S
-from staged_pool.stages.budget import Budget
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
-from staged_pool.stages.pace import LanePace, Pace
+from staged_pool.stages.scheduling.batch_budget import Budget
+from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceTimeModel
 from staged_pool.stages.work import Priority
 
 FOREVER = float("inf")
@@ -29,28 +28,32 @@ class Clock:
         return self.now
 
 
-def door(pace: Pace | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
-    paces: dict[Lane, LanePace] = {"text": LanePace(budget=Budget(2048), device=pace or Pace())}
-    return Admission(EngineConfig(**limits), paces, clock or Clock())
+def door(service_time: ServiceTimeModel | None = None, clock: Clock | None = None, **limits: Any) -> Admission:
+    service_times: dict[Lane, LaneServiceTime] = {
+        "text": LaneServiceTime(budget=Budget(2048), device=service_time or ServiceTimeModel())
+    }
+    return Admission(EngineConfig(**limits), service_times, dict.fromkeys(service_times, 131_072), clock or Clock())
 
 
-def a_pace(tokens_per_s: float) -> Pace:
-    pace = Pace()
+def measured(tokens_per_s: float) -> ServiceTimeModel:
+    service_time = ServiceTimeModel()
     for tokens in (100, 2000) * 20:
-        pace.observe(tokens, tokens / tokens_per_s)
-    return pace
+        service_time.observe(tokens, tokens / tokens_per_s)
+    return service_time
 
 
 PICTURE_BYTES = 500_000
 """A JPEG of 1920 x 1080 in base64."""
 
 
-def door_of_both(text: Pace, image: Pace, decode: Pace | None = None, **limits: Any) -> Admission:
-    paces: dict[Lane, LanePace] = {
-        "text": LanePace(budget=Budget(512), device=text),
-        "image": LanePace(budget=Budget(512), device=image, preprocess=decode or Pace()),
+def door_of_both(
+    text: ServiceTimeModel, image: ServiceTimeModel, decode: ServiceTimeModel | None = None, **limits: Any
+) -> Admission:
+    service_times: dict[Lane, LaneServiceTime] = {
+        "text": LaneServiceTime(budget=Budget(512), device=text),
+        "image": LaneServiceTime(budget=Budget(512), device=image, preprocess=decode or ServiceTimeModel()),
     }
-    return Admission(EngineConfig(**limits), paces, Clock())
+    return Admission(EngineConfig(**limits), service_times, dict.fromkeys(service_times, 131_072), Clock())
 
 
 def answer(admission: Admission, inputs: dict[Lane, int], *, body_bytes: int) -> None:
@@ -116,12 +119,12 @@ def test_estimated_tokens_are_limited() -> None:
 
 
 def test_an_empty_engine_takes_a_request_that_will_take_long() -> None:
-    admission = door(a_pace(1000), target_delay_s=0.1)
+    admission = door(measured(1000), target_delay_s=0.1)
     admission.enter(body_bytes=8000, timeout_s=FOREVER)
 
 
 def test_a_request_beyond_the_target_delay_is_refused_with_the_time_to_drain() -> None:
-    admission = door(a_pace(1000), target_delay_s=1.6)
+    admission = door(measured(1000), target_delay_s=1.6)
     admission.enter(body_bytes=3200, timeout_s=FOREVER)  # 800 tokens: 0.8 s
     admission.enter(body_bytes=400, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match=r"about 1\.2 s") as caught:
@@ -131,7 +134,7 @@ def test_a_request_beyond_the_target_delay_is_refused_with_the_time_to_drain() -
 
 
 def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
-    admission = door(a_pace(1000))
+    admission = door(measured(1000))
     admission.enter(body_bytes=3200, timeout_s=FOREVER)
     admission.enter(body_bytes=400, timeout_s=1.0)
     with pytest.raises(DeadlineExceeded):
@@ -142,7 +145,7 @@ def test_a_request_that_cannot_be_in_time_is_refused_at_once() -> None:
 @pytest.mark.parametrize("limits", [{"max_requests": 1}, {}])
 def test_after_a_refusal_more_are_expected_for_a_moment(limits: dict[str, Any]) -> None:
     clock = Clock()
-    admission = door(a_pace(1000), clock, **limits)
+    admission = door(measured(1000), clock, **limits)
     admission.enter(body_bytes=3200, timeout_s=FOREVER)
     assert not admission.expects_refusals()
     with pytest.raises((Overloaded, DeadlineExceeded)):
@@ -153,35 +156,48 @@ def test_after_a_refusal_more_are_expected_for_a_moment(limits: dict[str, Any]) 
 
 
 def test_a_small_request_does_not_pay_for_a_large_one() -> None:
-    admission = door(a_pace(1000), target_delay_s=0.5)
+    admission = door(measured(1000), target_delay_s=0.5)
     admission.enter(body_bytes=40_000, timeout_s=FOREVER)  # 10 s
     admission.enter(body_bytes=400, timeout_s=0.21)
     with pytest.raises(Overloaded):
         admission.enter(body_bytes=40_000, timeout_s=FOREVER)
 
 
-def test_delay_that_the_pace_does_not_explain_counts_and_is_forgotten() -> None:
+def late(admission: Admission, clock: Clock, took_s: float, of: RequestClass = DEFAULT_CLASS) -> None:
+    """Take a request of a token through, in so many seconds."""
+    room = admission.enter(body_bytes=4, timeout_s=FOREVER, of=of)
+    admission.count_items(room, {"text": 1})
+    room.prepared("text", 1)
+    room.computed("text", 1)
+    clock.now += took_s
+    admission.leave(room, answered=True)
+
+
+def test_delay_that_service_times_do_not_explain_counts_and_is_forgotten() -> None:
     clock = Clock()
-    admission = door(a_pace(1e9), clock, target_delay_s=0.5)
-    for took_s, allowed in ((1.0, False), (0.001, True)):
-        for _ in range(200):
-            room = admission.enter(body_bytes=4, timeout_s=FOREVER)
-            admission.count_items(room, {"text": 1})
-            room.prepared("text", 1)
-            clock.now += took_s
-            admission.leave(room, answered=True)
-        first = admission.enter(body_bytes=4, timeout_s=FOREVER)
-        if allowed:
-            admission.leave(admission.enter(body_bytes=4, timeout_s=FOREVER))
-        else:
-            with pytest.raises(Overloaded):
-                admission.enter(body_bytes=4, timeout_s=FOREVER)
-        admission.leave(first)
+    admission = door(measured(1e9), clock, target_delay_s=0.5)
+    stays = admission.enter(body_bytes=0, timeout_s=FOREVER)
+    for _ in range(5):
+        late(admission, clock, 1.0)
+    assert admission.statistics().lag_s > 0.2
+    for _ in range(100):
+        late(admission, clock, 0.001)
+    assert admission.statistics().lag_s < 0.01
+    for _ in range(8):
+        late(admission, clock, 1.0)
+    with pytest.raises(Overloaded):
+        admission.enter(body_bytes=4, timeout_s=FOREVER)
+    assert admission.statistics().requests == 1
+    admission.leave(stays)
+    assert admission.statistics().lag_s == 0, "an idle engine is late for nobody"
+    for _ in range(2):
+        admission.enter(body_bytes=4, timeout_s=FOREVER)
 
 
 def test_rows_that_were_known_do_not_hide_how_late_the_others_are() -> None:
     clock = Clock()
-    admission = door(a_pace(100), clock)
+    admission = door(measured(100), clock, target_delay_s=1000)
+    admission.enter(body_bytes=0, timeout_s=FOREVER)  # lag is forgotten when the engine is idle
 
     def take(seconds: float, *, known: bool) -> None:
         room = admission.enter(body_bytes=4000, timeout_s=FOREVER)
@@ -212,7 +228,7 @@ def test_a_request_too_large_for_any_load_is_told_so() -> None:
 @pytest.mark.parametrize("seen", [0, 100])
 def test_three_hundred_pictures_at_once_are_let_in(seen: int) -> None:
     """Whether the server has seen any before or not."""
-    admission = door_of_both(a_pace(10_000), a_pace(10_000))
+    admission = door_of_both(measured(20_000), measured(20_000))
     for _ in range(seen):
         answer(admission, {"image": 50}, body_bytes=PICTURE_BYTES)
     rooms = [admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER) for _ in range(300)]
@@ -223,7 +239,7 @@ def test_three_hundred_pictures_at_once_are_let_in(seen: int) -> None:
 
 
 def test_a_text_is_let_in_whatever_pictures_wait() -> None:
-    admission = door_of_both(a_pace(10_000), a_pace(100), target_delay_s=10)
+    admission = door_of_both(measured(10_000), measured(100), target_delay_s=10)
     admission.count_items(admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER), {"image": 100})
     admission.count_items(admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER), {"image": 100})
     with pytest.raises(Overloaded, match="would take about") as caught:
@@ -237,7 +253,7 @@ def test_a_text_is_let_in_whatever_pictures_wait() -> None:
 
 def test_a_url_of_a_picture_is_judged_when_it_has_been_read() -> None:
     """Its body looks like that of a text."""
-    admission = door_of_both(a_pace(10_000), a_pace(100), target_delay_s=10)
+    admission = door_of_both(measured(10_000), measured(100), target_delay_s=10)
     admission.count_items(admission.enter(body_bytes=200, timeout_s=FOREVER), {"image": 100})
     room = admission.enter(body_bytes=200, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match="would take about"):
@@ -248,7 +264,7 @@ def test_a_url_of_a_picture_is_judged_when_it_has_been_read() -> None:
 
 
 def test_texts_that_looked_like_pictures_count_as_what_they_are() -> None:
-    admission = door_of_both(Pace(), Pace(), max_tokens=150_000)
+    admission = door_of_both(ServiceTimeModel(), ServiceTimeModel(), max_tokens=150_000)
     admission.count_items(admission.enter(body_bytes=400_000, timeout_s=FOREVER), {"text": 500})
     room = admission.enter(body_bytes=400_000, timeout_s=FOREVER)
     with pytest.raises(Overloaded, match="150000 tokens"):
@@ -258,10 +274,10 @@ def test_texts_that_looked_like_pictures_count_as_what_they_are() -> None:
 
 
 def test_pictures_that_are_slow_to_decode_drain_as_slowly() -> None:
-    decode = Pace()
+    decode = ServiceTimeModel()
     for _ in range(50):
         decode.observe(1, 0.02)
-    admission = door_of_both(a_pace(10_000), a_pace(10_000), decode)
+    admission = door_of_both(measured(10_000), measured(10_000), decode)
     room = admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER)
     admission.count_items(room, {"image": 100})
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(2.56, rel=0.01)  # 25 600 tokens on the device
@@ -288,8 +304,8 @@ MOVES = st.lists(
 def test_whatever_happens_what_is_counted_is_what_is_inside(
     moves: list[tuple[str, int, int, dict[Lane, int]]],
 ) -> None:
-    admission = door_of_both(a_pace(1000), a_pace(100), max_tokens=100_000, target_delay_s=20, max_items=40)
-    rooms: list[Room] = []
+    admission = door_of_both(measured(1000), measured(100), max_tokens=100_000, target_delay_s=20, max_items=40)
+    rooms: list[Reservation] = []
     for move, which, number, inputs in moves:
         room = rooms[which % len(rooms)] if rooms else None
         lane = next(iter(inputs))
@@ -311,7 +327,7 @@ def test_whatever_happens_what_is_counted_is_what_is_inside(
             assert rooms, "an empty engine refuses nothing"
         s = admission.statistics()
         assert (s.requests, s.items) == (len(rooms), sum(room.items for room in rooms))
-        assert sum(admission.inside.total.tokens.values()) == pytest.approx(
+        assert sum(admission.in_flight.total.tokens.values()) == pytest.approx(
             sum(room.tokens for room in rooms), abs=1e-6
         )
     for room in rooms:
@@ -324,16 +340,16 @@ def test_whatever_happens_what_is_counted_is_what_is_inside(
 # Tenants and priorities
 
 
-def a_backlog(admission: Admission, requests: int, asker: Asker, *, body_bytes: int = 4000) -> list[Room]:
-    return [admission.enter(body_bytes=body_bytes, timeout_s=FOREVER, asker=asker) for _ in range(requests)]
+def a_backlog(admission: Admission, requests: int, of: RequestClass, *, body_bytes: int = 4000) -> list[Reservation]:
+    return [admission.enter(body_bytes=body_bytes, timeout_s=FOREVER, of=of) for _ in range(requests)]
 
 
 BULK = Priority.BULK
-HEAVY, LIGHT, NOBODY = Asker(tenant="heavy"), Asker(tenant="light"), Asker()
+HEAVY, LIGHT, NOBODY = RequestClass(tenant="heavy"), RequestClass(tenant="light"), RequestClass()
 
 
 def test_a_tenant_is_not_refused_for_the_backlog_of_another() -> None:
-    admission = door(a_pace(1000), target_delay_s=10)
+    admission = door(measured(1000), target_delay_s=10)
     with pytest.raises(Overloaded, match="would take about"):
         a_backlog(admission, 100, HEAVY)
     (room,) = a_backlog(admission, 1, LIGHT)
@@ -341,7 +357,7 @@ def test_a_tenant_is_not_refused_for_the_backlog_of_another() -> None:
 
 
 def test_requests_of_one_tenant_wait_for_each_other() -> None:
-    admission = door(a_pace(1000))
+    admission = door(measured(1000))
     rooms = a_backlog(admission, 5, LIGHT)
     assert [round(room.expected_s) for room in rooms] == [1, 2, 3, 4, 5]
     admission.leave(rooms.pop())
@@ -349,23 +365,23 @@ def test_requests_of_one_tenant_wait_for_each_other() -> None:
 
 
 def test_interactive_work_waits_for_an_eighth_of_bulk_work_and_bulk_work_for_seven_of_interactive() -> None:
-    admission = door(a_pace(1000))
-    a_backlog(admission, 12, Asker(BULK))
+    admission = door(measured(1000), target_delay_s=30)
+    a_backlog(admission, 12, RequestClass(BULK))
     (interactive,) = a_backlog(admission, 1, NOBODY)
     assert interactive.expected_s == pytest.approx(8 / 7, rel=0.05)
     a_backlog(admission, 5, NOBODY)
-    (bulk,) = a_backlog(admission, 1, Asker(BULK, "somebody"))
+    (bulk,) = a_backlog(admission, 1, RequestClass(BULK, "somebody"))
     assert bulk.expected_s == pytest.approx(2 + 6, rel=0.05), "itself, as much of other bulk work, all interactive work"
 
 
-@pytest.mark.parametrize("asker", [HEAVY, Asker(BULK)], ids=["a tenant", "bulk work"])
+@pytest.mark.parametrize("of", [HEAVY, RequestClass(BULK)], ids=["a tenant", "bulk work"])
 @pytest.mark.parametrize("limit", ["max_requests", "max_items", "max_tokens", "max_bytes"])
-def test_nobody_takes_up_a_limit_alone(asker: Asker, limit: str) -> None:
+def test_nobody_takes_up_a_limit_alone(of: RequestClass, limit: str) -> None:
     each = {"max_requests": 1, "max_items": 1, "max_tokens": 1000, "max_bytes": 4000}
     limits: dict[str, Any] = {limit: 16 * each[limit]}
     admission = door(**limits)
     with pytest.raises(Overloaded, match="its part"):
-        a_backlog(admission, 100, asker)
+        a_backlog(admission, 100, of)
     assert admission.statistics().requests == 14
     assert admission.statistics().refused == {"part": 1}
     a_backlog(admission, 1, LIGHT)
@@ -380,13 +396,11 @@ def test_requests_of_no_tenant_may_take_up_a_limit() -> None:
 
 def test_that_bulk_work_is_late_is_not_held_against_interactive_work() -> None:
     clock = Clock()
-    admission = door(a_pace(1e9), clock, target_delay_s=0.5)
-    for _ in range(100):
-        (room,) = a_backlog(admission, 1, Asker(BULK))
-        clock.now += 10
-        admission.leave(room, answered=True)
-    a_backlog(admission, 1, Asker(BULK))
-    assert admission.overload(100, Asker(BULK)) is not None
+    admission = door(measured(1e9), clock, target_delay_s=0.5)
+    admission.enter(body_bytes=0, timeout_s=FOREVER)  # lag is forgotten when the engine is idle
+    for _ in range(8):
+        late(admission, clock, 1.0, RequestClass(BULK))
+    assert admission.overload(100, RequestClass(BULK)) is not None
     assert admission.overload(100) is None
 
 
@@ -407,7 +421,7 @@ def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | Non
     admission = door()
     rooms = []
     for tenant, priority, answered in visits:
-        room = admission.enter(body_bytes=400, timeout_s=FOREVER, asker=Asker(priority, tenant))
+        room = admission.enter(body_bytes=400, timeout_s=FOREVER, of=RequestClass(priority, tenant))
         admission.count_items(room, {"text": 3})
         room.prepared("text", 7)
         rooms.append((room, answered))
@@ -415,4 +429,4 @@ def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | Non
     for room, answered in rooms:
         admission.leave(room, answered=answered)
     assert admission.statistics().tenants == 0
-    assert all(not any(amounts.limited) for amounts in admission.inside.priorities.values())
+    assert all(not any(amounts.limited) for amounts in admission.in_flight.priorities.values())

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.scheduling.batch_former import BatchFormer
+from staged_pool.stages.scheduling.fair_queue import FairQueue
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority, Request
 from tests.doubles import NoLoad, wait_in
@@ -21,12 +22,16 @@ costs = st.lists(st.integers(1, MOST), min_size=1, max_size=12)
 requests = st.lists(costs, min_size=1, max_size=6)
 
 
-def a_builder(*, max_cost: int = 100, max_items: int = 1000, pads: bool = False) -> BatchBuilder[int]:
-    return BatchBuilder(max_items=max_items, max_cost=max_cost, pads=pads)
+def a_ticket(tenant: Hashable) -> Ticket:
+    return Ticket(Request, lambda result: None, NoLoad(), tenant=tenant)
+
+
+def a_builder(*, max_cost: int = 100, max_items: int = 1000, pads: bool = False) -> BatchFormer[int]:
+    return BatchFormer(max_items=max_items, max_cost=max_cost, pads=pads)
 
 
 def ask(
-    builder: BatchBuilder[int],
+    builder: BatchFormer[int],
     costs: Sequence[int],
     tenant: Hashable = None,
     priority: Priority = Priority.INTERACTIVE,
@@ -37,7 +42,7 @@ def ask(
     return ticket
 
 
-def take(builder: BatchBuilder[int]) -> Batch[int]:
+def take(builder: BatchFormer[int]) -> Batch[int]:
     batch = builder.take(lambda item: True)
     assert batch is not None
     return batch
@@ -71,7 +76,7 @@ def test_tenants_and_their_requests_get_what_a_fluid_would_give_them(
     tickets = [[ask(builder, costs, tenant) for costs in each] for tenant, each in enumerate(wanted)]
     backlogs = [[sum(costs) for costs in each] for each in wanted]
     got: Counter[Ticket] = Counter()
-    while builder:
+    while builder.queue:
         for item in take(builder).items:
             got[item.ticket] += item.cost
         shares = poured(got.total(), [sum(each) for each in backlogs])
@@ -112,12 +117,12 @@ def test_of_two_tenants_that_wait_none_is_ever_far_ahead(
     left: Counter[str] = Counter()
     lead, least, most = 0, 0, 0
     coming = list(arrivals)
-    while coming or builder:
+    while coming or builder.queue:
         for tenant, costs in coming[:at_once]:
             ask(builder, costs, tenant)
             left[tenant] += sum(costs)
         coming = coming[at_once:]
-        if not builder:
+        if not builder.queue:
             continue
         tokens = tokens_by_tenant(take(builder))
         left["a"] -= tokens["a"]
@@ -137,7 +142,7 @@ def test_one_request_does_not_wait_for_the_thousand_of_another_tenant() -> None:
         ask(builder, [10], "heavy")
     take(builder)
     light = ask(builder, [10] * 20, "light")
-    assert builder.ahead(light) == pytest.approx(400, abs=20), "of its own, and as much of the other's"
+    assert builder.queue.ahead(light) == pytest.approx(400, abs=20), "of its own, and as much of the other's"
     served, left = 0, 20
     while left:
         batch = take(builder)
@@ -152,7 +157,7 @@ def test_a_tenant_that_pauses_after_each_item_gains_nothing() -> None:
     ask(builder, [20] * 5000, "steady")
     for _ in range(150):
         ask(builder, [500], "pausing")  # while all that it had is gone, or nearly
-        while not got or builder.turns.tenants > 1:
+        while not got or builder.queue.tenants > 1:
             got += tokens_by_tenant(take(builder))
     assert got["pausing"] <= got["steady"] + 1000
 
@@ -185,6 +190,42 @@ def test_a_tenant_gets_on_however_many_new_ones_come() -> None:
         assert batches < 1000
 
 
+@pytest.mark.parametrize("same_tenant", [True, False])
+def test_where_small_entries_go_first_one_passes_large_ones_and_none_of_these_starves(same_tenant: bool) -> None:
+    queue = FairQueue[Item[int]]()
+
+    def add(number: int, cost: int) -> None:
+        ticket = tickets.setdefault(number, a_ticket(None if same_tenant else number))
+        queue.add(Item(ticket, 0, number, 0.0, cost))
+
+    def take() -> int:
+        entry = queue.first(lambda _: True)
+        assert entry is not None
+        queue.take(entry)
+        queue.end_round()
+        return entry.payload
+
+    tickets: dict[int, Ticket] = {}
+    for number in range(50):
+        add(number, 100)
+    for _ in range(70):
+        add(take(), 100)  # each comes again at once
+    before = Counter[int]()
+    for small in range(1000, 2000):
+        add(small, 1)
+        while (number := take()) != small:
+            before[number] += 1
+            add(number, 100)
+    assert sum(before.values()) <= 1000, "no more than one goes before each, of the fifty that wait"
+    late = Counter[int]()
+    for small in range(10_000, 20_000):
+        add(small, 1)
+        if (number := take()) < 50:
+            late[number] += 1
+            add(number, 100)
+    assert set(late) == set(range(50)), "small ones without end keep nobody out"
+
+
 def test_tenants_of_which_nothing_waits_are_forgotten() -> None:
     builder = a_builder(max_cost=20)
     ask(builder, [10] * 3000, "large")
@@ -192,11 +233,11 @@ def test_tenants_of_which_nothing_waits_are_forgotten() -> None:
     for number in range(1000):
         ask(builder, [10], number)
         take(builder)
-        remembered.append(builder.turns.tenants)
+        remembered.append(builder.queue.tenants)
     assert max(remembered) <= 10
-    while builder:
+    while builder.queue:
         take(builder)
-    assert builder.turns.tenants == 0
+    assert builder.queue.tenants == 0
 
 
 def test_interactive_work_goes_before_bulk_work_that_has_waited_longer() -> None:
@@ -237,23 +278,25 @@ def test_bulk_work_fills_a_batch_that_interactive_work_leaves_room_in() -> None:
     assert batch.trigger is BatchTrigger.COST
 
 
-def test_bulk_work_that_is_due_does_not_push_out_the_item_whose_turn_is_first() -> None:
+def test_a_small_entry_does_not_wait_for_the_large_ones_of_others() -> None:
+    """However many these are: their requests have had as much as they could, and each is owed about a large one."""
     builder = a_builder(max_cost=40)
-    ask(builder, [40], "large", Priority.BULK, "other")
-    ask(builder, [10, 40], key="own")
-    assert [item.cost for item in take(builder).items] == [10]
-    ask(builder, [1], "small", Priority.BULK, "own")  # is due, and the large one before it is not
-    assert [item.cost for item in take(builder).items] == [40]
+    for _ in range(50):
+        ask(builder, [40] * 10)
+    for _ in range(75):  # half of them are behind the others
+        take(builder)
+    late = ask(builder, [1])
+    assert [item.ticket for item in take(builder).items] == [late]
 
 
-def test_bulk_work_gives_a_batch_no_depth() -> None:
+def test_bulk_work_makes_no_full_batch() -> None:
     builder = a_builder(max_cost=20)
     for _ in range(50):
         ask(builder, [10], priority=Priority.BULK)
-    assert not builder.has_depth
+    assert not builder.has_full_batch
     for _ in range(4):
         ask(builder, [10])
-    assert builder.has_depth
+    assert builder.has_full_batch
 
 
 @given(
@@ -302,7 +345,12 @@ def test_whatever_is_wanted_goes_once_and_the_device_is_never_left_without_work(
         assert len(taken) == 1 or batch.cost <= max_cost
         waiting -= taken
     assert builder.take(lambda item: item.ticket not in unwanted) is None
-    assert (len(builder), builder.cost, builder.turns.requests, builder.turns.tenants) == (0, 0, 0, 0)
+    assert (len(builder.queue), builder.queue.waiting.cost, builder.queue.waiting.requests, builder.queue.tenants) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 @given(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20))
@@ -313,7 +361,7 @@ def test_what_goes_before_a_request_is_no_more_than_what_really_does(own: int, o
     for _ in range(bulk):
         ask(builder, [10] * 5, "other", Priority.BULK)
     ticket = ask(builder, [10] * own, "own")
-    ahead, served, left = builder.ahead(ticket), 0, own
+    ahead, served, left = builder.queue.ahead(ticket), 0, own
     wait_in(builder, [Item(ticket, own, own, 0.0, 10)])
     while left >= 0:
         batch = take(builder)

@@ -1,4 +1,4 @@
-"""The check in front of each stage: is this work still wanted, and can it still be in time?"""
+"""The check in front of each stage: does somebody still wait for this work, and can it still be in time?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from staged_pool.stages.work import Item
 P = TypeVar("P")
 
 
-def is_wanted(ticket: Ticket, meter: StageMeter, *, now: float, needs_s: float = 0.0) -> bool:
-    """Whether to work on this ticket, given that the work takes `needs_s` seconds.
+def should_process(ticket: Ticket, meter: StageMeter, *, now: float, needs_s: float = 0.0) -> bool:
+    """Decide to work on a ticket, given that the work takes `needs_s` seconds.
 
     One that cannot be in time is settled here, so that its caller knows at once and nothing is spent on it.
     """
@@ -26,7 +26,6 @@ def is_wanted(ticket: Ticket, meter: StageMeter, *, now: float, needs_s: float =
         ticket.expire(meter.name)
         meter.dropped["expired"] += 1
         return False
-    ticket.stage = meter.name
     return True
 
 
@@ -41,16 +40,16 @@ def cause(ticket: Ticket) -> Drop:
             return "failed"
 
 
-def wanted(
+def drop_settled(
     items: Sequence[Item[P]], meter: StageMeter, *, now: float, needs_s: Callable[[Ticket], float] | None = None
 ) -> list[Item[P]]:
-    """The items to work on, in their order; notes how long each has waited. See `is_wanted`."""
+    """The items to work on, in their order; notes how long each has waited. See `should_process`."""
     kept: list[Item[P]] = []
     for item in items:
         ticket = item.ticket
         if not (kept and kept[-1].ticket is ticket):  # one answer for all neighbours of a request
             takes_s = needs_s(ticket) if needs_s is not None and ticket.latest < math.inf else 0.0
-            if not is_wanted(ticket, meter, now=now, needs_s=takes_s):
+            if not should_process(ticket, meter, now=now, needs_s=takes_s):
                 continue
         meter.wait.observe(now - item.sent_at)
         kept.append(item)

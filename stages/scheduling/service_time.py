@@ -1,22 +1,16 @@
-"""How fast the device works, as measured lately: what waits and deadlines are predicted from."""
+"""Service times: how long the device takes for so many tokens, as measured lately."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
 
-from staged_pool.stages.budget import Budget
-
-_SHAPE_MEMORY: Final = 30
-"""How many times longer what a batch's size does is remembered than how long batches take."""
-
-_ALIKE: Final = 0.1
-"""Coefficient of variation of sizes that are about one size: below it, a slope would be noise."""
+from staged_pool.stages.scheduling.batch_budget import Budget
+from staged_pool.stages.scheduling.tuning import LEAST_VARIATION, SERVICE_SHAPE_BATCHES, SERVICE_TIME_BATCHES
 
 
-class Overlap:
-    """How much of the device a batch had, where several run at once.
+class DeviceShare:
+    """The share of the device that a batch had, where several run at once.
 
     Pure: it is told the time. While n batches run, each has 1/n of the device: seconds on the whole device are then
     comparable between a batch that ran alone and one that did not, and add up to how long the device needs for all.
@@ -47,35 +41,34 @@ class Overlap:
         return seconds * seconds / batch_s if batch_s > 0.0 else seconds
 
     def _advance(self, now: float) -> None:
-        self._batch_s += self.running * (now - self._now)
-        self._now = now
+        if now > self._now:  # ends are told in another order than they came about, now and then
+            self._batch_s += self.running * (now - self._now)
+            self._now = now
 
 
-class Pace:
-    """Fits seconds = fixed + tokens x each to the batches of late.
+class ServiceTimeModel:
+    """Fits seconds = fixed + tokens x each to recent batches.
 
-    Pure: it is told what a batch took. How fast the device is changes from one second to the next, with whatever else
-    the machine does; how much of a batch's time is fixed hardly ever does, and takes batches of many sizes to see. So
-    the mean of a few batches says how long one takes, and a fit to many (least squares, with fading weights) how that
-    depends on its size. When batches have been of about one size for long, what was found before is kept. Before
-    anything was, all of it counts as fixed: a prediction for more tokens is then too short rather than too long, so
-    that nothing is refused that might have been in time.
+    Pure: it is told what a batch took. The speed of a device changes from one second to the next; the fixed part of a
+    batch's time, in tokens, hardly ever does. So the mean of a few batches says how long one takes, and a least-squares
+    fit to many, with fading weights, how that depends on its size. Before sizes have differed, all of it counts as
+    fixed: a prediction for more tokens is then too short rather than too long, and nothing is rejected for it.
 
-    Items have no term of their own. Of MiniLM in float32, 256 tokens take 85, 80, 82, 83, 88 and 93 ms of a core as 32,
-    16, 8, 4, 2 and 1 texts (`perf/README.md`): an item is worth a third of a token, beside the eight and more that it
-    has. All pictures of a model have about as many tokens, which no fit could tell from items.
+    Items have no term of their own: an item is worth a third of a token (`python -m perf texts`).
 
     Args:
-        memory: Batches after which a batch counts 1/e in the mean. A shorter memory follows a change sooner; a longer
-            one is misled less by an odd batch.
+        memory: Batches after which a batch counts 1/e in the mean.
     """
 
-    def __init__(self, memory: float = 30.0) -> None:
+    def __init__(self, memory: float = SERVICE_TIME_BATCHES) -> None:
         self._late = _Moments(memory)
-        self._many = _Moments(_SHAPE_MEMORY * memory)
+        self._many = _Moments(memory * SERVICE_SHAPE_BATCHES / SERVICE_TIME_BATCHES)
         self._fixed_tokens = math.inf
-        """So many tokens take as long as a batch of none."""
-        self._fixed_s = self._each_s = 0.0
+        """Tokens that take as long as the fixed part."""
+        self.fixed_s = 0.0
+        """Seconds that a batch takes whatever its size."""
+        self.each_s = 0.0
+        """Seconds that each token adds."""
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Count a batch of `tokens` that took `seconds` of the whole device."""
@@ -87,17 +80,16 @@ class Pace:
             if (fixed_tokens := self._many.fixed_tokens()) is not None:
                 self._fixed_tokens = fixed_tokens
         if self._fixed_tokens == math.inf:
-            self._fixed_s, self._each_s = mean_s, 0.0
+            self.fixed_s, self.each_s = mean_s, 0.0
         else:
-            self._each_s = mean_s / (self._fixed_tokens + mean_tokens)
-            self._fixed_s = (
-                self._each_s * self._fixed_tokens
+            self.each_s = mean_s / (self._fixed_tokens + mean_tokens)
+            self.fixed_s = (
+                self.each_s * self._fixed_tokens
             )  # not what is left of the mean: rounding makes that negative
 
     def drain_s(self, tokens: float, budget: int) -> float:
-        """How long so many tokens take in batches of at most `budget` tokens; 0 for none, and as long as nothing has
-        been observed."""
-        return math.ceil(tokens / budget) * self._fixed_s + self._each_s * tokens
+        """Seconds that so many tokens take, in batches of at most `budget` tokens; 0 before the first observation."""
+        return math.ceil(tokens / budget) * self.fixed_s + self.each_s * tokens
 
 
 class _Moments:
@@ -125,24 +117,24 @@ class _Moments:
         """How many tokens the fixed part of a batch's time is worth; None where sizes differ too little to say."""
         mean_x, mean_y = self.means()
         variance = self._xx / self._weight - mean_x * mean_x
-        if variance < (_ALIKE * mean_x) ** 2:
+        if variance < (LEAST_VARIATION * mean_x) ** 2:
             return None
         each = (self._xy / self._weight - mean_x * mean_y) / variance
         return max(0.0, mean_y / each - mean_x) if each > 0.0 else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LanePace:
-    """How fast one lane works: as fast as the slower of preprocess and the device, which work side by side."""
+class LaneServiceTime:
+    """Service time of one lane: that of the slower of preprocess and the device, which work side by side."""
 
     budget: Budget
     """Of one batch."""
-    device: Pace = field(default_factory=Pace)
+    device: ServiceTimeModel = field(default_factory=ServiceTimeModel)
     """Told the tokens of batches."""
-    preprocess: Pace | None = None
+    preprocess: ServiceTimeModel | None = None
     """Told the inputs of calls. None: preprocess is never the slower one."""
 
     def drain_s(self, tokens: float, inputs: float) -> float:
-        """How long so many tokens for the device take, of which so many inputs are not prepared yet."""
+        """Seconds that so many tokens take on the device, of which so many inputs are yet to be prepared."""
         device_s = self.device.drain_s(tokens, self.budget.tokens)
         return device_s if self.preprocess is None else max(device_s, self.preprocess.drain_s(inputs, 1))

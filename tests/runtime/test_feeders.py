@@ -1,8 +1,10 @@
-"""Pictures that are given as URLs: fetched in the tasks of their callers."""
+"""Feeders: images that are URLs are fetched, and what does not fit into preprocess waits, in tasks of parse."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -24,8 +26,9 @@ from staged_pool.stages.errors import (
     UrlNotAllowed,
 )
 from staged_pool.stages.stage import StageOptions
-from tests.doubles import Gate, expected, until
-from tests.runtime.seeing import Host, SeeingModel, ask, at, engine_on, picture, waiting_pictures
+from staged_pool.stages.supervise import RestartPolicy
+from tests.doubles import Gate, LetterModel, acting_channels, expected, until
+from tests.runtime.seeing import Host, SeeingModel, ask, at, completer, engine_on, picture, waiting_to_be_fed
 
 pytestmark = pytest.mark.anyio
 
@@ -108,7 +111,7 @@ async def test_a_slow_host_holds_up_nobody_else() -> None:
                 assert_array_equal(result.embeddings, [expected("text"), expected("A")])
                 assert len(host.asked) == 2
                 scope.cancel()
-        assert engine.statistics().cancelled == {"parse": PARSE_WORKERS + 8, "fetch": 2}
+        assert engine.statistics().cancelled == {"fetch": PARSE_WORKERS + 10}
 
 
 async def test_one_request_does_not_fetch_for_ever_before_another() -> None:
@@ -118,7 +121,7 @@ async def test_one_request_does_not_fetch_for_ever_before_another() -> None:
         tasks.start_soon(ask, engine, *[at(f"many {n}") for n in range(20)])
         await until(lambda: len(host.asked) == 2)
         tasks.start_soon(ask, engine, at("single"))
-        await until(lambda: engine._pipeline.errands._in_hand.statistics().tasks_waiting == 1)
+        await until(lambda: completer(engine)._in_hand.statistics().tasks_waiting == 1)
         for n in range(20):
             host.answer(f"many {n}", lambda: picture("M"))
         host.answer("single", lambda: picture("S"))
@@ -135,7 +138,7 @@ async def test_what_is_fetched_waits_for_preprocess_within_the_limit() -> None:
             for _ in range(20):
                 tasks.start_soon(ask, engine, at("A"))
             await gate.arrived()
-            await until(lambda: engine._pipeline.errands.fetching == 3 and waiting_pictures(engine) == 4)
+            await until(lambda: completer(engine).fetching == 3 and waiting_to_be_fed(engine) == 3)
             assert len(host.asked) == 5  # one in a thread, one in the channel, three that wait
             gate.open()
 
@@ -178,7 +181,7 @@ async def test_the_failure_of_an_input_ends_the_fetches_of_its_request() -> None
     async with engine_on(SeeingModel(), fetch=host) as engine:
         with pytest.raises(InvalidInput, match="no tokens"):
             await ask(engine, at("slow"), "")
-        assert host.left == host.asked
+        await until(lambda: host.left == host.asked)
 
 
 async def test_a_caller_who_leaves_takes_its_fetches_along() -> None:
@@ -189,7 +192,7 @@ async def test_a_caller_who_leaves_takes_its_fetches_along() -> None:
                 callers.start_soon(ask, engine, at("A"), at("B"), "text")
                 await until(lambda: len(host.asked) == 2)
                 scope.cancel()
-        assert sorted(host.left) == ["A", "B"]
+        await until(lambda: sorted(host.left) == ["A", "B"])
         assert engine.statistics().admission.requests == 0
 
 
@@ -198,7 +201,7 @@ async def test_a_deadline_ends_a_fetch_and_names_it() -> None:
     async with engine_on(SeeingModel(), fetch=host) as engine:
         with pytest.raises(DeadlineExceeded, match="fetch") as caught:
             await ask(engine, at("slow"), timeout_s=0.5)
-        assert host.left == ["slow"]
+        await until(lambda: host.left == ["slow"])
     assert caught.value.stage == "fetch"
 
 
@@ -296,13 +299,13 @@ async def test_pictures_that_wait_for_others_of_their_input_are_bounded() -> Non
         assert (caught.value.param, caught.value.index) == ("input", 0)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(submit, conversation(at("A"), at("B"), at("slow")))
-            await until(lambda: engine._pipeline.errands._gathered_bytes == 8)
+            await until(lambda: completer(engine)._gathered_bytes == 8)
             with pytest.raises(Overloaded, match="limit of 11 bytes of pictures"):
                 await submit(conversation(at("A"), at("B")))
             await ask(engine, at("A"))  # waits for no other
             host.answer("slow", lambda: picture("S"))
         await submit(conversation(at("A"), at("B")))
-        assert engine._pipeline.errands._gathered_bytes == 0
+        await until(lambda: completer(engine)._gathered_bytes == 0)
 
 
 async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None:
@@ -313,6 +316,175 @@ async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None
             async with anyio.create_task_group() as tasks:
                 request = conversation(at("A"), at("slow"))
                 tasks.start_soon(engine.submit, lambda: request, lambda result: result)
-                await until(lambda: engine._pipeline.errands._gathered_bytes == 4)
+                await until(lambda: completer(engine)._gathered_bytes == 4)
                 scope.cancel()
-        assert engine._pipeline.errands._gathered_bytes == 0
+        await until(lambda: completer(engine)._gathered_bytes == 0)
+
+
+def feeders() -> int:
+    """Feeders of all engines of this event loop."""
+    return sum(str(task.name).endswith("._run_feeder") for task in anyio.get_running_tasks())
+
+
+@asynccontextmanager
+async def feeding(gate: Gate, **settings: Any) -> AsyncIterator[tuple[Engine, LetterModel]]:
+    """An engine whose only thread of preprocess stands at a gate, with room for a list in front of it."""
+    model = LetterModel(on_preprocess=gate)
+    settings = {"preprocess_limit": 1, "channel_capacity": 1, "chunk_items": 2} | settings
+    async with engine_on(model, **settings) as engine:
+        yield engine, model
+
+
+async def test_a_request_that_fits_has_no_feeder_and_one_that_does_not_has_it_until_it_is_fed() -> None:
+    gate = Gate()
+    async with feeding(gate) as (engine, model), anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine, "a", "b")
+        await gate.arrived()
+        tasks.start_soon(ask, engine, "c", "d")
+        await until(lambda: engine.statistics().stages[0].done == 2)
+        assert feeders() == 0
+        tasks.start_soon(ask, engine, *"efghij")
+        await until(lambda: waiting_to_be_fed(engine) == 1)
+        assert (feeders(), engine.statistics().stages[0].busy) == (1, 0), "it holds no worker of parse"
+        gate.open()
+        await until(lambda: feeders() == 0)
+    assert [text for texts in model.preprocessed for text in texts] == list("abcdefghij")
+
+
+@pytest.mark.parametrize("how", ["leaves", "is too late", "has a bad input"])
+async def test_the_feeder_of_a_request_that_is_settled_ends(how: str) -> None:
+    gate = Gate()
+
+    def hold(texts: Sequence[str]) -> None:
+        if "" not in texts:
+            gate()
+
+    model = LetterModel(on_preprocess=hold)
+    settings: dict[str, Any] = {"preprocess_limit": 2, "channel_capacity": 1, "chunk_items": 1}
+    async with engine_on(model, **settings) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine, "held")
+        await gate.arrived()
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as callers:
+
+                async def caller() -> None:
+                    texts = [f"text {number}" for number in range(20)]
+                    if how == "has a bad input":
+                        with pytest.raises(InvalidInput):
+                            await ask(engine, "", *texts)
+                    elif how == "is too late":
+                        with pytest.raises(DeadlineExceeded):
+                            await ask(engine, *texts, timeout_s=0.2)
+                    else:
+                        await ask(engine, *texts)
+
+                callers.start_soon(caller)
+                if how == "leaves":
+                    await until(lambda: feeders() == 1 and waiting_to_be_fed(engine) == 1)
+                    scope.cancel()
+        await until(lambda: feeders() == 0)
+        assert engine.statistics().admission.requests == 1
+        gate.open()
+        await ask(engine, "next")
+        await until(lambda: waiting_to_be_fed(engine) == 0)
+    assert sum(map(len, model.preprocessed)) < 10, "what it had left is not begun"
+
+
+async def test_a_feeder_that_crashes_fails_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    host.answer("sound", lambda: picture("S"))
+    options = StageOptions(restarts=RestartPolicy(max_crashes=0))
+    async with engine_on(SeeingModel(), fetch=host, options=options) as engine, anyio.create_task_group() as tasks:
+        sound = completer(engine).completing
+
+        @asynccontextmanager
+        async def completing(item: Any) -> AsyncIterator[Any]:
+            if item.payload.images[0].source == "http://bug":
+                raise ZeroDivisionError
+            async with sound(item) as whole:
+                yield whole
+
+        monkeypatch.setattr(completer(engine), "completing", completing)
+
+        async def neighbour() -> None:
+            assert_array_equal((await ask(engine, at("slow"))).embeddings, [expected("N")])
+
+        tasks.start_soon(neighbour)
+        await until(lambda: host.asked == ["slow"])
+        with pytest.raises(StageFailed, match="the parse stage failed on this request"):
+            await ask(engine, at("bug"), at("sound"), "text")
+        host.answer("slow", lambda: picture("N"))
+        assert_array_equal((await ask(engine, at("sound"))).embeddings, [expected("S")])
+        assert engine.statistics().stages[0].crashes == 1
+        assert engine.fault is None
+        await until(lambda: feeders() == 0)
+
+
+@pytest.mark.parametrize("end", ["drained", "cancelled", "raised"])
+async def test_a_request_that_waits_to_be_fed_when_the_engine_is_closed_gets_an_outcome(end: str) -> None:
+    gate = Gate()
+    outcomes: list[str] = []
+
+    async def caller(engine: Engine, *texts: str) -> None:
+        try:
+            await ask(engine, *texts)
+        except EngineStopped:
+            outcomes.append("stopped")
+        else:
+            outcomes.append("answered")
+
+    async def open_late(engine: Engine, count: int) -> None:
+        with anyio.CancelScope(shield=True):
+            await until(lambda: len(outcomes) >= count or engine.phase == "draining")
+            gate.open()
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as host:
+            try:
+                async with feeding(gate) as (engine, _):
+                    tasks.start_soon(caller, engine, "held")
+                    await gate.arrived()
+                    for letters in ("abcdef", "ghijkl"):
+                        tasks.start_soon(caller, engine, *letters)
+                    await until(lambda: waiting_to_be_fed(engine) == 2)
+                    tasks.start_soon(open_late, engine, 3)
+                    if end == "drained":
+                        await engine.drain(30)
+                    if end == "cancelled":
+                        host.cancel()
+                        await anyio.sleep_forever()
+                    if end == "raised":
+                        raise ZeroDivisionError
+            except ZeroDivisionError:
+                assert end == "raised"
+        await until(lambda: len(outcomes) == 3)
+    assert outcomes == ["answered" if end == "drained" else "stopped"] * 3
+    assert feeders() == 0
+
+
+async def test_requests_that_wait_to_be_fed_hear_of_a_preprocess_stage_that_breaks() -> None:
+    gate = Gate()
+    breaks = False
+
+    async def crash(point: str) -> None:
+        if breaks and point == "take preprocess":
+            raise RuntimeError("a bug")
+
+    options = StageOptions(restarts=RestartPolicy(max_crashes=0), channel=acting_channels(crash))
+    outcomes: list[type[Exception]] = []
+
+    async def caller(engine: Engine, *texts: str) -> None:
+        with pytest.raises((EngineStopped, StageFailed)) as caught:
+            await ask(engine, *texts)
+        outcomes.append(type(caught.value))
+
+    async with feeding(gate, options=options) as (engine, _), anyio.create_task_group() as tasks:
+        for letters in ("held", "abcdef", "ghijkl"):
+            tasks.start_soon(caller, engine, *letters)
+            await gate.arrived()
+        await until(lambda: waiting_to_be_fed(engine) == 2)
+        breaks = True
+        gate.open()
+        assert "preprocess stage crashed" in await engine.wait_broken()
+        await until(lambda: len(outcomes) == 3 and feeders() == 0)
+    assert EngineStopped in outcomes

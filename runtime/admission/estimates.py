@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from staged_pool.runtime.model import Lane
+from staged_pool.stages.scheduling.tuning import LEARNING_WEIGHT, RARE
 
 FIRST_BYTES_PER_TOKEN: Final = 4.0
 """Until texts have been seen: English through a WordPiece tokenizer."""
@@ -26,12 +27,6 @@ PICTURE_BYTES: Final = 4096
 """Smaller bodies hold no picture worth the name, but may hold the URL of one: they count as texts for as long as
 nothing else is known, and may be texts whatever is known."""
 
-_LEARN: Final = 0.05
-"""Weight of the newest observation in a running mean, once there have been twenty."""
-
-_RARE: Final = 0.1
-"""A lane that fewer of the bodies of a size use is not what the next one is expected to use."""
-
 
 class Mean:
     """A running mean that the first observations make quickly and later ones move slowly."""
@@ -44,7 +39,7 @@ class Mean:
 
     def observe(self, value: float) -> None:
         self._seen += 1
-        self.value += max(_LEARN, 1.0 / self._seen) * (value - self.value)
+        self.value += max(LEARNING_WEIGHT, 1.0 / self._seen) * (value - self.value)
 
 
 class Guess(NamedTuple):
@@ -52,14 +47,14 @@ class Guess(NamedTuple):
 
     tokens: float
     """On average over all bodies of its size, those that hold nothing for the lane included."""
-    if_any: float
+    given_present: float
     """Where it holds something for the lane."""
     likely: bool
     """Whether it may well."""
 
 
 @dataclass(slots=True)
-class _Habits:
+class _SizeBucket:
     """What bodies of one size turned out to be."""
 
     used: dict[Lane, Mean] = field(default_factory=dict)
@@ -78,10 +73,12 @@ class Estimates:
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._lanes = tuple(lanes)
-        self._habits: dict[int, _Habits] = {}
+        self._habits: dict[int, _SizeBucket] = {}
         self._tokens_per_byte = Mean(1.0 / FIRST_BYTES_PER_TOKEN)
         """Of all requests that hold nothing but texts."""
         self._input_tokens = {"text": Mean(FIRST_TEXT_TOKENS), "image": Mean(FIRST_PICTURE_TOKENS)}
+        self.device_share = Mean(1.0)
+        """Part of the tokens that have to go through the device; the rest is coalesced, or kept from earlier."""
 
     @property
     def bytes_per_token(self) -> float:
@@ -89,12 +86,19 @@ class Estimates:
         return 1.0 / self._tokens_per_byte.value if self._tokens_per_byte.value else FIRST_BYTES_PER_TOKEN
 
     def guess(self, body_bytes: int, images: int | None = None) -> dict[Lane, Guess]:
-        """Estimate what a body of so many bytes holds, by lane.
+        """Estimate what a body of so many bytes gives the device to do, by lane.
 
         Args:
             body_bytes: Size of the body.
             images: Images that its bytes show. None: not known.
         """
+        share = self.device_share.value
+        return {
+            lane: Guess(guess.tokens * share, guess.given_present * share, guess.likely)
+            for lane, guess in self._contents(body_bytes, images).items()
+        }
+
+    def _contents(self, body_bytes: int, images: int | None) -> dict[Lane, Guess]:
         if len(self._lanes) == 1:
             tokens = self._alone(self._lanes[0], body_bytes)
             return {self._lanes[0]: Guess(tokens, tokens, likely=True)}
@@ -111,26 +115,34 @@ class Estimates:
         guesses: dict[Lane, Guess] = {}
         for lane, used in habits.used.items():
             tokens = habits.tokens_per_byte[lane].value * body_bytes
-            guesses[lane] = Guess(tokens, tokens / used.value if used.value > 0.0 else 0.0, used.value >= _RARE)
+            guesses[lane] = Guess(tokens, tokens / used.value if used.value > 0.0 else 0.0, used.value >= RARE)
         if small and not guesses["text"].likely:
             guesses["text"] = Guess(guesses["text"].tokens, self._alone("text", body_bytes), likely=True)
         return guesses
 
     def known(self, body_bytes: int, inputs: Mapping[Lane, int]) -> dict[Lane, float]:
         """The tokens of a request of which it is known how many inputs of each lane it has."""
+        share = self.device_share.value
         if len(inputs) == 1 and "text" in inputs:
-            return {"text": self._alone("text", body_bytes)}
-        return {lane: count * self._input_tokens[lane].value for lane, count in inputs.items()}
+            return {"text": share * self._alone("text", body_bytes)}
+        return {lane: share * count * self._input_tokens[lane].value for lane, count in inputs.items()}
 
     def prepared(self, lane: Lane, tokens: int) -> None:
         """An input of a lane turned out to have so many tokens."""
         self._input_tokens[lane].observe(tokens)
 
-    def learn(self, body_bytes: int, tokens: Mapping[Lane, int]) -> None:
-        """A request turned out to have so many tokens: those of the lanes that it used, and of no others."""
+    def learn(self, body_bytes: int, tokens: Mapping[Lane, int], device_share: float = 1.0) -> None:
+        """A request turned out to have so many tokens: those of the lanes that it used, and of no others.
+
+        Args:
+            body_bytes: Size of its body.
+            tokens: By lane.
+            device_share: Part of them that had to go through the device.
+        """
+        self.device_share.observe(device_share)
         if not body_bytes:
             return
-        habits = self._habits.setdefault(magnitude(body_bytes), _Habits())
+        habits = self._habits.setdefault(magnitude(body_bytes), _SizeBucket())
         for lane in self._lanes if self._lanes != ("text",) else ():  # then the rate of texts says it all
             habits.used.setdefault(lane, Mean(0.0)).observe(lane in tokens)
             habits.tokens_per_byte.setdefault(lane, Mean(0.0)).observe(tokens.get(lane, 0) / body_bytes)

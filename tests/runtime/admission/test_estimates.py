@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.runtime.estimates import (
+from staged_pool.runtime.admission.estimates import (
     FIRST_BYTES_PER_TOKEN,
     FIRST_PICTURE_TOKENS,
     PICTURE_BYTES,
@@ -51,7 +51,7 @@ def test_a_small_body_may_be_a_text_whatever_was_seen() -> None:
         estimates.learn(300, {"image": 50})
     guess = estimates.guess(300)
     assert guess["text"].likely
-    assert guess["text"].if_any == pytest.approx(60)
+    assert guess["text"].given_present == pytest.approx(60)
     assert guess["image"].likely
 
 
@@ -76,8 +76,10 @@ def test_guesses_are_numbers_that_can_be_counted_and_one_lane_is_likely(
         estimates.learn(size, read)
     guesses = estimates.guess(body_bytes)
     assert any(guess.likely for guess in guesses.values())
-    assert all(0 <= guess.tokens <= guess.if_any * (1 + 1e-9) + 1e-9 or not guess.likely for guess in guesses.values())
-    assert all(math.isfinite(guess.tokens) and math.isfinite(guess.if_any) for guess in guesses.values())
+    assert all(
+        0 <= guess.tokens <= guess.given_present * (1 + 1e-9) + 1e-9 or not guess.likely for guess in guesses.values()
+    )
+    assert all(math.isfinite(guess.tokens) and math.isfinite(guess.given_present) for guess in guesses.values())
     if body_bytes < PICTURE_BYTES:
         assert guesses["text"].likely
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import BatchTrigger, Item, Request
 from tests.doubles import NoLoad, wait_in
@@ -16,7 +15,7 @@ def a_ticket() -> Ticket:
     return Ticket(Request, lambda result: None, NoLoad())
 
 
-def a_request(builder: BatchBuilder[int], costs: list[int]) -> Ticket:
+def a_request(builder: BatchFormer[int], costs: list[int]) -> Ticket:
     ticket = a_ticket()
     wait_in(builder, [Item(ticket, place, place, 0.0, cost) for place, cost in enumerate(costs)])
     return ticket
@@ -37,7 +36,7 @@ def test_every_wanted_item_goes_exactly_once_and_no_unwanted_one(
     arrived: list[tuple[int, str, bool]], limit: tuple[int, int, bool]
 ) -> None:
     max_items, max_cost, pads = limit
-    builder: BatchBuilder[int] = BatchBuilder(max_items=max_items, max_cost=max_cost, pads=pads)
+    builder: BatchFormer[int] = BatchFormer(max_items=max_items, max_cost=max_cost, pads=pads)
     items = items_of(arrived)
     wait_in(builder, items)
     wanted = {item.index for item, (_, _, want) in zip(items, arrived, strict=True) if want}
@@ -55,8 +54,8 @@ def test_every_wanted_item_goes_exactly_once_and_no_unwanted_one(
         assert len(taken) == 1 or total <= max_cost
         waiting -= set(taken)
     assert not waiting
-    assert len(builder) == 0
-    assert builder.cost == 0
+    assert len(builder.queue) == 0
+    assert builder.queue.waiting.cost == 0
 
 
 @given(arrivals, limits)
@@ -64,7 +63,7 @@ def test_a_batch_is_cut_only_where_the_next_item_would_not_fit(
     arrived: list[tuple[int, str, bool]], limit: tuple[int, int, bool]
 ) -> None:
     max_items, max_cost, _ = limit
-    builder: BatchBuilder[int] = BatchBuilder(max_items=max_items, max_cost=max_cost, pads=False)
+    builder: BatchFormer[int] = BatchFormer(max_items=max_items, max_cost=max_cost, pads=False)
     wait_in(builder, items_of(arrived))
     left = {item.index: item for item in items_of(arrived)}
     while batch := builder.take(lambda item: True):
@@ -79,42 +78,20 @@ def test_a_batch_is_cut_only_where_the_next_item_would_not_fit(
                 assert same_key
             case BatchTrigger.COST:
                 assert batch.cost + same_key[0].cost > max_cost
-            case BatchTrigger.SHARE:
-                raise AssertionError("nobody else was free")
-
-
-@given(arrivals, limits, st.integers(1, 4), st.integers(1, 40), st.integers(0, 100))
-def test_a_share_is_a_batch_and_no_item_is_lost_by_sharing(
-    arrived: list[tuple[int, str, bool]], limit: tuple[int, int, bool], among: int, min_share: int, running: int
-) -> None:
-    max_items, max_cost, pads = limit
-    builder: BatchBuilder[int] = BatchBuilder(
-        max_items=max_items, max_cost=max_cost, pads=pads, min_share=min_share, slots=among + (running > 0)
-    )
-    wait_in(builder, items_of(arrived))
-    taken: list[int] = []
-    while batch := builder.take(lambda item: True, among=among, running=running):
-        assert len(batch.items) == 1 or batch.cost <= max_cost
-        if batch.trigger is BatchTrigger.SHARE:
-            assert among > 1 or running
-            assert builder.cost
-        taken += [item.index for item in batch.items]
-    assert sorted(taken) == list(range(len(arrived)))
-    assert builder.cost == 0
 
 
 @given(arrivals, st.integers(1, 20), st.integers(1, 60))
 def test_the_budget_grows_with_what_waits(arrived: list[tuple[int, str, bool]], least: int, most: int) -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=most, least_cost=least, pads=False)
+    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=most, least_cost=least, pads=False)
     wait_in(builder, items_of(arrived))
-    while waiting := builder.cost:
+    while waiting := builder.queue.waiting.cost:
         batch = builder.take(lambda item: True)
         assert batch is not None
         assert len(batch.items) == 1 or batch.cost <= min(most, max(least, waiting / 8))
 
 
 def test_a_long_queue_gets_batches_of_the_whole_budget_and_a_short_one_small_ones() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=100, least_cost=20, pads=False)
+    builder: BatchFormer[int] = BatchFormer(max_items=1000, max_cost=100, least_cost=20, pads=False)
     for _ in range(100):
         wait_in(builder, items_of([(10, "a", True)]))
     costs = []
@@ -126,71 +103,32 @@ def test_a_long_queue_gets_batches_of_the_whole_budget_and_a_short_one_small_one
 
 
 def test_one_large_request_gets_small_batches() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=100, least_cost=20, pads=False)
+    builder: BatchFormer[int] = BatchFormer(max_items=1000, max_cost=100, least_cost=20, pads=False)
     wait_in(builder, items_of([(10, "a", True)] * 100))
     batch = builder.take(lambda item: True)
     assert batch is not None
     assert batch.cost == 20
 
 
-def test_there_is_depth_where_more_requests_wait_than_two_batches_take() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=20, pads=False)
-    depths = []
-    for _ in range(5):
-        depths.append(builder.has_depth)
+def test_there_is_a_full_batch_where_more_waits_than_goes_into_one() -> None:
+    builder: BatchFormer[int] = BatchFormer(max_items=1000, max_cost=20, pads=False)
+    full = []
+    for _ in range(4):
+        full.append(builder.has_full_batch)
         a_request(builder, [10])
-    assert depths == [False, False, False, False, True]
+    assert full == [False, False, False, True]
     assert builder.take(lambda item: True) is not None
-    assert not builder.has_depth
+    assert not builder.has_full_batch
 
 
-def test_one_large_request_has_no_depth() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=1000, max_cost=20, pads=False)
+def test_one_large_request_makes_no_full_batch() -> None:
+    builder: BatchFormer[int] = BatchFormer(max_items=1000, max_cost=20, pads=False)
     a_request(builder, [10] * 50)
-    assert not builder.has_depth
-
-
-def test_what_waits_is_shared_among_the_free_slots() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=20)
-    wait_in(builder, items_of([(10, "a", True)] * 8))
-    first, second = builder.take(lambda item: True, among=2), builder.take(lambda item: True, among=1)
-    assert first is not None
-    assert second is not None
-    assert (first.cost, first.trigger) == (40, BatchTrigger.SHARE)
-    assert (second.cost, second.trigger) == (40, BatchTrigger.DEMAND)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "running", "taken"),
-    [
-        (8, 0, 80),  # nothing runs
-        (8, 40, 60),  # half of all
-        (8, 120, 80),  # there is less than half
-        (16, 80, 120),
-        (18, 80, 180),  # half of it is large enough for both
-        (2, 10, 20),  # half would be less than the least
-        (3, 10, 20),
-        (8, 41, 60),  # half is not a whole number of items
-    ],
-)
-def test_beside_what_runs_a_batch_has_its_part_of_all(waiting: int, running: int, taken: int) -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=60, slots=2)
-    wait_in(builder, items_of([(10, "a", True)] * waiting))
-    batch = builder.take(lambda item: True, running=running)
-    assert batch is not None
-    assert (batch.cost, batch.trigger) == (taken, BatchTrigger.SHARE if builder else BatchTrigger.DEMAND)
-
-
-def test_what_is_too_little_to_share_goes_together() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=1000, pads=False, min_share=20)
-    wait_in(builder, items_of([(13, "a", True)] * 3))
-    batch = builder.take(lambda item: True, among=3)
-    assert batch is not None
-    assert batch.cost == 39
+    assert not builder.has_full_batch
 
 
 def test_padded_batches_keep_to_similar_lengths() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=4, max_cost=1000, pads=True)
+    builder: BatchFormer[int] = BatchFormer(max_items=4, max_cost=1000, pads=True)
     wait_in(builder, items_of([(cost, "a", True) for cost in (10, 100, 11, 101, 9, 99, 12, 98)]))
     first, second = builder.take(lambda item: True), builder.take(lambda item: True)
     assert first is not None
@@ -201,7 +139,7 @@ def test_padded_batches_keep_to_similar_lengths() -> None:
 
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=6), st.integers(10, 40))
 def test_a_small_request_overtakes_a_large_one_that_came_before(small: list[int], max_cost: int) -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=max_cost, pads=False)
+    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=max_cost, pads=False)
     a_request(builder, [10] * 50)
     assert builder.take(lambda item: True) is not None
     late = a_request(builder, small)
@@ -215,7 +153,7 @@ def test_a_small_request_overtakes_a_large_one_that_came_before(small: list[int]
 
 
 def test_requests_share_the_device_by_tokens_and_not_by_items() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=40, pads=False)
+    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=40, pads=False)
     long, short = a_request(builder, [20] * 20), a_request(builder, [1] * 400)
     served = dict.fromkeys((long, short), 0)
     for _ in range(10):
@@ -227,7 +165,7 @@ def test_requests_share_the_device_by_tokens_and_not_by_items() -> None:
 
 
 def test_a_large_request_gets_on_however_many_small_ones_come() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=20, pads=False)
+    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=20, pads=False)
     large = a_request(builder, [10] * 30)
     batches, left = 0, 30
     while left:
@@ -241,7 +179,7 @@ def test_a_large_request_gets_on_however_many_small_ones_come() -> None:
 
 
 def test_a_request_that_comes_back_after_a_pause_has_saved_up_nothing() -> None:
-    builder: BatchBuilder[int] = BatchBuilder(max_items=100, max_cost=10, pads=False)
+    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=10, pads=False)
     paused = a_request(builder, [10])
     assert builder.take(lambda item: True) is not None
     steady = a_request(builder, [10] * 20)

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from staged_pool.stages.pace import Overlap, Pace
+from staged_pool.stages.scheduling.service_time import DeviceShare, ServiceTimeModel
 
 
 def test_it_predicts_nothing_before_it_has_seen_something() -> None:
-    assert Pace().drain_s(100, 10) == 0.0
+    assert ServiceTimeModel().drain_s(100, 10) == 0.0
 
 
 def test_it_finds_both_coefficients_from_batches_of_many_sizes() -> None:
-    pace = Pace()
+    pace = ServiceTimeModel()
     for tokens in [10, 500, 2000, 80, 1200] * 10:
         pace.observe(tokens, 0.002 + tokens * 50e-6)
     assert pace.drain_s(1000, 1000) == pytest.approx(0.052, rel=0.01)
@@ -25,14 +25,14 @@ def test_it_finds_both_coefficients_from_batches_of_many_sizes() -> None:
 
 
 def test_batches_of_one_size_never_make_it_predict_too_much_for_more() -> None:
-    pace = Pace()
+    pace = ServiceTimeModel()
     for _ in range(50):
         pace.observe(12, 0.003)
     assert pace.drain_s(1200, 1200) == pytest.approx(0.003)
 
 
 def test_what_it_has_found_outlasts_batches_of_one_size() -> None:
-    pace = Pace(memory=10)
+    pace = ServiceTimeModel(memory=10)
     for tokens in [100, 1000] * 50:
         pace.observe(tokens, 0.01 + tokens * 1e-4)
     for _ in range(5000):
@@ -44,7 +44,7 @@ def test_what_it_has_found_outlasts_batches_of_one_size() -> None:
 def test_no_batch_of_many_makes_its_prediction_jump() -> None:
     """A prediction that falls to half of what it was lets in as much again, and all of that is late."""
     noise = random.Random(1)
-    pace = Pace()
+    pace = ServiceTimeModel()
     predicted = []
     for number in range(3000):
         tokens = noise.choice([256, 512, 1024]) if number < 200 or number % 300 == 0 else 512
@@ -55,7 +55,7 @@ def test_no_batch_of_many_makes_its_prediction_jump() -> None:
 
 
 def test_it_follows_a_change_of_pace() -> None:
-    pace = Pace(memory=10)
+    pace = ServiceTimeModel(memory=10)
     for factor in (1, 3):
         for tokens in [100, 1000] * 50:
             pace.observe(tokens, factor * tokens * 1e-4)
@@ -63,13 +63,13 @@ def test_it_follows_a_change_of_pace() -> None:
 
 
 def test_a_batch_that_ran_alone_had_the_device_for_as_long_as_it_took() -> None:
-    overlap = Overlap()
+    overlap = DeviceShare()
     began = overlap.begin(10.0)
     assert overlap.end(10.5, began) == pytest.approx(0.5)
 
 
 def test_batches_that_ran_at_once_share_the_seconds() -> None:
-    overlap = Overlap()
+    overlap = DeviceShare()
     first, second = overlap.begin(10.0), overlap.begin(10.0)
     assert overlap.running == 2
     assert overlap.end(10.5, first) == pytest.approx(0.25)
@@ -78,14 +78,14 @@ def test_batches_that_ran_at_once_share_the_seconds() -> None:
 
 
 def test_a_batch_that_ran_alone_for_half_its_time_shares_the_other_half() -> None:
-    overlap = Overlap()
+    overlap = DeviceShare()
     first = overlap.begin(10.0)
     overlap.begin(11.0)
     assert overlap.end(12.0, first) == pytest.approx(2.0 / 1.5)
 
 
 def test_a_batch_that_takes_no_time_has_none_of_the_device() -> None:
-    overlap = Overlap()
+    overlap = DeviceShare()
     first, second = overlap.begin(1.0), overlap.begin(1.0)
     assert overlap.end(1.0, first) == overlap.end(1.0, second) == 0.0
 
@@ -93,7 +93,7 @@ def test_a_batch_that_takes_no_time_has_none_of_the_device() -> None:
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 10)), max_size=50), st.integers(0, 10_000))
 @example([(2, 0.5), (9, 1.7), (8, 1.3), (5, 0.4)], 0)
 def test_a_prediction_is_never_negative(batches: list[tuple[int, float]], tokens: int) -> None:
-    pace = Pace()
+    pace = ServiceTimeModel()
     for size, seconds in batches:
         pace.observe(size, seconds)
     assert pace.drain_s(tokens, 512) >= 0.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.stages.budget import Budget
+from staged_pool.stages.scheduling.batch_budget import Budget
 
 
 def run(budget: Budget, batches: int, *, each_s: float, fixed_s: float = 0.0) -> list[int]:
@@ -66,10 +66,12 @@ def test_it_never_falls_so_low_that_it_could_not_rise() -> None:
 
 
 @pytest.mark.parametrize("target_s", [None, 10.0])
-def test_what_the_device_had_no_room_for_is_never_tried_again(target_s: float | None) -> None:
+def test_a_want_of_memory_halves_it_and_full_batches_bring_it_back(target_s: float | None) -> None:
     budget = Budget(1000, target_s=target_s)
     budget.out_of_memory(800)
     assert budget.tokens == 400
-    assert max(run(budget, 100, each_s=0.0)) == 400
+    budgets = run(budget, 50, each_s=0.0)
+    assert budgets[:2] == [431, 462], "step by step"
+    assert budgets[-1] == 1000
     budget.out_of_memory(1)
     assert budget.tokens == 1

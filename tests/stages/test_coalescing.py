@@ -18,18 +18,18 @@ from staged_pool.stages.errors import (
     Overloaded,
     StagedPoolError,
     StageFailed,
-    said_again,
+    detached,
 )
-from staged_pool.stages.forming import BatchBuilder
-from staged_pool.stages.sharing import Flights
+from staged_pool.stages.scheduling.batch_former import BatchFormer
+from staged_pool.stages.scheduling.coalescing import Coalescer
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.turns import INTERACTIVE_PER_BULK
 from staged_pool.stages.work import Item, Priority, Request
+from tests.doubles import NoLoad
 
 Asker: TypeAlias = tuple[str | None, Priority]
 
 
-class CountingLoad:
+class CountingLoad(NoLoad):
     """Knows how many tokens of a request are to go through the device."""
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class World:
 
     Args:
         max_cost: Of a batch.
-        coalesce: See `Flights`.
-        pads: See `BatchBuilder`.
+        coalesce: See `Coalescer`.
+        pads: See `BatchFormer`.
         even: Whether works are of two tokens; else each has a number of its own, up to `MOST`.
     """
 
@@ -63,8 +63,8 @@ class World:
 
     def __init__(self, *, max_cost: int = 100, coalesce: bool = True, pads: bool = False, even: bool = True) -> None:
         self.even = even
-        self.builder: BatchBuilder[str] = BatchBuilder(max_items=100, max_cost=max_cost, pads=pads)
-        self.flights = Flights(self.builder, coalesce=coalesce)
+        self.builder: BatchFormer[str] = BatchFormer(max_items=100, max_cost=max_cost, pads=pads)
+        self.flights = Coalescer(self.builder, coalesce=coalesce)
         self.loads: dict[Ticket, CountingLoad] = {}
 
     def asks(self, works: str, tenant: Hashable = None, priority: Priority = Priority.INTERACTIVE) -> Ticket:
@@ -78,7 +78,7 @@ class World:
         return ticket
 
     def next_batch(self) -> Sequence[Item[str]] | None:
-        batch = self.flights.take(lambda item: not item.ticket.settled, among=1)
+        batch = self.flights.take(lambda item: not item.ticket.settled)
         return None if batch is None else batch.items
 
     def land(self, batch: Sequence[Item[str]]) -> list[tuple[Ticket, int, str]]:
@@ -95,7 +95,7 @@ class World:
         """The worker that had a batch has crashed, and custody has settled its requests."""
         for item in batch:
             item.ticket.fail(StageFailed("a bug", stage="batch"))
-        self.flights.lose(batch, lambda item: not item.ticket.settled)
+        self.flights.lose(batch)
 
     def leave(self, ticket: Ticket) -> None:
         ticket.fail(Abandoned("the caller left"))
@@ -109,19 +109,19 @@ class World:
         return " ".join(batches)
 
     def is_empty(self) -> bool:
-        return not (len(self.builder) or self.builder.cost or self.flights._flights or self.flights.following)
+        return not (len(self.builder.queue) or self.flights._joined or self.flights._led or self.flights.following)
 
 
 def test_of_those_that_are_alike_one_goes_and_all_get_its_row() -> None:
     world = World()
     one, two = world.asks("ab"), world.asks("aa")
-    assert (len(world.builder), world.builder.cost, world.flights.following) == (2, 4, 2)
+    assert (len(world.builder.queue), world.builder.queue.waiting.cost, world.flights.following) == (2, 4, 2)
     assert (world.loads[one].tokens, world.loads[two].tokens) == (4, 0), "who follows has nothing to do on the device"
     batch = world.next_batch()
     assert batch is not None
     assert sorted(item.payload for item in batch) == ["a", "b"]
     late = world.asks("b")
-    assert len(world.builder) == 0, "what is on the device is waited for, too"
+    assert len(world.builder.queue) == 0, "what is on the device is waited for, too"
     assert sorted(world.land(batch), key=str) == sorted(
         [(one, 0, "a"), (one, 1, "b"), (two, 0, "a"), (two, 1, "a"), (late, 0, "b")], key=str
     )
@@ -141,12 +141,12 @@ def test_what_is_done_is_begun_anew_for_whoever_comes_later() -> None:
 def test_without_identities_and_without_coalescing_each_goes_by_itself() -> None:
     world = World(coalesce=False)
     world.asks("aa")
-    assert len(world.builder) == 2
+    assert len(world.builder.queue) == 2
     world = World()
     ticket = world.asks("")
     for index in range(2):
         world.flights.add(Item(ticket, index, "a", 0.0, 2))
-    assert len(world.builder) == 2
+    assert len(world.builder.queue) == 2
 
 
 def test_a_small_request_does_not_wait_for_the_turn_of_a_large_one_that_asks_for_the_same() -> None:
@@ -155,13 +155,9 @@ def test_a_small_request_does_not_wait_for_the_turn_of_a_large_one_that_asks_for
     batch = world.next_batch()
     assert batch is not None
     assert [(item.ticket, item.payload) for item in batch] == [(large, "a"), (small, "z")]
-    assert (large, 10, "z") in world.land(batch)
-    assert world.loads[large].tokens == 9 * World.COST
-    rest = ""
-    while batch := world.next_batch():
-        rest += "".join(item.payload for item in batch)
-        world.land(batch)
-    assert rest == "bcdefghij", "it goes once"
+    late = world.asks("z")
+    assert world.land(batch) == [(large, 0, "a"), (small, 0, "z"), (late, 0, "z")], "others follow the quicker one"
+    assert world.rest() == "bc de fg hi jz"
     assert world.is_empty()
 
 
@@ -218,96 +214,21 @@ def test_a_crash_of_the_leaders_worker_has_another_one_try() -> None:
     assert world.is_empty()
 
 
-def test_interactive_work_takes_bulk_work_along_that_asks_for_the_same() -> None:
-    world = World(max_cost=World.COST)
-    bulk = world.asks("abz", priority=Priority.BULK)
-    interactive = world.asks("xz")
-    assert world.flights.following == 0, "each keeps its place until one of them goes"
-    first = world.next_batch()
-    assert first is not None
-    assert world.land(first) == [(interactive, 0, "x")]
-    second = world.next_batch()
-    assert second is not None
-    assert world.builder.turns.waiting(Priority.BULK) == (2, 1, 2 * World.COST)
-    assert world.loads[bulk].tokens == 2 * World.COST
-    assert world.land(second) == [(interactive, 1, "z"), (bulk, 2, "z")]
-    assert world.rest() == "a b"
-    assert world.is_empty()
-
-
-def test_bulk_work_that_is_due_does_not_wait_for_interactive_work_that_asks_for_the_same() -> None:
-    world = World(max_cost=World.COST)
-    backlog = "abcdefghijklmnopqrstuvwxyz"
-    interactive, bulk = world.asks(backlog), world.asks("z", priority=Priority.BULK)
-    for work in backlog[:INTERACTIVE_PER_BULK]:
-        batch = world.next_batch()
-        assert batch is not None
-        assert world.land(batch) == [(interactive, backlog.index(work), work)]
-    due = world.next_batch()
-    assert due is not None
-    assert world.land(due) == [(bulk, 0, "z"), (interactive, 25, "z")]
-    assert world.rest() == " ".join(backlog[INTERACTIVE_PER_BULK:-1])
-
-
-def test_a_tenant_does_not_wait_for_the_backlog_of_another_that_asks_for_the_same() -> None:
-    world = World(max_cost=World.COST)
-    heavy, light = world.asks("abcdefz", "heavy"), world.asks("z", "light")
-    assert world.rest() == "a z b c d e f"
-    assert not heavy.settled
-    assert not light.settled
-    assert world.is_empty()
-
-
-def test_the_tenant_of_the_one_that_goes_pays_for_all() -> None:
-    world = World(max_cost=World.COST)
-    world.asks("zab", "one")
-    world.asks("zcd", "two")
-    assert world.rest() == "z c a d b"
-
-
-@pytest.mark.parametrize("pads", [False, True])
-def test_of_two_tenants_items_that_are_alike_one_is_in_a_batch_that_has_room_for_both(pads: bool) -> None:
-    world = World(pads=pads)
-    one, two = world.asks("az", "one"), world.asks("zb", "two")
-    batch = world.next_batch()
-    assert batch is not None
-    assert sorted(item.payload for item in batch) == ["a", "b", "z"]
-    assert sorted(world.land(batch), key=lambda row: (row[0] is two, row[1])) == [
-        (one, 0, "a"),
-        (one, 1, "z"),
-        (two, 0, "z"),
-        (two, 1, "b"),
-    ]
-    assert world.is_empty()
-
-
-def test_with_padding_items_that_are_alike_and_left_out_of_a_batch_all_keep_their_places() -> None:
-    world = World(max_cost=World.COST, pads=True)
-    world.asks("az", "one")
-    two, three = world.asks("bz", "two"), world.asks("cz", "three")
-    first = world.next_batch()
-    assert first is not None
-    assert len(world.builder) == 5
-    assert world.flights.following == 0
-    for ticket in (two, three):
-        assert ticket.standing(None).turn == 2 * World.COST, "none is charged again"
-    world.land(first)
-    assert sorted(world.rest()) == sorted("b c z")
-    assert world.is_empty()
-
-
-def test_after_a_crash_each_tenant_has_a_place_again() -> None:
-    world = World(max_cost=World.COST)
-    one = world.asks("z", "one")
-    two, three = world.asks("zz", "two"), world.asks("z", "three", Priority.BULK)
-    batch = world.next_batch()
-    assert batch is not None
-    assert [item.ticket for item in batch] == [one]
-    world.lose(batch)
-    assert (len(world.builder), world.flights.following) == (2, 1)
-    again = world.next_batch()
-    assert again is not None
-    assert world.land(again) == [(two, 0, "z"), (two, 1, "z"), (three, 0, "z")]
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (("one", Priority.INTERACTIVE), ("two", Priority.INTERACTIVE)),
+        (("one", Priority.INTERACTIVE), ("one", Priority.BULK)),
+        ((None, Priority.INTERACTIVE), ("one", Priority.INTERACTIVE)),
+    ],
+)
+def test_tenants_and_priorities_share_nothing(one: Asker, two: Asker) -> None:
+    """What one asks would show in how long another waits; and each pays for its own."""
+    world = World()
+    world.asks("z", *one)
+    world.asks("z", *two)
+    assert (len(world.builder.queue), world.flights.following) == (2, 0)
+    assert world.rest() == "zz"
     assert world.is_empty()
 
 
@@ -347,7 +268,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(1, 12), st.booleans())
-def test_whatever_happens_each_who_waits_gets_one_row_and_no_work_is_done_twice_at_once(
+def test_whatever_happens_each_who_waits_gets_one_row(
     script: list[tuple[str, int | tuple[str, Asker]]], max_cost: int, pads: bool
 ) -> None:
     world = World(max_cost=max_cost, pads=pads)
@@ -362,8 +283,6 @@ def test_whatever_happens_each_who_waits_gets_one_row_and_no_work_is_done_twice_
             return False
         assert all(not item.ticket.settled for item in batch)
         on_device.append(batch)
-        works = [item.payload for one in on_device for item in one]
-        assert len(works) == len(set(works))
         return True
 
     def land(batch: Sequence[Item[str]]) -> None:
@@ -391,7 +310,6 @@ def test_whatever_happens_each_who_waits_gets_one_row_and_no_work_is_done_twice_
     assert world.is_empty()
     for ticket, load in world.loads.items():
         assert ticket.settled or load.tokens == 0
-        assert ticket.settled or ticket.standing(None).waiting_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -409,7 +327,7 @@ def test_an_error_is_said_to_each_in_an_object_of_its_own(error: StagedPoolError
     try:
         raise error
     except StagedPoolError:
-        twin = said_again(error)
+        twin = detached(error)
     assert twin is not error
     assert (type(twin), str(twin), vars(twin)) == (type(error), str(error), vars(error))
     assert twin.__traceback__ is None

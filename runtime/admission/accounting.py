@@ -1,0 +1,279 @@
+"""The account of what is inside the engine: all of it, by priority, by tenant, and by request.
+
+There is one account of tokens. Admission decides by it who may enter, and feeding whose inputs go to preprocess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from math import ceil
+from typing import Final, NamedTuple, cast
+
+from staged_pool.runtime.admission.estimates import Estimates
+from staged_pool.runtime.model import Lane
+from staged_pool.stages.work import Priority
+
+
+class RequestClass(NamedTuple):
+    """Who asks, and how urgently."""
+
+    priority: Priority = Priority.INTERACTIVE
+    tenant: Hashable = None
+    """None is a tenant like any other."""
+
+
+DEFAULT_CLASS: Final = RequestClass()
+
+
+class Usage:
+    """What some requests have inside together."""
+
+    __slots__ = ("body_bytes", "items", "requests", "tokens")
+
+    def __init__(self, lanes: Iterable[Lane]) -> None:
+        self.requests = 0
+        self.items = 0
+        self.body_bytes = 0
+        self.tokens = dict.fromkeys(lanes, 0.0)
+        """By lane."""
+
+    @property
+    def limited(self) -> tuple[float, ...]:
+        """Requests, items, tokens and bytes, in the order of `LIMITS`."""
+        return self.requests, self.items, sum(self.tokens.values()), self.body_bytes
+
+
+LIMITS: Final = ("requests", "items", "tokens", "bytes")
+
+
+class LaneUsage:
+    """What one request has in one lane."""
+
+    __slots__ = ("computed", "estimate", "fed", "spared", "tokens", "unprepared")
+
+    def __init__(self, tokens: float, inputs: int) -> None:
+        self.tokens = tokens
+        """Inside: an estimate for inputs that are not prepared, the true number for those that are."""
+        self.unprepared = inputs
+        self.estimate = tokens / inputs if inputs else 0.0
+        """Tokens of one input that is not prepared yet."""
+        self.fed = 0.0
+        """Of the tokens, those that are with preprocess, wait for the device, or are on it."""
+        self.computed = 0
+        """Tokens that have gone through the device."""
+        self.spared = 0
+        """Tokens that need not: others have gone for them."""
+
+
+class Reservation:
+    """What one request has inside; `Admission.leave` gives it back whole. It is the `Load` of the request's ticket."""
+
+    __slots__ = (
+        "_in_flight",
+        "body_bytes",
+        "counted_in",
+        "entered_at",
+        "expected_s",
+        "is_inside",
+        "items",
+        "lane",
+        "lanes",
+        "of",
+    )
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        *,
+        body_bytes: int,
+        entered_at: float,
+        lane: Lane,
+        expected_s: float,
+        of: RequestClass,
+        counted_in: tuple[Usage, ...],
+    ) -> None:
+        self._in_flight = in_flight
+        self.of = of
+        self.counted_in = counted_in
+        """Those of all requests, of its priority, and of its tenant in that."""
+        self.body_bytes = body_bytes
+        self.items = 1
+        self.lanes: dict[Lane, LaneUsage] = {}
+        self.entered_at = entered_at
+        self.lane = lane
+        """The one that decides how long it takes."""
+        self.expected_s = expected_s
+        """How long it was predicted to take when it entered."""
+        self.is_inside = True
+        """Until it is given back: items of a caller who left move on for a while, and count no more."""
+
+    @property
+    def tokens(self) -> float:
+        """Tokens inside, in all lanes."""
+        return sum([usage.tokens for usage in self.lanes.values()])
+
+    def tokens_of(self, lane: Hashable, inputs: int) -> int:
+        """See `Load.tokens_of`."""
+        usage = self.lanes.get(cast(Lane, lane))
+        return max(1, ceil(inputs * usage.estimate)) if usage is not None else inputs
+
+    def may_feed(self, lane: Hashable, inputs: int) -> bool:
+        """See `Load.may_feed`.
+
+        A request may have as many tokens fed as it leaves free of the lane: a dynamic threshold (Choudhury and Hahne,
+        1998). However many are inside, one more finds room. Where nothing is fed, a list of any size may go.
+        """
+        if not self.is_inside or (usage := self.lanes.get(cast(Lane, lane))) is None:
+            return True
+        fed = self._in_flight.fed[cast(Lane, lane)]
+        return not fed or usage.fed + inputs * usage.estimate <= self._in_flight.fed_limits[cast(Lane, lane)] - fed
+
+    def fed(self, lane: Hashable, inputs: int) -> None:
+        """See `Load.fed`."""
+        if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
+            self._in_flight.feed(usage, cast(Lane, lane), inputs * usage.estimate)
+
+    def prepared(self, lane: Hashable, tokens: int) -> None:
+        """See `Load.prepared`."""
+        if self.is_inside:
+            self._in_flight.prepared(self, cast(Lane, lane), tokens)
+
+    def computed(self, lane: Hashable, tokens: int) -> None:
+        """See `Load.computed`."""
+        if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
+            usage.computed += tokens
+            self._in_flight.correct(self, cast(Lane, lane), -tokens)
+
+    def spared(self, lane: Hashable, tokens: int) -> None:
+        """See `Load.spared`."""
+        if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
+            usage.spared += tokens
+            self._in_flight.correct(self, cast(Lane, lane), -tokens)
+
+    def recalled(self, lane: Hashable, tokens: int) -> None:
+        """See `Load.recalled`."""
+        self.spared(lane, tokens)
+
+
+class InFlight:
+    """Everything that has entered and not left.
+
+    Args:
+        fed_limits: Tokens of a lane between feeding and the end of their forward at most.
+        estimates: Told what inputs turn out to have.
+    """
+
+    def __init__(self, fed_limits: Mapping[Lane, int], estimates: Estimates) -> None:
+        self._lanes = tuple(fed_limits)
+        self._estimates = estimates
+        self.fed_limits = fed_limits
+        self.fed = dict.fromkeys(self._lanes, 0.0)
+        """Tokens between feeding and the end of their forward."""
+        self.room_freed: Callable[[Lane], object] = lambda lane: None
+        """Called when fewer tokens of a lane are fed."""
+        self.total = Usage(self._lanes)
+        self.unprepared: dict[Lane, int] = dict.fromkeys(self._lanes, 0)
+        """Inputs that are not prepared yet."""
+        self.priorities = {priority: Usage(self._lanes) for priority in Priority}
+        self.tenants: dict[Priority, dict[Hashable, Usage]] = {priority: {} for priority in Priority}
+        """Only those that have something inside."""
+
+    def enter(
+        self,
+        lanes: Mapping[Lane, LaneUsage],
+        *,
+        body_bytes: int,
+        entered_at: float,
+        lane: Lane,
+        expected_s: float,
+        of: RequestClass,
+    ) -> Reservation:
+        """Count one request more, as one item."""
+        tenants = self.tenants[of.priority]
+        if (of_tenant := tenants.get(of.tenant)) is None:
+            of_tenant = tenants[of.tenant] = Usage(self._lanes)
+        reservation = Reservation(
+            self,
+            body_bytes=body_bytes,
+            entered_at=entered_at,
+            lane=lane,
+            expected_s=expected_s,
+            of=of,
+            counted_in=(self.total, self.priorities[of.priority], of_tenant),
+        )
+        for usage in reservation.counted_in:
+            usage.requests += 1
+            usage.items += 1
+            usage.body_bytes += body_bytes
+        for name, lane_usage in lanes.items():
+            self.put(reservation, name, lane_usage)
+        return reservation
+
+    def count_items(self, reservation: Reservation, items: int) -> None:
+        """A request turned out to have so many items."""
+        for usage in reservation.counted_in:
+            usage.items += items - reservation.items
+        reservation.items = items
+
+    def put(self, reservation: Reservation, lane: Lane, usage: LaneUsage) -> None:
+        """A request has this in a lane, in which it had nothing."""
+        reservation.lanes[lane] = usage
+        self._count(reservation, lane, usage.tokens)
+        self.unprepared[lane] += usage.unprepared
+
+    def take(self, reservation: Reservation, lane: Lane) -> None:
+        """A request has nothing in a lane any more."""
+        usage = reservation.lanes.pop(lane)
+        self._count(reservation, lane, -usage.tokens)
+        self.unprepared[lane] -= usage.unprepared
+        self.feed(usage, lane, -usage.fed)
+
+    def divide(self, reservation: Reservation, lane: Lane, inputs: int) -> None:
+        """What a request has in a lane is of so many inputs, none of which is prepared yet."""
+        usage = reservation.lanes[lane]
+        self.unprepared[lane] += inputs - usage.unprepared
+        usage.unprepared, usage.estimate = inputs, usage.tokens / inputs
+
+    def feed(self, usage: LaneUsage, lane: Lane, tokens: float) -> None:
+        """Count tokens that are fed; fewer, where negative."""
+        usage.fed += tokens
+        self.fed[lane] += tokens
+        if tokens < 0:
+            self.room_freed(lane)
+
+    def prepared(self, reservation: Reservation, lane: Lane, tokens: int) -> None:
+        """One of a request's inputs is prepared and has so many tokens."""
+        usage = reservation.lanes.get(lane)
+        if usage is not None and usage.unprepared:
+            usage.unprepared -= 1
+            self.unprepared[lane] -= 1
+            self._estimates.prepared(lane, tokens)
+            self.correct(reservation, lane, tokens - usage.estimate)
+
+    def correct(self, reservation: Reservation, lane: Lane, tokens: float) -> None:
+        """A request has so many tokens more inside than was thought, all of them fed."""
+        if (usage := reservation.lanes.get(lane)) is not None:
+            usage.tokens += tokens
+            self._count(reservation, lane, tokens)
+            self.feed(usage, lane, tokens)
+
+    def leave(self, reservation: Reservation) -> None:
+        """Count one request less, and nothing that it had."""
+        reservation.is_inside = False
+        for usage in reservation.counted_in:
+            usage.requests -= 1
+            usage.items -= reservation.items
+            usage.body_bytes -= reservation.body_bytes
+        for lane in tuple(reservation.lanes):
+            self.take(reservation, lane)
+        for usage in reservation.counted_in:
+            if not usage.requests:
+                usage.tokens = dict.fromkeys(self._lanes, 0.0)  # no rounding error is carried on
+        if not self.total.requests:
+            self.fed = dict.fromkeys(self._lanes, 0.0)
+        if not reservation.counted_in[-1].requests:
+            del self.tenants[reservation.of.priority][reservation.of.tenant]
+
+    def _count(self, reservation: Reservation, lane: Lane, tokens: float) -> None:
+        for usage in reservation.counted_in:
+            usage.tokens[lane] += tokens

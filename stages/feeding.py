@@ -1,0 +1,150 @@
+"""Feeding: whose inputs go to preprocess next, and how many of them are inside at most."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import anyio
+
+from staged_pool.stages.channel import ENDED, Outlet
+from staged_pool.stages.scheduling.fair_queue import FairQueue
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.wakeup import Wakeup, wakeup
+from staged_pool.stages.work import Item, Priority
+
+S = TypeVar("S")
+
+
+@dataclass(slots=True, eq=False)
+class _List(Generic[S]):
+    """A list of inputs of one request that waits to be fed."""
+
+    ticket: Ticket
+    items: Sequence[Item[S]]
+    cost: int
+    woken: Wakeup
+    is_fed: bool = False
+    batch_key: Hashable = None
+
+
+class FeedQueue(Generic[S]):
+    """The way into the preprocess channel of one lane.
+
+    Lists go in the order of a fair queue, as soon as the channel has room and the request's account lets them: so a
+    single text passes before the next list of each large request. See `Load.may_feed`.
+
+    Args:
+        lane: Name of the lane.
+        outlet: Of the channel. Closed by `close`.
+        chunk_items: Most items of a list.
+        clock: Of the stages, in seconds.
+    """
+
+    def __init__(
+        self,
+        lane: Hashable,
+        outlet: Outlet[Sequence[Item[S]]],
+        *,
+        chunk_items: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._lane = lane
+        self._outlet = outlet
+        self.stage = outlet.name
+        """Name of the stage behind it."""
+        self._chunk_items = chunk_items
+        self._clock = clock
+        self._queue = FairQueue[_List[S]](("feeding", lane))
+        self._for_room: deque[tuple[Ticket, Wakeup]] = deque()
+        self._is_granting = False
+        outlet.on_room(self.grant)
+
+    def waiting_requests(self, priority: Priority) -> int:
+        """Requests of a priority that wait for their turn."""
+        return self._queue.waiting_of(priority).requests
+
+    def feed_nowait(self, ticket: Ticket, inputs: Sequence[tuple[int, S]]) -> Sequence[tuple[int, S]]:
+        """Feed lists as long as they need not wait; returns the inputs that are left.
+
+        Raises:
+            anyio.BrokenResourceError: Preprocess has ended.
+        """
+        start = 0
+        while start < len(inputs) and not self._queue:
+            items = self._items(ticket, inputs[start : start + self._chunk_items])
+            if not self._may_pass(ticket, items):
+                break
+            self._send(ticket, items)
+            start += len(items)
+        return inputs[start:]
+
+    async def feed(self, ticket: Ticket, inputs: Sequence[tuple[int, S]]) -> None:
+        """Feed inputs, each list when it is its turn.
+
+        Raises:
+            anyio.BrokenResourceError: Preprocess has ended.
+        """
+        for start in range(0, len(inputs), self._chunk_items):
+            items = self._items(ticket, inputs[start : start + self._chunk_items])
+            waiting = _List(ticket, items, ticket.load.tokens_of(self._lane, len(items)), wakeup())
+            self._queue.add(waiting)
+            self.grant()
+            await waiting.woken.wait()
+            if not waiting.is_fed:
+                raise anyio.BrokenResourceError
+
+    async def wait_for_room(self, ticket: Ticket) -> None:
+        """Wait until one more input of a request may be fed: it is worth fetching then."""
+        while not (ticket.settled or ticket.load.may_feed(self._lane, 1)):
+            told = wakeup()
+            self._for_room.append((ticket, told))
+            await told.wait()
+
+    def grant(self) -> None:
+        """Let those in whose turn it is, as far as there is room. Called when a list comes, and when room is freed."""
+        if self._is_granting or not (self._queue or self._for_room):
+            return
+        self._is_granting = True
+        try:
+            while (first := self._queue.first(_is_wanted)) is not None and self._may_pass(first.ticket, first.items):
+                self._queue.take(first)
+                self._queue.end_round()
+                first.woken.set()
+                self._send(first.ticket, first.items)
+                first.is_fed = True
+            self._queue.end_round()
+        except ENDED:
+            while (left := self._queue.first(_is_wanted)) is not None:
+                self._queue.take(left)
+                left.woken.set()
+            self._queue.end_round()
+        finally:
+            self._is_granting = False
+        for _ in range(len(self._for_room)):
+            ticket, told = self._for_room.popleft()
+            if ticket.settled or ticket.load.may_feed(self._lane, 1):
+                told.set()
+            else:
+                self._for_room.append((ticket, told))
+
+    def close(self) -> None:
+        """Say that nothing more will come."""
+        self._outlet.close()
+
+    def _items(self, ticket: Ticket, inputs: Sequence[tuple[int, S]]) -> list[Item[S]]:
+        now = self._clock()
+        return [Item(ticket, index, given, now) for index, given in inputs]
+
+    def _may_pass(self, ticket: Ticket, items: Sequence[Item[S]]) -> bool:
+        return self._outlet.has_room(items) and ticket.load.may_feed(self._lane, len(items))
+
+    def _send(self, ticket: Ticket, items: Sequence[Item[S]]) -> None:
+        self._outlet.send_nowait(items)
+        ticket.load.fed(self._lane, len(items))
+
+
+def _is_wanted(waiting: _List[S]) -> bool:
+    return not waiting.ticket.settled
