@@ -244,9 +244,8 @@ def serve(
         flag(
             "--share-between-tenants",
             "Results",
-            "Let tenants share results and prepared images, kept or under way: the same inputs of several are computed "
-            "once, and by the time of an answer a tenant can find out what others have asked. A request's cache_salt "
-            "keeps it apart either way.",
+            "Let tenants share the results and prepared images that are kept: by the time of an answer a tenant can "
+            "then find out what others have asked. A request's cache_salt keeps it apart either way.",
         ),
     ] = _DEFAULT.share_between_tenants,
     result_cache_mb: Annotated[

@@ -197,7 +197,7 @@ def _priority_families(priorities: Mapping[str, PriorityStatistics]) -> Iterator
     labels = ("priority",)
     requests = GaugeMetricFamily("staged_pool_priority_requests", "Requests inside, by priority", labels=labels)
     gate = GaugeMetricFamily(
-        "staged_pool_priority_gate_requests", "Requests that the pipeline has no room for yet", labels=labels
+        "staged_pool_priority_gate_requests", "Requests of which inputs wait to be fed to preprocess", labels=labels
     )
     items = GaugeMetricFamily("staged_pool_priority_waiting_items", "Items ready for the device", labels=labels)
     tokens = GaugeMetricFamily("staged_pool_priority_waiting_tokens", "Tokens ready for the device", labels=labels)

@@ -200,17 +200,17 @@ class EngineConfig:
 
     coalesce: bool = True
     """Whether inputs that become the same tokens (or the same pixels) and are inside at the same time go through the
-    device once, for all who asked. Without it each does, and everybody pays for the duplicates of the others."""
+    device once, for all of a tenant and a priority who asked. Without it each does, and everybody pays for the
+    duplicates of the others."""
 
     result_cache_mb: int = 0
     """Memory for what the device gave, in 10^6 bytes: an input that comes again does not go through it again. More
     keeps more of the past, of which the least recently used goes first. 0: nothing is kept."""
 
     share_between_tenants: bool = False
-    """Whether tenants share results and prepared images: what `coalesce`, `result_cache_mb` and `image_cache_mb` spare.
-    On, the same inputs of several tenants are computed once, and a tenant can find out by the time of an answer what
-    others have asked. A request's `cache_salt` keeps it apart either way. Off: each tenant has its own, and requests of
-    no tenant are a tenant of their own."""
+    """Whether tenants share the results and prepared images that are kept: see `result_cache_mb` and `image_cache_mb`.
+    On, a tenant can find out by the time of an answer what others have asked. A request's `cache_salt` keeps it apart
+    either way. Off: each tenant has its own, and requests of no tenant are a tenant of their own."""
 
     drain_timeout_s: float = 30.0
     """How long a closing engine finishes what is inside; what is left then fails."""

@@ -39,7 +39,7 @@ class EngineTasks(ABC):
     `MODEL_MAX` to what the model takes; None refuses an input that is too long. `priority` is `interactive` or `bulk`:
     bulk work gets what interactive work leaves of the device, and an eighth of it at least. `tenant` says for whom a
     host asks, by any hashable value: tenants share the device fairly, however many requests each has. Results and
-    prepared images, kept or under way, are shared only among requests of one tenant (of all, with
+    prepared images are shared only among requests of one tenant (those that are kept: of all tenants, with
     `share_between_tenants`) and of one `cache_salt`, a text of 1 to 1024 characters; None is shared with None.
     """
 

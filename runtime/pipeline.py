@@ -142,6 +142,7 @@ class Pipeline:
                 max_cost=parts.service_time.budget.tokens,
                 least_cost=config.least_batch_tokens(card.device, card.memory_tokens),
                 pads=self._model.pads(lane),
+                slots=card.forward_workers,
                 lane=lane,
             ),
             options=self._options,

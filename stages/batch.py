@@ -230,7 +230,7 @@ class BatchStage(Stage, Generic[P, R]):
             if delay_s := self._delay.delay_s(waiting.items, waiting.cost, self._preparing()):
                 return Hold("coming", delay_s)
         self._delay.started()
-        return self._coalescer.take(self._is_wanted()) or Hold("empty")
+        return self._coalescer.take(self._is_wanted(), self._slots.tokens) or Hold("empty")
 
     def _is_wanted(self) -> Callable[[Item[P]], bool]:
         now = self._clock()

@@ -55,6 +55,8 @@ class DeviceSlots:
         self._meter = meter
         self._clock = clock
         self._share = DeviceShare()
+        self.tokens = 0
+        """Of the batches on the device."""
         self._ahead: deque[Execution] = deque()
 
     @property
@@ -105,6 +107,7 @@ class DeviceSlots:
         device_s = self._share.end(now, execution.mark)
         execution.mark = None
         self._meter.busy -= 1
+        self.tokens -= execution.tokens
         while self._ahead and self.free > 0:
             self._begin(self._ahead.popleft(), now)
         return device_s
@@ -113,3 +116,4 @@ class DeviceSlots:
         execution.began_at = now
         execution.mark = self._share.begin(now)
         self._meter.busy += 1
+        self.tokens += execution.tokens

@@ -1,7 +1,8 @@
-"""How a stage runs something that would block the event loop: a seam, so that a simulator can take its place."""
+"""Calls that would block the event loop, run elsewhere; a simulator can take the place of the threads."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -49,18 +50,20 @@ class ThreadOffload:
 
     def __init__(self, limit: int) -> None:
         self.limiter = anyio.CapacityLimiter(limit)
+        self._unlimited = anyio.CapacityLimiter(math.inf)
         self._calls: set[anyio.CancelScope] = set()
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         outcome: list[tuple[T] | BaseException] = []
-        with anyio.CancelScope(shield=True) as scope:
-            self._calls.add(scope)
-            try:
-                await anyio.to_thread.run_sync(
-                    _keep_outcome, function, argument, outcome, limiter=self.limiter, abandon_on_cancel=True
-                )
-            finally:
-                self._calls.discard(scope)
+        async with self.limiter:  # whoever waits for a thread may leave: nothing has begun
+            with anyio.CancelScope(shield=True) as scope:
+                self._calls.add(scope)
+                try:
+                    await anyio.to_thread.run_sync(
+                        _keep_outcome, function, argument, outcome, limiter=self._unlimited, abandon_on_cancel=True
+                    )
+                finally:
+                    self._calls.discard(scope)
         if scope.cancelled_caught:
             raise Abandoned("a call that does not end was abandoned with its thread")
         await anyio.lowlevel.checkpoint_if_cancelled()

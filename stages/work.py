@@ -110,6 +110,8 @@ class BatchTrigger(enum.StrEnum):
     """The next item would have exceeded the item limit."""
     COST = "cost"
     """The next item would have exceeded the token budget."""
+    SHARE = "share"
+    """What would have been next is left to the other slots."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,16 @@
    it would never go otherwise.
 4. Without padding, items follow in the order of the fair queue. With padding a batch costs its longest item times its
    items, so the items of the same priority that are nearest in length go with the first one.
-5. The budget grows with the queue. A few requests get small batches, so that whoever comes next waits little; where so
+5. Beside batches that run a batch has no more than its part of all that waits and runs. Else the other slots would go
+   on with the few items that are left, again and again, for as long as it takes.
+6. The budget grows with the queue. A few requests get small batches, so that whoever comes next waits little; where so
    many wait that nobody is quick, batches are large and lose less to everything that goes on beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from math import ceil
 from typing import Generic, TypeVar
 
 from staged_pool.stages.scheduling.fair_queue import FairQueue, Waiting
@@ -32,16 +35,25 @@ class BatchFormer(Generic[P]):
         max_cost: Token budget of a batch.
         least_cost: Token budget of a batch where little waits. None: `max_cost`.
         pads: A batch costs its longest item times its items, rather than the sum of its items.
+        slots: Batches that run at once.
         lane: Name of the queue, where there are several.
     """
 
     def __init__(
-        self, *, max_items: int, max_cost: int, least_cost: int | None = None, pads: bool, lane: Hashable = None
+        self,
+        *,
+        max_items: int,
+        max_cost: int,
+        least_cost: int | None = None,
+        pads: bool,
+        slots: int = 1,
+        lane: Hashable = None,
     ) -> None:
         self.max_items = max_items
         self.max_cost = max_cost
         self._least_cost = max_cost if least_cost is None else min(least_cost, max_cost)
         self._pads = pads
+        self._slots = slots
         self.lane = lane
         self.queue = FairQueue[Item[P]](lane)
 
@@ -63,23 +75,29 @@ class BatchFormer(Generic[P]):
         """
         return min(waiting.cost, waiting.requests * self._least_cost)
 
-    def take(self, still_wanted: StillWanted[P]) -> Batch[P] | None:
+    def take(self, still_wanted: StillWanted[P], running: int = 0) -> Batch[P] | None:
         """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.
 
         Args:
             still_wanted: Asked of each item that is looked at; one that is not wanted is let go of.
+            running: Tokens of the batches that run.
         """
         batch = None
         if (first := self.queue.first(still_wanted)) is not None:
-            chosen, trigger = (self._nearest if self._pads else self._in_turn)(first, still_wanted)
+            budget = limit = self.budget
+            if running:
+                limit = min(budget, ceil((self.queue.waiting.cost + running) / self._slots))
+            chosen, trigger = (self._nearest if self._pads else self._in_turn)(first, still_wanted, limit)
+            if trigger is BatchTrigger.COST and limit < budget:
+                trigger = BatchTrigger.SHARE
             chosen.sort(key=lambda item: item.cost)  # neighbours of equal length can share a call of the kernel
             costs = [item.cost for item in chosen]
             batch = Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
         self.queue.end_round()
         return batch
 
-    def _in_turn(self, first: Item[P], still_wanted: StillWanted[P]) -> tuple[list[Item[P]], BatchTrigger]:
-        queue, limit, key = self.queue, self.budget, first.batch_key
+    def _in_turn(self, first: Item[P], still_wanted: StillWanted[P], limit: int) -> tuple[list[Item[P]], BatchTrigger]:
+        queue, key = self.queue, first.batch_key
         chosen, cost = [first], first.cost
         queue.take(first)
         while (item := queue.first(still_wanted, key, of_any_key=False)) is not None:
@@ -92,10 +110,10 @@ class BatchFormer(Generic[P]):
             queue.take(item)
         return chosen, BatchTrigger.DEMAND
 
-    def _nearest(self, first: Item[P], still_wanted: StillWanted[P]) -> tuple[list[Item[P]], BatchTrigger]:
+    def _nearest(self, first: Item[P], still_wanted: StillWanted[P], limit: int) -> tuple[list[Item[P]], BatchTrigger]:
         waiting = self.queue.all_of(first.batch_key, first.ticket.priority)
         by_cost = sorted(filter(still_wanted, waiting), key=lambda item: item.cost)
-        start, end, trigger = self._run_around(by_cost, by_cost.index(first), self.budget)
+        start, end, trigger = self._run_around(by_cost, by_cost.index(first), limit)
         chosen = by_cost[start:end]
         for item in chosen:
             self.queue.take(item)

@@ -96,7 +96,7 @@ class Coalescer(Generic[P]):
         self._joined[key] = self._led[item] = _Group(key, item, start_tag)
         queue.add(item)
 
-    def take(self, still_wanted: StillWanted[P]) -> Batch[P] | None:
+    def take(self, still_wanted: StillWanted[P], running: int = 0) -> Batch[P] | None:
         """As `BatchFormer.take`; None only where nobody waits who wants anything."""
         while True:
             dropped: list[Item[P]] = []
@@ -107,7 +107,7 @@ class Coalescer(Generic[P]):
                 dropped.append(item)  # noqa: B023  # called within this turn of the loop
                 return False
 
-            batch = self._former.take(is_wanted)
+            batch = self._former.take(is_wanted, running)
             if batch is not None:
                 for item in batch.items:
                     if (group := self._led.get(item)) is not None:

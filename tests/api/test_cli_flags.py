@@ -62,7 +62,7 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
 """By setting: its flags, and what it becomes, which is not its default."""
 
 WITHOUT_FLAG = {
-    "max_request_items", "max_tokens", "max_bytes", "waiting_tokens", "request_waiting_tokens", "channel_capacity",
+    "max_request_items", "max_tokens", "max_bytes", "waiting_tokens", "channel_capacity",
     "chunk_items", "watchdog_s", "preprocess_alarm_s",
 }  # fmt: skip
 """Settings for those who embed the engine."""

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import anyio
@@ -43,7 +44,7 @@ from staged_pool.stages.errors import (
 from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
-from tests.doubles import Gate, LetterModel, captured_logs, expected, until
+from tests.doubles import Gate, LetterModel, acting_channels, captured_logs, expected, until
 
 pytestmark = pytest.mark.anyio
 
@@ -523,6 +524,111 @@ async def test_a_worker_that_crashes_fails_only_what_it_holds(monkeypatch: pytes
                 await engine.embed("a")
         await engine.embed("b")
         assert engine.statistics().stages[3].crashes == 1
+
+
+async def test_after_a_crash_each_caller_has_an_error_of_its_own_without_the_frames_of_the_others() -> None:
+    gate = Gate()
+    crashes = iter([False, True])  # the first batch is the one that holds the device up
+
+    async def crash(point: str) -> None:
+        if point == "take postprocess" and next(crashes, False):
+            raise RuntimeError("a bug")
+
+    raised: list[StageFailed] = []
+    answered: list[str] = []
+
+    async def first(engine: Engine) -> None:
+        await engine.embed("first")
+        answered.append("first")
+
+    async def caller(engine: Engine, text: str) -> None:
+        try:
+            await engine.embed(text)
+        except StageFailed as error:
+            raised.append(error)
+
+    options = StageOptions(channel=acting_channels(crash))
+    async with engine_on(LetterModel(on_forward=gate), options=options) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(first, engine)
+        await gate.arrived()
+        for text in ("a", "b", "c"):
+            tasks.start_soon(caller, engine, text)
+        await until(lambda: engine._pipeline.batch["text"].waiting == 3)
+        gate.open()
+        await until(lambda: len(raised) == 3)
+        texts = [
+            {frame.f_locals["text"] for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "caller"}
+            for error in raised
+        ]
+        assert len(set(map(id, raised))) == 3
+        assert sorted(map(sorted, texts)) == [["a"], ["b"], ["c"]], "each leads to its own caller alone"
+        assert all(error.__cause__ is error.__context__ is None for error in raised)
+    assert answered == ["first"]
+
+
+async def test_a_deadline_names_the_earliest_stage_that_has_something_of_the_request() -> None:
+    """Seven of eight texts are still in preprocess when the first one has its row."""
+    gate = Gate()
+
+    def hold(texts: Sequence[str]) -> None:
+        if "first" not in texts:
+            gate()
+
+    model = LetterModel(on_preprocess=hold)
+    async with engine_on(model, chunk_items=1, preprocess_limit=1) as engine, anyio.create_task_group() as tasks:
+
+        async def caller() -> None:
+            with pytest.raises(DeadlineExceeded, match="preprocess stage") as caught:
+                await engine.embed(["first", *"abcdefg"], timeout_s=0.5)
+            assert caught.value.stage == "preprocess"
+
+        tasks.start_soon(caller)
+        await until(lambda: model.forwarded == [["first"]] or engine.statistics().admission.requests == 0)
+        await until(lambda: engine.statistics().expired != {})
+        assert engine.statistics().expired == {"preprocess": 1}
+        gate.open()
+
+
+@pytest.mark.parametrize("call", ["tokenize", "detokenize"])
+async def test_a_drain_waits_for_tokenizing_and_a_stop_fails_it(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: list[object] = []
+    argument: Any = "ab" if call == "tokenize" else [97, 98]
+
+    async def ask(engine: Engine) -> None:
+        try:
+            outcomes.append(await getattr(engine, call)(argument))
+        except EngineStopped as error:
+            outcomes.append(str(error))
+
+    for drain_s in (30.0, 0.01):
+        gate, outcomes[:] = Gate(), []
+        model = LetterModel()
+        plain = getattr(model, call)
+
+        def slow(*args: Any, plain: Any = plain, gate: Gate = gate, **settings: Any) -> object:
+            gate()
+            return plain(*args, **settings)
+
+        monkeypatch.setattr(model, call, slow)
+        async with (
+            engine_on(model, preprocess_limit=1) as engine,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(ask, engine)
+            await gate.arrived()
+            tasks.start_soon(ask, engine)  # waits for the thread
+            await until(lambda: engine.statistics().admission.requests == 2)
+            tasks.start_soon(engine.drain, drain_s)
+            await until(lambda: engine.phase is Phase.DRAINING)
+            if drain_s < 1:
+                await until(lambda: outcomes != [])
+                assert "stopped" in str(outcomes[0]), "what no thread has begun has its outcome at once"
+            gate.open()
+            await until(lambda: len(outcomes) == 2)
+        if drain_s < 1:
+            assert all("stopped" in str(outcome) for outcome in outcomes)
+        else:
+            assert not any(isinstance(outcome, str) and "stopped" in outcome for outcome in outcomes)
 
 
 async def test_several_engines_live_in_one_program() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import anyio
@@ -17,6 +20,7 @@ from staged_pool.runtime import opening
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.stages.errors import (
     ConfigError,
     DeviceLost,
@@ -25,6 +29,7 @@ from staged_pool.stages.errors import (
     OutOfMemory,
 )
 from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.ticket import Timeline
 from tests.doubles import CARD, Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio
@@ -303,3 +308,44 @@ async def test_a_device_that_is_lost_in_one_forward_breaks_the_engine_for_both()
 def test_the_number_of_forward_workers_has_a_range() -> None:
     with pytest.raises(ConfigError, match="forward_workers"):
         EngineConfig(forward_workers=0)
+
+
+async def test_forwards_that_end_in_one_turn_of_the_event_loop_are_each_told_their_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop is late: it hears of both when the second one has ended."""
+    now = 0.0
+    gates = {"quick": Gate(), "slow": Gate()}
+    ended: list[str] = []
+
+    def clock() -> float:
+        if ended and threading.current_thread().name.startswith("test device"):
+            told.add(ended[-1])
+        return now
+
+    def hold(texts: Sequence[str]) -> None:
+        gates[texts[0]](texts)
+        ended.append(texts[0])
+
+    told: set[str] = set()
+    timelines = {text: Timeline() for text in gates}
+    model = LetterModel(on_forward=hold)
+    async with engine_on(model, options=StageOptions(clock=clock)) as engine, anyio.create_task_group() as tasks:
+        observed: list[tuple[int, float]] = []
+        service_time = engine._pipeline.batch["text"]._service_time
+        monkeypatch.setattr(service_time, "observe", lambda *what: observed.append(what))
+        for text, timeline in timelines.items():
+            request = EmbedRequest(inputs=(TextInput(text),))
+            submit = partial(engine.submit, lambda request=request: request, str, timeline=timeline)
+            tasks.start_soon(submit)
+            await gates[text].arrived()
+        for text, now in (("quick", 1.0), ("slow", 10.0)):  # noqa: B007  # the clock reads it
+            gates[text].open()
+            latest = perf_counter() + 30
+            while text not in told:  # no turn of the event loop passes
+                assert perf_counter() < latest
+    assert {text: timeline.device_s for text, timeline in timelines.items()} == {"quick": 1.0, "slow": 10.0}
+    if [tokens for tokens, _ in observed] == [5, 4]:  # trio tells of them in any order
+        # For a second the two shared the device; then the slow one had it alone: 10 s, of 11 s of forwards in all.
+        assert observed == [(5, 1.0 / 2), (4, 10.0 * 10.0 / 11.0)]
+    assert all(seconds > 0 for _, seconds in observed)
