@@ -9,8 +9,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,9 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.sim import covered
 from tests.sim.clock import BACKENDS, Backend
 from tests.sim.draw import draw
-from tests.sim.running import Report, prepared, run_block, run_json, run_world, smallest
+from tests.sim.running import Report, prepared, run_block, run_json, smallest
 from tests.sim.shrink import deviations
-from tests.sim.world import World, from_json, to_json
+from tests.sim.world import to_json
 
 BLOCK = 100
 """Seeds that a process takes at once."""
@@ -41,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--world", type=Path, help="only the world in this file of JSON")
     parser.add_argument("--backend", choices=("trio", "asyncio"), help="default: every other seed each")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    parser.add_argument("--web", action="store_true", help="worlds of HTTP connections, and not of an engine")
     parser.add_argument("--mutants", action="store_true", help="whether each planted bug is noticed by its kept world")
     parser.add_argument("--register", action="store_true", help="with --mutants: look for other worlds where it is not")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
@@ -49,29 +52,49 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--whole", action="store_true", help="print a failing world as it is, and not the smallest one")
     options = parser.parse_args(arguments)
     if options.seed is not None or options.world is not None:
-        world = draw(options.seed) if options.world is None else from_json(json.loads(options.world.read_text()))
-        return _one(world, options.backend, verbose=options.verbose, whole=options.whole)
+        given = to_json(_kind(options.web).draw(options.seed)) if options.world is None else None
+        given = json.loads(options.world.read_text()) if given is None else given
+        kind = _kind(options.web)
+        return _one(kind, given, options.backend, verbose=options.verbose, whole=options.whole)
     if options.mutants:
         return _mutants(jobs=options.jobs, register=options.register, only=options.only)
     if options.coverage:
         print(*covered.shown(covered.never_reached(range(options.start, options.start + options.seeds))), sep="\n")
         return 0
-    return _many(options.start, options.seeds, options.backend, options.jobs)
+    return _many(_kind(options.web), options.start, options.seeds, options.backend, options.jobs)
 
 
-def _one(world: World, backend: Backend | None, *, verbose: bool, whole: bool) -> int:
+@dataclass(frozen=True)
+class Kind:
+    """What worlds there are of a kind, and how they run."""
+
+    draw: Callable[[int], Any]
+    run: Callable[..., Report]
+    """JSON of a world, and the backend."""
+    run_block: Callable[[tuple[Sequence[int], Backend]], tuple[int, list[Report], Counter[str]]]
+
+
+def _kind(is_web: bool) -> Kind:
+    if not is_web:
+        return Kind(draw, run_json, run_block)
+    from tests.sim.web import plan, running  # the server, which takes longer to import than the engine
+
+    return Kind(plan.draw, running.run_web_json, running.run_web_block)
+
+
+def _one(kind: Kind, given: Any, backend: Backend | None, *, verbose: bool, whole: bool) -> int:
     """Run one world, on both backends if none is named; of one that fails, print the smallest that does."""
     console = Console(highlight=False, soft_wrap=True)
     failed = False
     with prepared():
         for each in (backend,) if backend is not None else BACKENDS:
-            report = run_world(world, each, verbose=verbose)
+            report = kind.run(given, each, verbose=verbose) if verbose else kind.run(given, each)
             for line in report.trace:
                 console.print(line, markup=False)
             _print(console, report)
             if report.violations:
                 failed = True
-                _print_world(console, world, report, whole=whole)
+                _print_world(console, kind, given, report, whole=whole)
     return failed
 
 
@@ -82,12 +105,12 @@ def _print(console: Console, report: Report) -> None:
     console.print(f"seed {report.seed} on {report.backend}: {'FAILED' if report.violations else 'ok'} ({outcomes})")
 
 
-def _print_world(console: Console, world: World, report: Report, *, whole: bool) -> None:
+def _print_world(console: Console, kind: Kind, world: Any, report: Report, *, whole: bool) -> None:
     """The JSON of a failing world, or of the smallest one that fails in the same way."""
-    given = to_json(world) if whole else smallest(world, report)
+    given = world if whole else smallest(world, report, run=kind.run)
     console.print(f"  {deviations(given)} deviations from a plain world, on {report.backend}; for --world:")
     console.print(f"  {json.dumps(given)}", markup=False)
-    for violation in run_json(given, report.backend).violations:
+    for violation in kind.run(given, report.backend).violations:
         console.print(f"  {violation}", markup=False)
 
 
@@ -121,7 +144,7 @@ def _blocks(start: int, seeds: int, backend: Backend | None) -> Iterator[tuple[r
         yield range(first, min(first + BLOCK, start + seeds)), backends[first // BLOCK % len(backends)]
 
 
-def _many(start: int, seeds: int, backend: Backend | None, jobs: int) -> int:
+def _many(kind: Kind, start: int, seeds: int, backend: Backend | None, jobs: int) -> int:
     console = Console(highlight=False, soft_wrap=True)
     outcomes: Counter[str] = Counter()
     failures = 0
@@ -132,7 +155,7 @@ def _many(start: int, seeds: int, backend: Backend | None, jobs: int) -> int:
         ready.wait()  # imports are not what is measured
         began = time.perf_counter()
         task = progress.add_task("seeds", total=seeds)
-        for count, failed, tally in pool.imap_unordered(run_block, _blocks(start, seeds, backend)):
+        for count, failed, tally in pool.imap_unordered(kind.run_block, _blocks(start, seeds, backend)):
             outcomes += tally
             failures += len(failed)
             for report in failed:
@@ -140,7 +163,7 @@ def _many(start: int, seeds: int, backend: Backend | None, jobs: int) -> int:
                 progress.console.print(f"  {report.command}")
                 if failures <= SHRUNK and not report.violations[0].startswith("something was left"):
                     with prepared():
-                        _print_world(progress.console, draw(report.seed), report, whole=False)
+                        _print_world(progress.console, kind, to_json(kind.draw(report.seed)), report, whole=False)
             progress.update(task, advance=count, description=f"seeds, {failures} failed")
         took_s = time.perf_counter() - began
     console.print(f"{seeds} seeds in {took_s:.0f} s, {seeds / took_s:.0f} a second; {failures} failed")

@@ -6,6 +6,7 @@ is stale, and fails the tests: `python -m tests.sim --mutants --register` looks 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import multiprocessing
@@ -20,6 +21,9 @@ from tests.sim.clock import BACKENDS, Backend
 from tests.sim.draw import draw
 from tests.sim.equivalent import EQUIVALENT
 from tests.sim.running import COLLECT_EVERY, OWN_ERRORS, collect_garbage, prepared, run_json, run_seed, smallest
+from tests.sim.web.plan import draw as draw_web
+from tests.sim.web.running import run_web_json, run_web_seed
+from tests.sim.world import to_json
 
 KEPT = Path(__file__).with_name("kills.json")
 
@@ -40,9 +44,11 @@ class Kill:
     violation: str
     world: Any
     """Its JSON; None where there is none."""
+    is_web: bool = False
+    """It is one of connections."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"seed": self.seed, "backend": self.backend, "violation": self.violation, "world": self.world}
+        return dataclasses.asdict(self)
 
 
 def names() -> list[str]:
@@ -72,7 +78,7 @@ def again(name: str, kill: Kill) -> tuple[Sequence[str], Sequence[str]]:
         if kill.backend == "order":
             wrong, is_own = _wrong_order(kill.seed)
             return [] if wrong is None else [wrong], [wrong] if wrong is not None and is_own else []
-        report = run_json(kill.world, kill.backend)
+        report = (run_web_json if kill.is_web else run_json)(kill.world, kill.backend)
         collect_garbage()  # what a bug leaves behind is not for the caller's warnings
     return report.violations, report.own_errors
 
@@ -92,12 +98,13 @@ def search(name: str) -> tuple[str, Kill | str | None]:
         The name, and the kill. A text: the error of its own of which the bug has died, so that it is no mutant. None:
         it survives.
     """
+    is_web = name in mutations.OF_CONNECTIONS
     with prepared():
         for seed in range(SEEDS):
             backend = BACKENDS[seed // 10 % len(BACKENDS)]
             with planted(name):
-                wrong, is_own = _wrong_order(seed)
-                report = run_seed(seed, backend) if wrong is None else None
+                wrong, is_own = (None, False) if is_web else _wrong_order(seed)
+                report = (run_web_seed if is_web else run_seed)(seed, backend) if wrong is None else None
                 if seed % COLLECT_EVERY == 0 or (report is not None and report.violations):
                     collect_garbage()
             if wrong is not None:
@@ -107,8 +114,9 @@ def search(name: str) -> tuple[str, Kill | str | None]:
                 return name, report.own_errors[0]
             if report.violations:
                 bug = functools.partial(planted, name)
-                world = smallest(draw(seed), report, most_runs=SHRINKING_RUNS, bug=bug)
-                return name, Kill(seed, backend, report.violations[0], world)
+                drawn, run = (to_json(draw_web(seed)), run_web_json) if is_web else (to_json(draw(seed)), run_json)
+                world = smallest(drawn, report, most_runs=SHRINKING_RUNS, bug=bug, run=run)
+                return name, Kill(seed, backend, report.violations[0], world, is_web)
     return name, None
 
 

@@ -17,6 +17,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
+from staged_pool.api.connections import Connection
+from staged_pool.api.fast_path import FastPath
+from staged_pool.api.traffic import Traffic
 from staged_pool.runtime import pipeline as pipeline_module
 from staged_pool.runtime.admission import Admission
 from staged_pool.runtime.config import EngineConfig
@@ -931,3 +934,67 @@ def followers_not_in_custody() -> Plan:
         return done
 
     return [(BatchStage, "_compute", compute)]
+
+
+# ---- connections of HTTP ----
+
+
+@mutation
+def what_arrives_at_the_deadline_of_a_connection_is_dropped() -> Plan:
+    original = Connection._next
+
+    async def next_(self: Connection) -> bytes | None:
+        given = await original(self)
+        late = self._service.time() >= self._patient_until
+        return b"" if given and late and not self._is_engaged else given
+
+    return [(Connection, "_next", next_)]
+
+
+@mutation
+def turn_of_bodies_held_while_one_waits_for_its_client() -> Plan:
+    async def has_arrived(self: Connection, fast_path: Any, request: Any) -> bool:
+        async with self._traffic._turns:
+            return bool(await original(self, fast_path, request))
+
+    original = Connection._has_arrived
+    return [(Connection, "_has_arrived", has_arrived), (Traffic, "turn", lambda self: anyio.lowlevel.checkpoint())]
+
+
+@mutation
+def client_that_leaves_not_noticed_before_its_answer() -> Plan:
+    original = Connection._next
+
+    async def next_(self: Connection) -> bytes | None:
+        if self._is_engaged:
+            await anyio.sleep(1.0)
+        return await original(self)
+
+    return [(Connection, "_next", next_)]
+
+
+@mutation
+def what_comes_behind_a_request_is_lost() -> Plan:
+    original = FastPath.read
+
+    def read(self: FastPath, data: bytes, client: Any = None) -> Any:
+        request = original(self, data, client)
+        if request is not None:
+            request.rest = b""
+        return request
+
+    return [(FastPath, "read", read)]
+
+
+@mutation
+def client_that_does_not_read_is_waited_for_for_ever() -> Plan:
+    original = Traffic.patience
+
+    def patience(self: Traffic, seconds: float) -> Any:
+        return original(self, 10**6)
+
+    return [(Traffic, "patience", patience)]
+
+
+OF_CONNECTIONS = frozenset(list(MUTATIONS)[-5:])
+"""Those that worlds of connections notice."""

@@ -25,7 +25,7 @@ from tests.sim.draw import draw
 from tests.sim.harness import Simulation
 from tests.sim.shrink import MOST_RUNS, shrunk, way
 from tests.sim.watch import Watch, WatchedTicket
-from tests.sim.world import World, from_json, to_json
+from tests.sim.world import World, from_json
 
 COLLECT_EVERY = 5
 """Runs between two garbage collections."""
@@ -89,11 +89,11 @@ def _drop(_logger: object, _method: str, event: structlog.typing.EventDict) -> s
     if error is True:
         error = sys.exc_info()[1]
     if isinstance(error, BaseException):
-        SLIPS.extend(_slips(error))
+        SLIPS.extend(slips(error))
     raise structlog.DropEvent
 
 
-def _slips(error: BaseException) -> list[tuple[str, bool]]:
+def slips(error: BaseException) -> list[tuple[str, bool]]:
     """The errors that no world raises, in an error or below it."""
     found: list[tuple[str, bool]] = []
     seen: set[int] = set()
@@ -148,7 +148,7 @@ def run_world(world: World, backend: Backend, *, verbose: bool = False) -> Repor
         try:
             violations += [f"never retrieved: {error}" for error in run(main, backend=backend, seed=world.seed)]
         except (Stuck, Exception) as error:  # noqa: BLE001  # whatever leaves the program is a finding
-            SLIPS.extend(_slips(error))
+            SLIPS.extend(slips(error))
             violations.append(f"the program ended by {error!r}, {error.__cause__!r}")
     if lost := LOGGED["stage.lost_request"]:
         violations.append(f"custody was left with {lost} forgotten hand-overs")
@@ -166,25 +166,27 @@ def run_json(given: Any, backend: Backend, *, verbose: bool = False) -> Report:
 
 
 def smallest(
-    world: World,
+    world: Any,
     report: Report,
     *,
     most_runs: int = MOST_RUNS,
     bug: Callable[[], AbstractContextManager[None]] | None = None,
+    run: Callable[[Any, Backend], Report] = run_json,
 ) -> Any:
     """JSON of the smallest world that fails as this one does. Call it inside `prepared()`.
 
     Args:
-        world: One that fails.
+        world: JSON of one that fails.
         report: Of that.
         most_runs: See `shrunk`.
         bug: What plants the bug that it fails by: without that, a smaller world must not fail.
+        run: What runs a world.
     """
     first = way(report.violations[0])
 
     def runs(given: Any) -> Report | None:
         try:
-            return run_json(given, report.backend)
+            return run(given, report.backend)
         except (ValueError, LookupError, TypeError, AttributeError):  # it is no world
             return None
         finally:
@@ -197,7 +199,7 @@ def smallest(
             return False
         return bug is None or ((well := runs(given)) is not None and not well.violations)
 
-    return shrunk(to_json(world), fails, most_runs=most_runs)
+    return shrunk(world, fails, most_runs=most_runs)
 
 
 def collect_garbage() -> list[str]:
@@ -218,8 +220,14 @@ def collect_garbage() -> list[str]:
     return found
 
 
-def run_block(block: tuple[Sequence[int], Backend]) -> tuple[int, list[Report], Counter[str]]:
-    """Run several seeds, and look for what they have left behind. One argument, for the pools of multiprocessing.
+def run_block(
+    block: tuple[Sequence[int], Backend], run: Callable[[int, Backend], Report] = run_seed
+) -> tuple[int, list[Report], Counter[str]]:
+    """Run several seeds, and look for what they have left behind.
+
+    Args:
+        block: The seeds and the backend: one argument, for the pools of multiprocessing.
+        run: What runs one.
 
     Returns:
         How many seeds; those that failed; and how often each kind of outcome came about in all of them.
@@ -229,7 +237,7 @@ def run_block(block: tuple[Sequence[int], Backend]) -> tuple[int, list[Report], 
     counted: Counter[str] = Counter()
     with prepared():
         for seed in seeds:
-            report = run_seed(seed, backend)
+            report = run(seed, backend)
             counted += report.outcomes
             if report.violations:
                 failed.append(report)

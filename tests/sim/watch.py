@@ -187,7 +187,7 @@ class Watch:
     def _pauses_s(self) -> float:
         """How long workers that have crashed pause before they are restarted, all together."""
         first_s = self.world.first_delay_s
-        return sum(min(2.0, first_s * 2**n) for times in self.crashed_at.values() for n in range(len(times)))
+        return sum(min(2.0, first_s * 2.0**n) for times in self.crashed_at.values() for n in range(len(times)))
 
     # ---- what the doubles tell while the world runs ----
 

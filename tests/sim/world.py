@@ -304,7 +304,7 @@ def from_json(given: Mapping[str, Any]) -> World:
     Raises:
         ValueError: It does not describe one; says what is wrong.
     """
-    world = alike(_read(World, given))
+    world = alike(read_part(World, given))
     numbers = [client.number for client in world.clients]
     if len(set(numbers)) < len(numbers):
         raise ValueError("two clients have the same number")
@@ -326,7 +326,8 @@ def from_json(given: Mapping[str, Any]) -> World:
     return world
 
 
-def _read(of: type[Any], given: Mapping[str, Any]) -> Any:
+def read_part(of: type[Any], given: Mapping[str, Any]) -> Any:
+    """A part of a world out of its JSON."""
     known = {each.name: each for each in dataclasses.fields(of)}
     if unknown := given.keys() - known.keys():
         raise ValueError(f"{of.__name__} has no {', '.join(sorted(unknown))}")
@@ -334,7 +335,7 @@ def _read(of: type[Any], given: Mapping[str, Any]) -> Any:
     for name, value in given.items():
         part = known[name].metadata.get("of", World if name == "neighbour" else None)
         if part is not None:
-            made[name] = _read(part, value) if name == "neighbour" else [_read(part, one) for one in value]
+            made[name] = read_part(part, value) if name == "neighbour" else [read_part(part, one) for one in value]
         else:
             made[name] = tuple(value) if name == "says" and value is not None else value
     return of(**made)
