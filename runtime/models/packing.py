@@ -104,10 +104,10 @@ def _filled(values: NDArray[Any], rounded: int) -> NDArray[Any]:
 
 
 def _round_up(tokens: int) -> int:
-    """To one of sixteen sizes in each octave: at most a sixteenth more, which takes as much more time.
+    """Round up to one of eight sizes in each octave: at most an eighth more tokens.
 
-    oneDNN makes and keeps a kernel for every size of a matrix that it meets: 2.4 MB for each number of tokens in MiniLM
-    (AVX-512, float32). There are ninety sizes up to 2048 tokens this way, instead of as many as tokens.
+    oneDNN makes and keeps kernels for every size of a matrix that it meets, some 2 MB for each number of tokens: there
+    are fewer than sixty up to 2048 tokens in this way. perf/NOTES.md has what more sizes would gain and cost.
     """
-    step = max(4, 1 << max(0, (tokens - 1).bit_length() - 5))
+    step = max(4, 1 << max(0, (tokens - 1).bit_length() - 4))
     return -(-tokens // step) * step
