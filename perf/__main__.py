@@ -16,6 +16,7 @@ from perf import (
     cores,
     fanout,
     flood,
+    front,
     growth,
     images,
     liveness,
@@ -235,6 +236,17 @@ def fanout_command(
     """What a client that has 1,000 documents ranked does to others with single texts."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     fanout.run(options, rounds=rounds, seconds=seconds, clients=clients)
+
+
+@main.command("front")
+def front_command(
+    *,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Each has every load once.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.2, help="Length of one load.")] = 4.0,
+) -> None:
+    """Requests a second through HTTP/1.1 to a model that computes nothing, on one core; rejections; /health."""
+    front.run(backend, rounds=rounds, seconds=seconds)
 
 
 @main.command("overload")

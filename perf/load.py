@@ -35,6 +35,8 @@ class Load:
     """How long after `seconds` answers are waited for that are still missing."""
     pause_s: float = 0.0
     """How long a client rests between an answer and its next request."""
+    heeds_429: bool = True
+    """Rest after a 429 for as long as the server says. False: send the next request at once, as a bad client does."""
     strict: bool = True
     """Whether an answer that is neither 200 nor 429, or none, ends the measurement, or is counted as a failure."""
 
@@ -65,7 +67,8 @@ class LoadOutcome:
 class LoadGenerator:
     """Sends the requests of one workload in turn, from one thread, and keeps its connections between loads.
 
-    A client that is refused with 429 comes back when the server told it to, as a good client does.
+    A client that is refused with 429 comes back when the server told it to, as a good client does, unless the load says
+    otherwise.
 
     Args:
         port: Of the server.
@@ -111,6 +114,7 @@ class _ClosedLoop:
         self._requests = requests
         self._selector = selector
         self._strict = load.strict
+        self._heeds_429 = load.heeds_429
         self._pause_s = load.pause_s
         self._sends_left = math.inf if load.max_requests is None else load.max_requests
         self._started = time.perf_counter()
@@ -146,6 +150,8 @@ class _ClosedLoop:
                 pause_s = retry_after_s(reply)
                 if pause_s is not None:
                     outcome.refused += 1
+                    if not self._heeds_429:
+                        pause_s = None
                 elif reply.status == 200 or self._strict:
                     successful(reply)
                     outcome.latencies_ms.append(latency_s * 1e3)

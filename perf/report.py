@@ -95,15 +95,18 @@ class Target:
     value: float
     limit: float
     unit: str
+    at_least: bool = False
+    """The limit is the least value that meets the target, not the largest."""
 
     @property
     def met(self) -> bool:
-        return self.value <= self.limit
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     def show(self) -> None:
         verdict = "[green]met[/]" if self.met else "[red]missed[/]"
         value, limit = number(self.value), f"{self.limit:g}"
-        console.print(f"{self.name}: {value} {self.unit}, target <= {limit} {self.unit}: {verdict}")
+        unit, sign = f" {self.unit}" if self.unit else "", ">=" if self.at_least else "<="
+        console.print(f"{self.name}: {value}{unit}, target {sign} {limit}{unit}: {verdict}")
 
 
 class Record:
@@ -114,13 +117,13 @@ class Record:
         self.results: dict[str, object] = {}
         self.targets: list[Target] = []
 
-    def show_target(self, name: str, value: float, limit: float, unit: str) -> None:
+    def show_target(self, name: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> None:
         """Print whether a target is met, and keep it."""
-        self.keep_target(name, value, limit, unit).show()
+        self.keep_target(name, value, limit, unit, at_least=at_least).show()
 
-    def keep_target(self, name: str, value: float, limit: float, unit: str) -> Target:
+    def keep_target(self, name: str, value: float, limit: float, unit: str, *, at_least: bool = False) -> Target:
         """Keep a target, to be shown later."""
-        target = Target(name, value, limit, unit)
+        target = Target(name, value, limit, unit, at_least)
         self.targets.append(target)
         return target
 

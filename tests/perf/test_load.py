@@ -61,3 +61,21 @@ def test_a_client_that_rests_for_longer_than_the_load_sends_once(port: int) -> N
     with closing(LoadGenerator(port, (get("/"),))) as generate:
         outcome = generate(Load(clients=1, max_requests=2, seconds=60, pause_s=61))
     assert len(outcome.latencies_ms) == 1
+
+
+def _reject(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        while connection.recv(4096):
+            connection.sendall(b"HTTP/1.1 429 Full\r\nretry-after: 61\r\ncontent-length: 2\r\n\r\nno")
+
+
+@pytest.mark.parametrize(("heeds_429", "sent"), [(True, 1), (False, 3)])
+def test_a_client_that_does_not_heed_a_429_comes_back_at_once(heeds_429: bool, sent: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=_reject, args=(listener,))
+        server.start()
+        with closing(LoadGenerator(listener.getsockname()[1], (get("/"),))) as generate:
+            outcome = generate(Load(clients=1, max_requests=3, seconds=60, heeds_429=heeds_429))
+        server.join()
+    assert outcome.refused == sent
