@@ -188,7 +188,7 @@ class EngineConfig:
     max_tokens: int = 4 * 2**20
     """Tokens inside the engine: estimated from the bytes of a request until they are counted."""
 
-    target_delay_s: float = 10.0
+    target_delay_s: float = 5.0
     """A request is refused as soon as it would wait longer than about this for its answer. Shorter keeps every
     accepted request quick and refuses more of a burst; longer takes in more than clients may be willing to wait for."""
 

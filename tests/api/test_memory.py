@@ -64,11 +64,12 @@ def test_what_the_user_has_set_stays() -> None:
 
 FREED = """
 import json
+import mmap
 from pathlib import Path
 from staged_pool.api import memory
 
 def rss() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * memory.mmap.PAGESIZE
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 memory.keep_freed_memory()
 blocks = [bytes([1]) * 1_000_000 for _ in range(101)]

@@ -60,7 +60,7 @@ class Callers:
     async def until_ready(self, items: int) -> None:
         """Wait until so many stand before the device; one of them may have been handed to it."""
         batch = self._served.engine._pipeline.batch["text"]
-        await until(lambda: batch.waiting + len(batch._ahead) == items)
+        await until(lambda: batch.waiting + batch._slots.ahead == items)
 
 
 @asynccontextmanager
@@ -77,7 +77,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @with_anyio
-@pytest.mark.parametrize("waiting_tokens", [10_000, 4], ids=["in the waiting room", "at the gate"])
+@pytest.mark.parametrize("waiting_tokens", [10_000, 4], ids=["in front of the device", "in front of preprocess"])
 async def test_a_request_of_one_key_does_not_wait_for_the_backlog_of_another(waiting_tokens: int) -> None:
     async with callers(waiting_tokens, api_keys=(HEAVY, LIGHT)) as asking:
         await asking.ask(*["h"] * BACKLOG, **bearer(HEAVY))
@@ -118,7 +118,8 @@ async def test_interactive_requests_overtake_bulk_ones_which_get_an_eighth(heade
         await asking.until_ready(50)
         order = await asking.release()
     places = [place for place, text in enumerate(order) if text == "b"]
-    assert places[:5] == [8, 16, 24, 32, 40], "one of eight, the text on the device not counted"
+    due = zip(places[:5], [8, 16, 24, 32, 40], strict=True)
+    assert all(abs(place - eighth) <= 1 for place, eighth in due), "one of eight, the text on the device not counted"
     assert places[5:] == list(range(46, 51)), "and all of it when nothing else waits"
 
 

@@ -228,7 +228,7 @@ def test_a_request_too_large_for_any_load_is_told_so() -> None:
 @pytest.mark.parametrize("seen", [0, 100])
 def test_three_hundred_pictures_at_once_are_let_in(seen: int) -> None:
     """Whether the server has seen any before or not."""
-    admission = door_of_both(measured(20_000), measured(20_000))
+    admission = door_of_both(measured(40_000), measured(40_000))
     for _ in range(seen):
         answer(admission, {"image": 50}, body_bytes=PICTURE_BYTES)
     rooms = [admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER) for _ in range(300)]
@@ -357,7 +357,7 @@ def test_a_tenant_is_not_refused_for_the_backlog_of_another() -> None:
 
 
 def test_requests_of_one_tenant_wait_for_each_other() -> None:
-    admission = door(measured(1000))
+    admission = door(measured(1000), target_delay_s=30)
     rooms = a_backlog(admission, 5, LIGHT)
     assert [round(room.expected_s) for room in rooms] == [1, 2, 3, 4, 5]
     admission.leave(rooms.pop())
