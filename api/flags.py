@@ -158,8 +158,7 @@ ForwardWorkers = Annotated[
     flag(
         "--forward-workers",
         "Device",
-        "Forwards at once on the CPU, which share the torch threads. Default: several where they get as much done as "
-        "one.",
+        "Forwards at once on the CPU, which share the torch threads. Default: 2 of 2 to 7 threads, 4 of more.",
     ),
 ]
 ImagePathFlag = Annotated[

@@ -106,9 +106,9 @@ class EngineConfig:
     cores for the preprocess threads; more than there are cores make everything slower."""
 
     forward_workers: int | None = None
-    """Forwards at once on the CPU; they share the torch threads, and one that is alone uses all of them. None: several
-    where they get as much done as one, found out at load: they lose less where something else needs a core now and
-    then. Each batch takes longer by them. A GPU has one. Several devices have one each at least."""
+    """Forwards at once on the CPU; they share the torch threads, and one that is alone uses all of them. None: 2 of
+    2 to 7 threads, 4 of more: they lose less where something else needs a core now and then. Each batch takes longer by
+    them. A GPU has one. Several devices have one each at least."""
 
     preprocess_limit: int = 4
     """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the

@@ -3,10 +3,8 @@
 On the CPU, torch shares a forward between threads of OpenMP, part by part. Those of a short text take tens of
 microseconds each, those of a picture hundreds, and none of them ends everywhere at the same time. A thread that sleeps
 between them has to be woken for every one, which costs more than its help brings; one that spins for milliseconds, as
-it does by itself, takes a core from tokenizing and from the event loop. On two cores of a virtual Xeon with its matrix
-unit, MiniLM in bfloat16, 16 clients of a short text have 19 % more answers with 0.1 ms than with 0.025 (12 % with 0.05,
-19 % with 0.2, none with 0.5); on a Zen 3, in float32, one text takes 6.5 ms on one thread, and on two 9.5 if they sleep
-at once and 4.5 if they spin for 0.05.
+it does by itself, takes a core from tokenizing and from the event loop. So they spin for a tenth of a millisecond.
+perf/README.md has what less and more would give ("How long they spin").
 
 libgomp lets none of them spin for more than an eighth of that while a process has more of them than cores. A thread
 that shares its forwards keeps its helpers for the next one. So where two threads take turns, one with forwards of texts
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 _SPIN_BRIEFLY: Final[Mapping[str, str]] = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "8000"}
-"""For libgomp. 8,000 turns are 0.1 ms on the Xeon, and may be 0.4 on others. With `ACTIVE` alone its threads would spin
+"""For libgomp. 8,000 turns take 0.1 to 0.4 ms. With `ACTIVE` alone its threads would spin
 for minutes. Without it they would hardly spin (100 turns, and not 1,000) where a process has more of them than cores:
 here, each thread that runs forwards has its own."""
 
@@ -50,8 +48,8 @@ _PAUSE_HARD: Final = 2
 def dismiss_helpers() -> None:
     """End the threads that wait to share the next forward of the calling one, which has new ones started for that.
 
-    On two cores of a virtual Xeon this takes 0.1 ms, and their start 0.1 to 0.5. Does nothing where torch has not been
-    imported, or brings no libgomp.
+    This takes some 0.1 ms, and their start 0.1 to 0.5. Does nothing where torch has not been imported, or brings no
+    libgomp.
     """
     if (pause := _pause()) is not None:
         pause(_PAUSE_HARD)

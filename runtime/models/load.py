@@ -37,7 +37,7 @@ from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.special_ids import with_note
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
-from staged_pool.runtime.models.threads import WORKERS, ThreadPlan, plan_workers, use_threads, usual_workers
+from staged_pool.runtime.models.threads import ThreadPlan, use_threads, usual_workers
 from staged_pool.runtime.models.tokenizing.loading import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
@@ -197,21 +197,11 @@ def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encode
 def _with_threads(encoder: Encoder, config: EngineConfig, threads: int) -> Encoder:
     """Say how many forwards run at once on a CPU."""
     use_threads(threads)
-    card = encoder.card
-    replica, first = next(iter(encoder.replicas)), next(iter(encoder.towers.values()))
-    if config.deterministic:
-        workers = config.forward_workers or min(threads, _MOST_WORKERS)
-    else:
-        model = f"{first.architecture} of {first.parameters} parameters, {first.max_tokens} tokens"
-        workers = config.forward_workers or tuning().choose(
-            f"forwards at once of {threads} threads, {model}, {card.dtype}, {card.attention}",
-            table=usual_workers(threads),
-            measure=lambda: plan_workers(threads, partial(_run, replica, first), first.max_tokens),
-            allowed=lambda kept: type(kept) is int and kept in WORKERS and kept <= threads,
-        )
+    usual = min(threads, _MOST_WORKERS) if config.deterministic else usual_workers(threads)
+    workers = config.forward_workers or usual
     workers = max(len(encoder.devices), workers)
     log.info("model.threads", threads=threads, forward_workers=workers)
-    return replace(encoder, card=replace(card, forward_workers=workers))
+    return replace(encoder, card=replace(encoder.card, forward_workers=workers))
 
 
 def _load_tokenizer(name: str, folder: ModelFolder, config: EngineConfig) -> LoadedTokenizer | None:

@@ -6,10 +6,7 @@ slowest. Forwards beside each other never wait for each other, so several forwar
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -19,21 +16,7 @@ import torch
 from staged_pool.runtime.threads import is_first
 
 WORKERS: Final = (1, 2, 4)
-"""Forwards at once that are tried. With more, each batch takes so long that requests wait for it."""
-
-_WORKER_TEXTS: Final = 8
-"""Texts of the batches that forwards at once are tried with."""
-
-_WORKER_TEXT_TOKENS: Final = 64
-
-_WORKER_TRIES: Final = 3
-
-_LONG_ENOUGH_S: Final = 1.5
-"""After which they are tried no more: what takes so long is not easily disturbed."""
-
-_WORTH_ONE: Final = 1.05
-"""One forward at a time must get so much more done: whatever interrupts one of its threads holds up all of them, and
-how often that will happen is not seen at load."""
+"""Forwards at once. With more, each batch takes so long that requests wait for it."""
 
 
 def use_threads(count: int) -> None:
@@ -84,60 +67,5 @@ def threads_kept() -> Iterator[None]:
 
 
 def usual_workers(threads: int) -> int:
-    """How many forwards at once get most done on most machines."""
+    """Return the number of forwards at once that get most done, by the number of torch threads."""
     return max(workers for workers in WORKERS if workers == 1 or workers**2 <= 2 * threads)
-
-
-def plan_workers(threads: int, forward: Callable[[Sequence[int]], object], longest: int) -> int:
-    """Find out, by running the same batches in different ways, how many forwards at once get most done.
-
-    The quickest of a few tries counts. That one at a time gets more done is confirmed by as many again: it is rare, and
-    one slow moment of the machine must not decide about all the time that the model is served.
-
-    Args:
-        threads: What the forwards share.
-        forward: Runs a batch of inputs of so many tokens each, on as many threads as are set for the thread that calls
-            it.
-        longest: Tokens of the longest input.
-    """
-    batch = [min(_WORKER_TEXT_TOKENS, longest)] * _WORKER_TEXTS
-    choices = [workers for workers in WORKERS if workers <= threads]
-    if len(choices) < 2:
-        return 1
-    quickest = dict.fromkeys(choices, math.inf)
-    best = choices[-1]
-    for _ in ("at first", "to confirm that it is one"):
-        began = time.perf_counter()
-        for _ in range(_WORKER_TRIES):
-            for workers in choices:
-                seconds = _seconds_at_once(forward, batch, workers, threads // workers, batches=choices[-1])
-                quickest[workers] = min(quickest[workers], seconds)
-            if time.perf_counter() - began > _LONG_ENOUGH_S:
-                break
-        best = min(choices[1:], key=lambda workers: quickest[workers])
-        if quickest[best] <= _WORTH_ONE * quickest[1]:
-            return best
-    return 1
-
-
-def _seconds_at_once(
-    forward: Callable[[Sequence[int]], object],
-    batch: Sequence[int],
-    workers: int,
-    threads: int,
-    *,
-    batches: int,
-) -> float:
-    """How long so many batches take, in so many workers of so many torch threads each."""
-
-    def work(_: int) -> tuple[float, float]:
-        use_threads(threads)
-        forward(batch)  # what a thread needs once is not counted
-        started = time.perf_counter()
-        for _ in range(batches // workers):
-            forward(batch)
-        return started, time.perf_counter()
-
-    with ThreadPoolExecutor(workers) as pool:
-        times = list(pool.map(work, range(workers)))
-    return max(ended for _, ended in times) - min(started for started, _ in times)

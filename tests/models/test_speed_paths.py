@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +20,7 @@ from staged_pool.runtime.models.fused import FusedLayers
 from staged_pool.runtime.models.linear import PrepackedLinear, Product, has_prepacked, prepack_linears, usual_product
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.processor import bfloat16_pays, bfloat16_usually_pays
-from staged_pool.runtime.models.threads import ThreadPlan, plan_workers, use_threads, usual_workers
+from staged_pool.runtime.models.threads import ThreadPlan, use_threads, usual_workers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads import OwnThreads, is_first
 from tests.doubles import captured_logs
@@ -208,55 +206,6 @@ async def test_only_the_first_thread_has_enough_for_all_cores() -> None:
 @pytest.mark.parametrize(("threads", "workers"), [(1, 1), (2, 2), (4, 2), (8, 4), (64, 4)])
 def test_forwards_at_once_by_the_table(threads: int, workers: int) -> None:
     assert usual_workers(threads) == workers
-
-
-def _seconds_of(seconds: dict[int, float]) -> Callable[..., float]:
-    return lambda forward, batch, workers, threads, *, batches: seconds[workers]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "best"),
-    [({1: 4.0, 2: 2.0, 4: 3.0}, 2), ({1: 4.0, 2: 4.3, 4: 4.1}, 4), ({1: 1.0, 2: 2.0, 4: 3.0}, 1)],
-    ids=["more done", "hardly less done", "clearly less done"],
-)
-def test_several_forward_workers_are_used_unless_they_get_clearly_less_done(
-    seconds: dict[int, float], best: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("staged_pool.runtime.models.threads._seconds_at_once", _seconds_of(seconds))
-    assert plan_workers(4, lambda batch: None, 64) == best
-
-
-def test_a_slow_moment_does_not_decide_how_many_forwards_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = Counter[int]()
-
-    def seconds(forward: object, batch: object, workers: int, threads: int, *, batches: int) -> float:
-        tries[workers] += 1
-        return 1.0 if workers == 1 else 0.9 if tries[workers] > 3 else 1.3
-
-    monkeypatch.setattr("staged_pool.runtime.models.threads._seconds_at_once", seconds)
-    assert plan_workers(2, lambda batch: None, 64) == 2
-
-
-def test_one_thread_is_one_forward_worker() -> None:
-    def forward(batch: Sequence[int]) -> None:
-        raise AssertionError("there is nothing to find out")
-
-    assert plan_workers(1, forward, 64) == 1
-
-
-def test_every_way_to_run_forwards_does_the_same_work_on_its_share_of_the_threads() -> None:
-    ran: list[tuple[int, int]] = []
-
-    def forward(batch: Sequence[int]) -> None:
-        ran.append((threading.get_ident(), torch.get_num_threads()))
-
-    before = torch.get_num_threads()
-    plan_workers(4, forward, 64)
-    assert torch.get_num_threads() == before
-    tries = Counter(threads for _, threads in ran)
-    rounds = tries[4] / (4 + 1)
-    assert rounds in (3, 6), "as often again where the first ones say that one at a time gets more done"
-    assert {threads: count / rounds for threads, count in tries.items()} == {4: 4 + 1, 2: 4 + 2, 1: 4 + 4}
 
 
 def test_the_card_says_how_many_forwards_run_at_once(tiny_folder: TinyFolder) -> None:

@@ -133,7 +133,7 @@ def test_a_package_is_hidden_for_as_long_as_the_block_and_others_are_found() -> 
             assert find_spec("wave") is None
             assert find_spec("colorsys") is not None
             assert metadata.version("numpy") == version
-            sys.meta_path.insert(0, added)  # type: ignore[arg-type]
+            sys.meta_path.insert(0, added)
         assert sys.meta_path == [added, *finders]
         assert find_spec("wave") is not None
     finally:
