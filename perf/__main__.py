@@ -322,6 +322,9 @@ def peers_command(
     float32: Annotated[
         bool, typer.Option(help="Compare all in float32 as well, where bfloat16 is what they are best at.")
     ] = True,
+    neighbour: Annotated[
+        bool, typer.Option("--neighbour", help="Beside a busy loop on each core. Results: peers-neighbour.*")
+    ] = False,
 ) -> None:
     """Other servers beside this one. Builds an environment for each in .peers/, and takes hours for all of them."""
     try:
@@ -342,6 +345,7 @@ def peers_command(
             quick=quick,
             go_on=go_on,
             float32=float32,
+            neighbour=neighbour,
         )
     except OtherSettings as error:
         raise typer.BadParameter(str(error), param_hint="--go-on") from None

@@ -240,6 +240,7 @@ def _cell_result(cell: Cell, scenario: Scenario) -> dict[str, object]:
         "health_ms": report.Summary.of(cell.health.latencies_ms),
         "health_timeouts": cell.health.timeouts,
         "others_cores": cell.others_cores,
+        "loops_cores": cell.loops_cores,
     }
 
 
@@ -255,4 +256,5 @@ def _level_result(level: Level) -> dict[str, object]:
         "health_ms": report.Summary.of(level.health.latencies_ms),
         "health_timeouts": level.health.timeouts,
         "others_cores": level.others_cores,
+        "loops_cores": level.loops_cores,
     }

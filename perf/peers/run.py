@@ -67,6 +67,7 @@ def run(
     quick: bool,
     go_on: bool = False,
     float32: bool = True,
+    neighbour: bool = False,
 ) -> None:
     """Measure, print and record.
 
@@ -83,6 +84,7 @@ def run(
         quick: One short round, to see that it works.
         go_on: Whether rounds that were measured before belong to the comparison.
         float32: Whether all are compared in float32, too, where something else is their best.
+        neighbour: A busy loop on each core runs during each measurement. Its rounds and results are kept apart.
 
     Raises:
         OtherSettings: They do not.
@@ -94,12 +96,14 @@ def run(
         level_seconds=QUICK_SECONDS if quick else LEVEL_SECONDS,
         clients={name: each if name in scenarios else () for name, each in (QUICK if quick else FULL).items()},
         levels=(2.0,) if quick else tuple(levels),
+        neighbour=neighbour,
     )
+    name = "peers-neighbour" if neighbour else "peers"
     settings: dict[str, object] = {
         "model": model, "peers": [peer.name for peer in peers], "rounds": rounds, "quick": quick, "plan": asdict(plan),
         "scenarios": SCENARIOS,
     }  # fmt: skip
-    with report.recording("peers", settings) as record, ExitStack() as running:
+    with report.recording(name, settings) as record, ExitStack() as running:
         missing, versions = build_all([*peers, BARE])
         built = [peer for peer in (*peers, BARE) if peer.name in versions]
         with serving(Options(model=model).serve_command()) as server:
@@ -111,7 +115,8 @@ def run(
             models.append(_model(Inputs.images(running.enter_context(clip_folder())), pictures, card))
         wanted = comparisons(card.dtype, float32=float32)
         entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))
-        kept = KeptRounds(_settings(settings, versions, card), folder=ROUNDS / ("quick" if quick else "full"))
+        folder = ROUNDS / (("quick" if quick else "full") + ("-neighbour" if neighbour else ""))
+        kept = KeptRounds(_settings(settings, versions, card), folder=folder)
         if not go_on:
             kept.clear()
         visits = _rounds(entries, models, plan, rounds=rounds, kept=kept, failed=missing)
@@ -125,7 +130,7 @@ def run(
             "not_measured": missing,
         }
         compared = {title: [contenders[peer, peer.dtype(dtype)] for peer in built] for title, dtype in wanted.items()}
-        _report(compared, plan, missing)
+        _report(name, compared, plan, missing)
 
 
 def comparisons(dtype: str, *, float32: bool) -> Mapping[str, DType]:
@@ -266,12 +271,18 @@ def _joined(parts: Sequence[Visit]) -> Visit | None:
     return first
 
 
-def _report(compared: Mapping[str, Sequence[Contender]], plan: Plan, failed: Mapping[str, str]) -> None:
-    """Print all tables; write them to `results/peers.md`, and a picture for each way of comparing."""
-    parts = [f"# staged-pool beside other servers\n\n{NOTE}\n"]
+def titled(title: str, *, neighbour: bool) -> str:
+    """The title of a comparison, which says what else the machine did."""
+    return f"{title}, with a busy loop on each core" if neighbour else title
+
+
+def _report(name: str, compared: Mapping[str, Sequence[Contender]], plan: Plan, failed: Mapping[str, str]) -> None:
+    """Print all tables; write them to `results/<name>.md`, and an image for each way of comparing."""
+    parts = [f"# {titled('staged-pool beside other servers', neighbour=plan.neighbour)}\n\n{NOTE}\n"]
     troubles = [f"{name}: {why}" for name, why in failed.items()]
-    for title, contenders in compared.items():
-        picture = report.RESULTS / f"peers-{title.split()[-1]}.svg"
+    for comparison_of, contenders in compared.items():
+        picture = report.RESULTS / f"{name}-{comparison_of.split()[-1]}.svg"
+        title = titled(comparison_of, neighbour=plan.neighbour)
         plots.plot(contenders, plan.clients, title, picture)
         parts.append(f"## {title}\n\n![{title}]({picture.name})\n")
         for table in comparison.tables(contenders, plan.clients, title):
@@ -285,4 +296,4 @@ def _report(compared: Mapping[str, Sequence[Contender]], plan: Plan, failed: Map
         parts.append(f"## Not measured\n\n{listed}")
     facts = "".join(f"- {name}: {value}\n" for name, value in report.machine_facts().items() if name != "changed_files")
     parts.append(f"## Machine\n\n{facts}")
-    (report.RESULTS / "peers.md").write_text("\n".join(parts))
+    (report.RESULTS / f"{name}.md").write_text("\n".join(parts))

@@ -18,6 +18,7 @@ from perf.load import HealthProbe, Load, LoadGenerator, LoadOutcome, ProbeOutcom
 from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
 from perf.peers.catalogue import Launch, Peer
 from perf.peers.inputs import UNITS, Answers, Inputs, Scenario, agreement
+from perf.peers.neighbours import busy_loops, cpu_s
 from perf.servers import MAX_CONNECTIONS, PREPARED, Options, Server, family, serving
 from perf.workers import pinned, worker
 
@@ -51,6 +52,8 @@ class Plan:
     clients: Mapping[Scenario, tuple[int, ...]]
     levels: tuple[float, ...]
     """Of the open loop: multiples of the most that the server did in the closed one, in this visit."""
+    neighbour: bool = False
+    """A busy loop on each core runs during each measurement; see `busy_loops`."""
 
     def steps(self, peer: Peer, scenarios: tuple[Scenario, ...], inputs: Inputs) -> int:
         """Cells and levels of a visit, for a bar of progress."""
@@ -67,6 +70,8 @@ class Cell:
     load: LoadOutcome
     health: ProbeOutcome
     others_cores: float
+    loops_cores: float = 0.0
+    """Cores that the busy loops beside it had, all together."""
 
     def rate(self, scenario: Scenario) -> float:
         """Texts, documents or pictures per second."""
@@ -82,6 +87,8 @@ class Level:
     outcome: ArrivalsOutcome
     health: ProbeOutcome
     others_cores: float
+    loops_cores: float = 0.0
+    """See `Cell`."""
 
 
 @dataclass(slots=True)
@@ -135,13 +142,13 @@ def visit(
             requests = inputs.requests(peer.dialect, scenario)
             for clients in plan.clients[scenario] if requests else ():
                 with _noting(seen, f"{scenario}, {clients} clients"):
-                    seen.cells[scenario, clients] = _cell(server, peer, requests, clients, plan.seconds)
+                    seen.cells[scenario, clients] = _cell(server, peer, requests, clients, plan)
                 done()
         if set(MIX).issubset(scenarios) and all(_most(seen, kind) for kind in MIX):
             with _noting(seen, "texts and pictures"):
                 each = MIXED_LOAD / sum(share / _most(seen, kind) for kind, share in MIX.items())
                 rates = {kind: share * each for kind, share in MIX.items()}
-                seen.mixed = _levels(server, peer, inputs, rates, seconds=plan.level_seconds, seed=seed, seen=seen)
+                seen.mixed = _levels(server, peer, inputs, rates, plan=plan, seed=seed, seen=seen)
             done()
         _weigh(server, seen)
     if plan.levels and OPEN_SHAPE in scenarios and (capacity := _most(seen, OPEN_SHAPE)):
@@ -151,9 +158,8 @@ def visit(
             for factor in plan.levels:
                 with _noting(seen, f"open loop, {factor:g}x"):
                     rates = {OPEN_SHAPE: factor * capacity}
-                    seen.levels[factor] = _levels(
-                        server, peer, inputs, rates, seconds=plan.level_seconds, seed=seed, seen=seen
-                    )[OPEN_SHAPE]
+                    found = _levels(server, peer, inputs, rates, plan=plan, seed=seed, seen=seen)
+                    seen.levels[factor] = found[OPEN_SHAPE]
                 done()
     return seen
 
@@ -164,9 +170,11 @@ def visit_bare(launch: Launch, inputs: Inputs, scenarios: tuple[Scenario, ...], 
     seen = Visit(least_cosine=1.0)
     with worker(partial(BareLoop, options)) as loop:
         for scenario in scenarios:
-            rate = loop(inputs.bare_load(scenario, plan.seconds))
+            with _beside(neighbour=plan.neighbour) as beside:
+                rate = loop(inputs.bare_load(scenario, plan.seconds))
             load = LoadOutcome([1e3 * rate.elapsed_s / rate.groups] * rate.groups, elapsed_s=rate.elapsed_s)
-            seen.cells |= {(scenario, clients): Cell(load, ProbeOutcome(), 0.0) for clients in plan.clients[scenario]}
+            cell = Cell(load, ProbeOutcome(), beside.others_cores, beside.loops_cores)
+            seen.cells |= {(scenario, clients): cell for clients in plan.clients[scenario]}
     return seen
 
 
@@ -185,17 +193,17 @@ def started(peer: Peer, launch: Launch, *more: str) -> AbstractContextManager[Se
     )
 
 
-def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int, seconds: float) -> Cell:
+def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int, plan: Plan) -> Cell:
     with (
         worker(partial(pinned, partial(LoadGenerator, server.port, requests))) as generate,
         worker(partial(pinned, partial(HealthProbe, server.port, peer.health))) as probe,
     ):
         generate(_first_requests(clients))
-        with _beside() as others:
-            generate.begin(Load(clients=clients, seconds=seconds, patience_s=PATIENCE_S, strict=False))
-            health = probe(seconds)
+        with _beside(neighbour=plan.neighbour) as beside:
+            generate.begin(Load(clients=clients, seconds=plan.seconds, patience_s=PATIENCE_S, strict=False))
+            health = probe(plan.seconds)
             outcome = generate.end()
-        return Cell(outcome, health, others[0])
+        return Cell(outcome, health, beside.others_cores, beside.loops_cores)
 
 
 def _warm_up(server: Server, requests: tuple[bytes, ...], clients: int) -> None:
@@ -213,7 +221,7 @@ def _levels(
     inputs: Inputs,
     rates: Mapping[Scenario, float],
     *,
-    seconds: float,
+    plan: Plan,
     seed: int,
     seen: Visit,
 ) -> dict[Scenario, Level]:
@@ -226,22 +234,22 @@ def _levels(
             for kind in rates
         }
         probe = running.enter_context(worker(partial(pinned, partial(HealthProbe, server.port, peer.health))))
-        with _beside() as others:
+        with _beside(neighbour=plan.neighbour) as beside:
             for place, (kind, rate) in enumerate(rates.items()):
                 offers[kind].begin(
                     Arrivals(
                         rate=rate,
-                        seconds=seconds,
+                        seconds=plan.level_seconds,
                         seed=len(rates) * seed + place,
                         timeout_s=TIMEOUT_S,
                         max_connections=MAX_CONNECTIONS,
                         recovered_ms=RECOVERED_MS,
                     )
                 )
-            health = probe(seconds)
+            health = probe(plan.level_seconds)
             outcomes = {kind: offer.end() for kind, offer in offers.items()}
         return {
-            kind: Level(rates[kind], _most(seen, kind), outcome, health, others[0])
+            kind: Level(rates[kind], _most(seen, kind), outcome, health, beside.others_cores, beside.loops_cores)
             for kind, outcome in outcomes.items()
         }
 
@@ -259,13 +267,28 @@ def _noting(seen: Visit, what: str) -> Iterator[None]:
         seen.failures[what] = str(error)
 
 
+@dataclass(slots=True)
+class _Beside:
+    """Cores that others had during a measurement; filled in at its end."""
+
+    others_cores: float = 0.0
+    loops_cores: float = 0.0
+
+
 @contextmanager
-def _beside() -> Iterator[list[float]]:
-    """Gives a list that holds, after the block, how many cores other processes took meanwhile."""
-    found: list[float] = []
-    started, before_s = time.perf_counter(), report.others_s()
-    yield found
-    found.append(max(0.0, (report.others_s() - before_s) / (time.perf_counter() - started)))
+def _beside(*, neighbour: bool) -> Iterator[_Beside]:
+    """Note what else runs during the block.
+
+    Args:
+        neighbour: Run busy loops during the block.
+    """
+    found = _Beside()
+    with busy_loops(wanted=neighbour) as loops:
+        started, others_before_s, loops_before_s = time.perf_counter(), report.others_s(), cpu_s(loops)
+        yield found
+        elapsed_s = time.perf_counter() - started
+        found.others_cores = max(0.0, (report.others_s() - others_before_s) / elapsed_s)
+        found.loops_cores = (cpu_s(loops) - loops_before_s) / elapsed_s
 
 
 def _weigh(server: Server, seen: Visit) -> None:
