@@ -10,7 +10,7 @@ from perf.peers.catalogue import PEERS
 from perf.peers.comparison import Contender, Spread, failures, ratios, tables
 from perf.peers.inputs import Scenario
 from perf.peers.plots import plot
-from perf.peers.run import comparisons
+from perf.peers.run import comparisons, titled
 from perf.peers.visits import Cell, Level, Visit
 
 CLIENTS: dict[Scenario, tuple[int, ...]] = {
@@ -98,3 +98,9 @@ def test_float32_is_compared_unless_it_is_left_out_and_is_not_the_best_anyway() 
     assert comparisons("bfloat16", float32=False) == {"Each at its best": "bfloat16"}
     for also in (True, False):
         assert comparisons("float32", float32=also) == {"All in float32": "float32"}
+
+
+def test_the_title_says_that_a_neighbour_was_busy() -> None:
+    (closed, *_) = tables([contender(0, visit_with(10))], CLIENTS, titled("All", neighbour=True))
+    assert closed.title.startswith("All, with a busy loop on each core: ")
+    assert titled("All", neighbour=False) == "All"

@@ -85,13 +85,15 @@ def test_a_visit_sees_every_cell_and_level_of_a_server_that_is_right(inputs: Inp
     assert seen.rss_mb >= seen.pss_mb > 0
 
 
-def test_the_bare_loop_is_measured_in_every_cell(inputs: Inputs, launch: Launch) -> None:
-    plan = Plan(seconds=0.2, level_seconds=0.2, clients=CLIENTS, levels=(0.5,))
+@pytest.mark.parametrize("neighbour", [True, False])
+def test_the_bare_loop_is_measured_in_every_cell(neighbour: bool, inputs: Inputs, launch: Launch) -> None:
+    plan = Plan(seconds=0.2, level_seconds=0.2, clients=CLIENTS, levels=(0.5,), neighbour=neighbour)
     seen = visit_bare(launch, inputs, SCENARIOS, plan=plan)
     assert list(seen.cells) == [("s1", 1), ("s1", 2), ("rank", 1)]
     assert seen.cells["s1", 1] is not seen.cells["rank", 1]
     assert all(cell.rate(scenario) > 0 for (scenario, _), cell in seen.cells.items())
     assert not seen.levels
+    assert all((cell.loops_cores > 0) == neighbour for cell in seen.cells.values())
 
 
 def test_texts_and_pictures_come_at_once(tmp_path: Path) -> None:
@@ -119,11 +121,12 @@ def test_the_open_loops_have_a_server_of_their_own(inputs: Inputs, launch: Launc
     with started(OURS, launch) as server:
         ours = inputs.answers(server, OURS.dialect)
     full = replace(OURS, under_overload=("--max-requests", "1"))
-    plan = Plan(seconds=0.2, level_seconds=1.0, clients={**CLIENTS, "s1": (4,)}, levels=(4.0,))
+    plan = Plan(seconds=0.2, level_seconds=1.0, clients={**CLIENTS, "s1": (4,)}, levels=(4.0,), neighbour=True)
     seen = visit(full, launch, inputs, ("s1",), plan=plan, ours=ours, seed=0, done=lambda: None)
     assert seen.failures == {}
     assert seen.cells["s1", 4].load.refused == 0
     assert seen.levels[4.0].outcome.rejected_ms
+    assert min(seen.cells["s1", 4].loops_cores, seen.levels[4.0].loops_cores) > 0, "the neighbour is busy"
 
 
 def test_without_open_loops_their_server_is_not_started(inputs: Inputs, launch: Launch) -> None:
