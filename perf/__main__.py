@@ -14,6 +14,7 @@ from perf import (
     answers,
     coldstart,
     cores,
+    crowd,
     fanout,
     flood,
     front,
@@ -247,6 +248,21 @@ def front_command(
 ) -> None:
     """Requests a second through HTTP/1.1 to a model that computes nothing, on one core; rejections; /health."""
     front.run(backend, rounds=rounds, seconds=seconds)
+
+
+@main.command("crowd")
+def crowd_command(
+    *,
+    model: Model = None,
+    dtype: DTypeOption = "auto",
+    torch_threads: TorchThreads = None,
+    backend: BackendOption = "asyncio",
+    rounds: Annotated[int, typer.Option(min=1, help="Each has few and many large requests, of each tenant.")] = 3,
+    calls: Annotated[int, typer.Option(min=1, help="Short texts of one block.")] = 12,
+) -> None:
+    """One short text beside 8 and beside 100 requests of 250 texts, on one engine in process."""
+    options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
+    crowd.run(options, rounds=rounds, calls=calls)
 
 
 @main.command("overload")
