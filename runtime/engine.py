@@ -96,6 +96,7 @@ class Engine(EngineTasks):
             {lane: parts.service_time for lane, parts in lanes.items()},
             {lane: LaneLimits.of(lane, config, batch_tokens).fed_tokens for lane in lanes},
             options.clock,
+            math.inf if config.split_long_inputs else model.card.max_tokens,
         )
         self._scopes_of_sharing = SharingScopes(between_tenants=config.share_between_tenants)
         self._cancelled: Counter[str] = Counter()

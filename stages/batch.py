@@ -210,10 +210,12 @@ class BatchStage(Stage, Generic[P, R]):
 
     async def _next_batch(self) -> Batch[P] | None:
         """Wait for the next batch. None: nothing will come any more."""
+        held_for = {"busy"}  # that is no reason for a slot to be free
         while not isinstance(next_one := self._cut(), Batch):
             if self._ended and not self._queue:
                 return None
-            if next_one.reason != "busy":
+            if next_one.reason not in held_for:
+                held_for.add(next_one.reason)
                 self.holds[next_one.reason] += 1
             with anyio.move_on_after(next_one.seconds) if next_one.seconds < inf else nullcontext():
                 await self._work_waits.wait()

@@ -24,6 +24,9 @@ class RequestClass(NamedTuple):
 
 DEFAULT_CLASS: Final = RequestClass()
 
+NEGLIGIBLE: Final = 1e-6
+"""Tokens that are a rounding error of estimates: where nothing is fed, a list of any size may go."""
+
 
 class Usage:
     """What some requests have inside together."""
@@ -228,16 +231,19 @@ class InFlight:
         self.unprepared[lane] -= usage.unprepared
         self.feed(usage, lane, -usage.fed)
 
-    def divide(self, reservation: Reservation, lane: Lane, inputs: int) -> None:
-        """What a request has in a lane is of so many inputs, none of which is prepared yet."""
+    def divide(self, reservation: Reservation, lane: Lane, inputs: int, most: float) -> None:
+        """What a request has in a lane is of so many inputs, of which each has `most` tokens at most."""
         usage = reservation.lanes[lane]
         self.unprepared[lane] += inputs - usage.unprepared
-        usage.unprepared, usage.estimate = inputs, usage.tokens / inputs
+        tokens = min(usage.tokens, inputs * most)
+        self._count(reservation, lane, tokens - usage.tokens)
+        usage.tokens, usage.unprepared, usage.estimate = tokens, inputs, tokens / inputs
 
     def feed(self, usage: LaneUsage, lane: Lane, tokens: float) -> None:
         """Count tokens that are fed; fewer, where negative."""
         usage.fed += tokens
-        self.fed[lane] += tokens
+        fed = self.fed[lane] + tokens
+        self.fed[lane] = fed if fed > NEGLIGIBLE else 0.0
         if tokens < 0:
             self.room_freed(lane)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Final
 
 from staged_pool.runtime.admission.accounting import (
@@ -61,6 +62,7 @@ class Admission:
         service_times: Of each lane that the model has, measured elsewhere.
         fed_limits: Tokens of each lane that preprocess and the device hold at most.
         clock: Of the stages, in seconds.
+        input_tokens: Most tokens of one text: longer ones are cut or rejected.
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class Admission:
         service_times: Mapping[Lane, LaneServiceTime],
         fed_limits: Mapping[Lane, int],
         clock: Callable[[], float],
+        input_tokens: float = inf,
     ) -> None:
         self._config = config
         self._clock = clock
+        self._input_tokens = input_tokens
         self._lanes = {lane: _LanePrediction(service_time) for lane, service_time in service_times.items()}
         self._estimates = Estimates(tuple(service_times))
         self.in_flight = InFlight(fed_limits, self._estimates)
@@ -178,7 +182,8 @@ class Admission:
             raise self._reject("items", f"The server is at its limit of {allowed} items in flight.", lane)
         account.count_items(reservation, items)
         if len(inputs) == len(reservation.lanes) == 1 and "text" in inputs and "text" in reservation.lanes:
-            account.divide(reservation, "text", items)  # as it was guessed: there is nothing better to estimate by
+            # As it was guessed: there is nothing better to estimate by.
+            account.divide(reservation, "text", items, self._input_tokens)
             return
         guessed = reservation.tokens
         for name in list(reservation.lanes):

@@ -311,5 +311,6 @@ class FairQueue(Generic[E]):
                 del at.backlog[key]
             else:
                 at.backlog[key] = left
-            self._rank(at, key)
+            for each in dict.fromkeys((key, *at.backlog)):  # a child that moves on may go later by any of its keys
+                self._rank(at, each)
             at = at.parent

@@ -117,7 +117,7 @@ async def test_nothing_waits_for_what_takes_longer_than_the_forward_that_it_spar
 
 
 async def test_a_wait_ends_when_what_was_coming_takes_longer_than_was_thought() -> None:
-    model = Slow(forward_s=0.5, preprocess_s=0.05)
+    model = Slow(forward_s=1000.0, preprocess_s=0.2)
     async with beside_preparing(model, "late") as engine:
         assert_array_equal((await engine.embed("early")).embeddings, [expected("early")])
         assert model.forwarded == [["early"]]

@@ -18,7 +18,7 @@ import outcome
 
 from staged_pool.runtime.model import Lane, Payload
 from staged_pool.runtime.requests import Image
-from staged_pool.stages.errors import DeviceLost, MediaUnavailable, UnusableMedia
+from staged_pool.stages.errors import Abandoned, DeviceLost, MediaUnavailable, UnusableMedia
 from tests.sim.model import sent_name
 from tests.sim.watch import Watch, payload_name
 from tests.sim.world import TICK_S, World
@@ -65,6 +65,12 @@ class SimOffload:
         self._most_ticks = most_ticks
         self._late = {call.count: call.seconds for call in watch.world.posted_late}
         self._calls = 0
+        self._running: set[anyio.CancelScope] = set()
+
+    def abandon(self) -> None:
+        """See `Offload.abandon`."""
+        for scope in self._running:
+            scope.cancel()
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         self._calls += 1
@@ -88,11 +94,19 @@ class SimOffload:
         """
         self.watch.active(seconds)
         done = None if waits else outcome.capture(function, argument)
-        await _sleep_shielded(aligned(self.watch, seconds))
+        with anyio.CancelScope(shield=True) as scope:
+            self._running.add(scope)
+            try:
+                await _sleep_shielded(aligned(self.watch, seconds), scope)
+            finally:
+                self._running.discard(scope)
+        if scope.cancelled_caught:
+            raise Abandoned("a call that does not end was abandoned with its thread")
         if done is None:
             done = outcome.capture(function, argument)
         if late_s:
             await _sleep_shielded(late_s)
+        await anyio.lowlevel.checkpoint_if_cancelled()
         return done.unwrap()
 
 
@@ -104,8 +118,11 @@ def aligned(watch: Watch, seconds: float) -> float:
     return math.ceil((watch.now() + seconds) / grid - 1e-9) * grid - watch.now()
 
 
-async def _sleep_shielded(seconds: float) -> None:
-    if seconds > 0:
+async def _sleep_shielded(seconds: float, scope: anyio.CancelScope | None = None) -> None:
+    """Sleep whatever is cancelled, but for this scope."""
+    if scope is not None:
+        await (anyio.sleep(seconds) if seconds > 0 else anyio.lowlevel.checkpoint())
+    elif seconds > 0:
         with anyio.CancelScope(shield=True):
             await anyio.sleep(seconds)
     else:
@@ -175,6 +192,9 @@ class SimDevice:
                 await _sleep_shielded(late_s)
             return done.unwrap()
 
+    def abandon(self) -> None:
+        """It gives up by itself: see `EngineConfig.watchdog_s`."""
+
     async def _run(self, payloads: Any) -> None:
         watch, world = self._watch, self._watch.world
         if self._machine.lost:
@@ -231,6 +251,7 @@ class SimFetch:
                 await anyio.sleep(plan.takes_s)
         finally:
             watch.fetching[client] -= 1
+            watch.fetch_ends(client)
         match plan.fault:
             case "unusable":
                 raise UnusableMedia("There is nothing at this URL.")

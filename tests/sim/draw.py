@@ -88,7 +88,6 @@ def _draw_clients(rng: random.Random, world: World) -> None:
         "chunk_items": log_uniform(rng, 1, 8),
         "channel_capacity": log_uniform(rng, 1, 3),
         "waiting_tokens": log_uniform(rng, 1, 200),
-        "request_waiting_tokens": log_uniform(rng, 1, 200),
         "drain_timeout_s": some(rng, 0.0, 0.003, 0.02, 1.0, 30.0),
         "preprocess_alarm_s": some(rng, 2.0, 20.0),
     }
@@ -98,8 +97,7 @@ def _draw_clients(rng: random.Random, world: World) -> None:
     world.device_ticks = some(rng, 0, 1, 3, 8)
     world.codec_ticks = some(rng, 0, 2, 5)
     world.slots = some(rng, 1, 1, 2, 2, 3)
-    world.min_share_tokens = some(rng, 1, 4, 12)
-    world.cores = some(rng, None, 1, 2, 3)
+    world.shares_cores = rng.random() < 0.7
     span = some(rng, 1, 3, 10, 30)
     largest = some(rng, 6, 6, 6, 40)
     most_items = log_uniform(rng, 1, 10)
@@ -170,6 +168,11 @@ def bodies(rng: random.Random, world: World) -> None:
     """Bodies that say nothing of what is in them; some are decoded in a thread."""
     for client in world.clients:
         client.size = some(rng, 0, 10, 40, 100, 40_000)
+    if rng.random() < 0.4:  # one is decoded at a time, and callers wait in front of parse
+        world.parse_workers, world.codec_ticks = 1, 20
+        world.settings |= {"chunk_items": 1, "channel_capacity": 1}
+        for client in world.clients:
+            client.size = 40_000
 
 
 @feature(0.07)
@@ -341,9 +344,9 @@ POINTS: Final = tuple(
     f"{channel}.{point}"
     for channel in (*CHANNELS, *IMAGE_CHANNELS)
     for point in ("receiving", "received", "sending", "sent")
-    if not (channel == "parse" and point.startswith("sen"))  # in a caller's own task
+    if not (channel.partition("_")[0] in ("parse", "preprocess") and point.startswith("sen"))  # no task waits there
 )
-CRASHES: Final = tuple(point for point in POINTS if not point.startswith("preprocess_images.sen"))  # likewise
+CRASHES: Final = POINTS
 DELAYS: Final = tuple(point for point in POINTS if not point.endswith(".received"))
 RECEIVED: Final = tuple(point for point in POINTS if point.endswith(".received"))
 
@@ -465,7 +468,7 @@ def crowd_with_few_questions(rng: random.Random, world: World) -> None:
     the last of these steps, so nothing else goes wrong here.
     """
     settings = {**world.settings, "max_batch_items": 1, "max_batch_tokens": some(rng, 6, 12), "coalesce": True,
-                "waiting_tokens": 100, "request_waiting_tokens": 100, "share_between_tenants": True}  # fmt: skip
+                "waiting_tokens": 100, "share_between_tenants": True}  # fmt: skip
     settings.pop("result_cache_mb", None)
     names = some(rng, (None, "a"), ("a", "b", "c", "d"))
     asked: dict[int, Name] = {}

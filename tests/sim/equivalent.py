@@ -9,6 +9,8 @@ EQUIVALENT: dict[str, str] = {
         "nothing reads the count between the two",
     "supervise.Supervisor._next_delay_s: < becomes <=":
         "only a crash exactly a window ago, to the last bit of the clock, would count for longer",
+    "supervise.suppress_crash: `meter.crashes += 1` after `log.exception('stage.worker_crashed', st`":
+        "the crash is in the log before it is counted and not after it",
 }  # fmt: skip
 
 NO_MUTANTS: dict[str, str] = {}

@@ -87,7 +87,6 @@ class Simulation:
         world, watch = self.world, self.watch
         try:
             with self._host_scope:
-                internals.channels_made_by(self.seams.channel)
                 async with run_engine(
                     world.config,
                     SimModel(watch),
@@ -97,8 +96,8 @@ class Simulation:
                     image_preprocess=self.preprocess["image"],
                     offload=self.offload,
                     fetch=SimFetch(watch),
-                    cores=world.cores,
-                    options=StageOptions(restarts=world.restarts, clock=self.seams.clock()),
+                    shares_cores=world.shares_cores,
+                    options=self._options(),
                 ) as engine:
                     watch.engine = engine
                     internals.observe(engine, watch)
@@ -118,6 +117,10 @@ class Simulation:
         finally:
             watch.note("the engine has ended")
             watch.check_engine_ended()
+
+    def _options(self) -> StageOptions:
+        channel: Any = self.seams.channel
+        return StageOptions(restarts=self.world.restarts, clock=self.seams.clock(), channel=channel)
 
     async def _until_quiet(self) -> None:
         """Until every client has its outcome, or nothing has happened for so long that none will get any more."""

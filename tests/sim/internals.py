@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from staged_pool.runtime import engine as engine_module
-from staged_pool.runtime import lanes as lanes_module
 from staged_pool.runtime import pipeline as pipeline_module
+from staged_pool.runtime.admission.accounting import LIMITS, RequestClass, Reservation
 from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.inside import LIMITS, Asker, Room
 from staged_pool.runtime.model import Lane, Payload
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.ticket import Ticket
@@ -31,11 +30,7 @@ def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[Non
     new = (
         (engine_module, "Ticket", ticket),
         (pipeline_module, "PARSE_WORKERS", world.parse_workers),
-        (engine_module, "PARSE_WORKERS", world.parse_workers),
         (pipeline_module, "POSTPROCESS_WORKERS", world.postprocess_workers),
-        (lanes_module, "MIN_SHARE_TOKENS", world.min_share_tokens),
-        (lanes_module, "IMAGE_MIN_SHARE_TOKENS", world.min_share_tokens),
-        (pipeline_module, "Channel", vars(pipeline_module)["Channel"]),
     )
     was = [(module, name, getattr(module, name)) for module, name, _ in new]
     try:
@@ -47,16 +42,6 @@ def engine_made_for(world: World, ticket: Callable[..., Ticket]) -> Iterator[Non
             setattr(module, name, value)
 
 
-def channels_made_by(make: Callable[..., Any]) -> None:
-    """Have the next engine make its channels so."""
-
-    class Made:
-        def __class_getitem__(cls, _of: object) -> Callable[..., Any]:
-            return make
-
-    vars(pipeline_module)["Channel"] = Made
-
-
 def tickets_of(engine: Engine) -> list[Ticket]:
     """Those inside."""
     return list(engine._tickets)
@@ -64,7 +49,7 @@ def tickets_of(engine: Engine) -> list[Ticket]:
 
 def tokens_of(ticket: Ticket) -> float:
     """What admission still counts of a request."""
-    return ticket.load.tokens if isinstance(ticket.load, Room) else 0.0
+    return ticket.load.tokens if isinstance(ticket.load, Reservation) else 0.0
 
 
 def observe(engine: Engine, watch: Watch) -> None:
@@ -72,7 +57,7 @@ def observe(engine: Engine, watch: Watch) -> None:
     admission = engine._admission
     enter, count_items, leave = admission.enter, admission.count_items, admission.leave
 
-    def watched_enter(**kwargs: Any) -> Room:
+    def watched_enter(**kwargs: Any) -> Reservation:
         try:
             room = enter(**kwargs)
         except StagedPoolError as error:
@@ -81,14 +66,14 @@ def observe(engine: Engine, watch: Watch) -> None:
         watch.rooms[id(room)] = room
         return room
 
-    def watched_count_items(room: Room, inputs: Mapping[Lane, int]) -> None:
+    def watched_count_items(room: Reservation, inputs: Mapping[Lane, int]) -> None:
         try:
             count_items(room, inputs)
         except StagedPoolError as error:
             watch.rejected(error, others=len(watch.rooms) - 1)
             raise
 
-    def watched_leave(room: Room, **kwargs: Any) -> None:
+    def watched_leave(room: Reservation, **kwargs: Any) -> None:
         leave(room, **kwargs)
         del watch.rooms[id(room)]
 
@@ -103,43 +88,45 @@ def observe(engine: Engine, watch: Watch) -> None:
 
 
 def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
-    builder = stage._builder
-    take = builder.take
+    former = stage._former
+    take = former.take
 
-    def watched_take(still_wanted: Callable[[Item[Payload]], bool], **kwargs: Any) -> Batch[Payload] | None:
-        waiting_cost = builder.cost
-        batch: Batch[Payload] | None = take(still_wanted, **kwargs)
+    def watched_take(still_wanted: Callable[[Item[Payload]], bool], running: int = 0) -> Batch[Payload] | None:
+        waiting_cost = former.queue.waiting.cost
+        batch: Batch[Payload] | None = take(still_wanted, running)
         if batch is not None:
-            watch.batch_formed(lane, batch, waiting_cost, in_hand=stage.meter.busy)
-        if not builder and (remembered := builder.turns.tenants):
+            watch.batch_formed(lane, batch, waiting_cost, in_hand=stage._slots.running + stage._slots.ahead)
+        if not former.queue and (remembered := former.queue.tenants):
             watch.fail(f"nothing waits, and {remembered} tenants are remembered")
         return batch
 
-    builder.take = watched_take
+    former.take = watched_take
 
 
 def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
     """Where what admission counts is not the sum of what the requests inside have taken."""
-    counted = engine._admission.inside
+    counted = engine._admission.in_flight
     inside: defaultdict[str, float] = defaultdict(float)
     for room in rooms.values():
-        priority = room.asker.priority
+        priority = room.of.priority
         inside["requests"] += 1
         inside["items"] += room.items
         inside["bytes"] += room.body_bytes
         inside["tokens"] += room.tokens
         inside[f"requests of {priority} work"] += 1
         inside[f"tokens of {priority} work"] += room.tokens
-        for lane, part in room.parts.items():
-            inside[f"unprepared inputs of the {lane} lane"] += part.unprepared
+        for lane, usage in room.lanes.items():
+            inside[f"unprepared inputs of the {lane} lane"] += usage.unprepared
+            inside[f"fed tokens of the {lane} lane"] += usage.fed
     totals: dict[str, float] = {
         **dict(zip(LIMITS, counted.total.limited, strict=True)),
         "tenants": sum(map(len, counted.tenants.values())),
     }
-    askers: set[Asker] = {room.asker for room in rooms.values()}
-    inside["tenants"] = len(askers)
+    classes: set[RequestClass] = {room.of for room in rooms.values()}
+    inside["tenants"] = len(classes)
     for lane, unprepared in counted.unprepared.items():
         totals[f"unprepared inputs of the {lane} lane"] = unprepared
+        totals[f"fed tokens of the {lane} lane"] = counted.fed[lane]
     for of_priority, of_tenants in counted.tenants.items():
         totals[f"requests of {of_priority} work"] = sum([one.requests for one in of_tenants.values()])
         totals[f"tokens of {of_priority} work"] = sum([sum(one.tokens.values()) for one in of_tenants.values()])
@@ -155,8 +142,9 @@ def admission_differs(engine: Engine, rooms: Mapping[int, Any]) -> list[str]:
 
 def left_in_admission(engine: Engine) -> bool:
     """Whether admission counts anything."""
-    inside = engine._admission.inside
-    return any(abs(each) > EPSILON for each in (*inside.total.limited, *inside.unprepared.values()))
+    inside = engine._admission.in_flight
+    counts = (*inside.total.limited, *inside.unprepared.values(), *inside.fed.values())
+    return any(abs(each) > EPSILON for each in counts)
 
 
 def left_in_channels(engine: Engine) -> list[str]:
@@ -176,7 +164,7 @@ def left_on_device(engine: Engine) -> list[str]:
     wrong: list[str] = []
     if running := sum(stage.running for stage in engine._pipeline.batch.values()):
         wrong.append(f"{running} batches are thought to be on the device")
-    if tokens := sum(stage.running_tokens for stage in engine._pipeline.batch.values()):
+    if tokens := sum(stage._slots.tokens for stage in engine._pipeline.batch.values()):
         wrong.append(f"{tokens} tokens are thought to be on the device")
     return wrong
 
@@ -186,12 +174,18 @@ def left_waiting(engine: Engine) -> list[str]:
     return [
         batch.meter.name
         for batch in engine._pipeline.batch.values()
-        if batch.waiting or batch._flights._flights or batch._builder.cost
+        if batch.waiting or batch._coalescer._led or batch._coalescer._joined or batch._former.queue.waiting.cost
     ]
 
 
+def budgets(engine: Engine) -> list[int]:
+    """Tokens that a batch of each lane may have."""
+    return [stage.budget_tokens for stage in engine._pipeline.batch.values()]
+
+
 def fetches_left(engine: Engine) -> bool:
-    return bool(engine._pipeline.errands.fetching)
+    completer: Any = engine._pipeline.parse._completer
+    return bool(completer.fetching)
 
 
 def crashes(engine: Engine) -> Counter[str]:

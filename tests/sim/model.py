@@ -103,6 +103,8 @@ class SimModel:
             splits_long_inputs=world.splits,
         )
 
+        self._has_hopeless_items = any(item.fault == "out of memory" for item in world.contents.values())
+
     @property
     def card(self) -> ModelCard:
         return self._card
@@ -155,7 +157,9 @@ class SimModel:
         if "out of memory" in faults:
             raise OutOfMemory("no room")
         if most is not None and len(payloads) > most:
-            self._watch.out_of_memory(lane, len(payloads))
+            costs = [item.cost for item in items]
+            if not self._has_hopeless_items:  # for one of these the budget is left as it is
+                self._watch.out_of_memory(lane, max(costs) * len(costs) if self._world.pads else sum(costs))
             raise OutOfMemory("no room")
         if "forward raises" in faults:
             raise ValueError("poison")

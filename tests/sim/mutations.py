@@ -15,41 +15,41 @@ from unittest import mock
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskStatus
 
 from staged_pool.api.connections import Connection
 from staged_pool.api.fast_path import FastPath
 from staged_pool.api.traffic import Traffic
 from staged_pool.runtime import pipeline as pipeline_module
-from staged_pool.runtime.admission import Admission
+from staged_pool.runtime.admission import accounting
+from staged_pool.runtime.admission.accounting import InFlight, Reservation
+from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.errands import Errands
-from staged_pool.runtime.gate import Gate
 from staged_pool.runtime.identity import Identities, SharingScopes
-from staged_pool.runtime.inside import Inside, Room
 from staged_pool.runtime.lanes import LaneLimits
+from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
 from staged_pool.runtime.result_cache import ResultCache
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
-from staged_pool.stages import door, isolate, preprocess, supervise
+from staged_pool.stages import isolate, preprocess, supervise, ticket_check
+from staged_pool.stages import parse as parse_module
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import Inlet, Outlet
-from staged_pool.stages.company import Company
-from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError, StageFailed
-from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.device_slots import DeviceSlots
+from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError
+from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.meter import StageMeter
-from staged_pool.stages.pace import Overlap
 from staged_pool.stages.parse import ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import PreprocessStage
-from staged_pool.stages.sharing import Flights
+from staged_pool.stages.scheduling.batch_budget import Budget
+from staged_pool.stages.scheduling.batch_former import BatchFormer
+from staged_pool.stages.scheduling.coalescing import Coalescer
+from staged_pool.stages.scheduling.fair_queue import FairQueue
 from staged_pool.stages.stage import Stage
 from staged_pool.stages.supervise import Custody, Supervisor
-from staged_pool.stages.tenants import TenantQueue
 from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.turns import Turns
 from staged_pool.stages.work import Item
 from tests.sim.doubles import SimOffload
 
@@ -304,7 +304,7 @@ def caller_at_the_door_not_woken() -> Plan:
     original = Engine._fail_all
 
     def fail_all(self: Engine, message: str) -> None:
-        with mock.patch.object(self, "_scopes", {ticket: anyio.CancelScope() for ticket in self._scopes}):
+        with mock.patch.object(self, "_scopes", {}):
             original(self, message)
 
     return [(Engine, "_fail_all", fail_all)]
@@ -340,7 +340,7 @@ def two_drains_and_one_is_forgotten() -> Plan:
 def door_open_while_draining() -> Plan:
     original = Engine._enter
 
-    def enter(self: Engine, *args: Any) -> tuple[Room, float, float]:
+    def enter(self: Engine, *args: Any) -> tuple[Reservation, float, float]:
         phase = self._phase
         if phase is Phase.DRAINING:
             self._phase = Phase.READY
@@ -363,21 +363,21 @@ def timeout_of_a_request_not_kept() -> Plan:
 
 
 @mutation
-def abandoned_items_not_dropped_at_the_batch_door() -> Plan:
-    original = door.is_wanted
+def abandoned_items_not_dropped_when_a_batch_is_cut() -> Plan:
+    original = ticket_check.should_process
 
-    def is_wanted(ticket: Ticket, *args: Any, **kwargs: Any) -> bool:
+    def should_process(ticket: Ticket, *args: Any, **kwargs: Any) -> bool:
         return isinstance(ticket.error, Abandoned) or original(ticket, *args, **kwargs)
 
-    return [(batch_module, "is_wanted", is_wanted)]
+    return [(batch_module, "should_process", should_process)]
 
 
 @mutation
 def expired_items_not_dropped_before_preprocess() -> Plan:
-    def wanted(items: Sequence[Item[Any]], *_: object, **__: object) -> list[Item[Any]]:
+    def drop_settled(items: Sequence[Item[Any]], *_: object, **__: object) -> list[Item[Any]]:
         return [item for item in items if not isinstance(item.ticket.error, Abandoned)]
 
-    return [(preprocess, "wanted", wanted)]
+    return [(preprocess, "drop_settled", drop_settled)]
 
 
 # ---- isolation ----
@@ -406,7 +406,21 @@ async def _all_or_nothing(
 
 @mutation
 def budget_never_lowered() -> Plan:
-    return [(BatchStage, "_lower_budget", _nothing)]
+    return [(Budget, "out_of_memory", _nothing)]
+
+
+@mutation
+def budget_lowered_for_an_item_that_fails_alone() -> Plan:
+    original = BatchStage._run
+
+    async def run(self: BatchStage[Any, Any], batch: Any, execution: Any) -> Any:
+        results = await original(self, batch, execution)
+        if execution.out_of_memory:
+            self._budget.out_of_memory(1)
+            self._former.max_cost = self._budget.tokens
+        return results
+
+    return [(BatchStage, "_run", run)]
 
 
 @mutation
@@ -437,142 +451,117 @@ def stop_waits_for_a_whole_bisection() -> Plan:
 
 
 @mutation
-def freed_room_not_announced() -> Plan:
-    original = BatchStage._next_batch
+def room_in_the_channel_not_announced_to_those_who_are_fed() -> Plan:
+    return [(Outlet, "on_room", _nothing)]
 
-    def next_batch(self: BatchStage[Any, Any]) -> Any:
-        with mock.patch.object(self._room_freed, "_is_coming", True):
-            return original(self)
 
-    return [(BatchStage, "_next_batch", next_batch)]
+@mutation
+def freed_tokens_not_announced_to_those_who_are_fed() -> Plan:
+    original = Engine.__init__
+
+    def init(self: Engine, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._admission.in_flight.room_freed = _nothing
+
+    return [(Engine, "__init__", init)]
+
+
+@mutation
+def rounding_errors_look_like_something_that_is_fed() -> Plan:
+    return [(accounting, "NEGLIGIBLE", -1.0)]
 
 
 @mutation
 def waiting_work_not_announced() -> Plan:
     async def fill(self: BatchStage[Any, Any]) -> None:
         async for items in self._inlet:
-            for item in items:
-                self._builder.enter(item)  # and nobody is told
+            with supervise.custody("batch", [item.ticket for item in items]) as held:
+                if found := self._take_in(items):  # and nobody is told
+                    await self._outlet.send(found)
+                held.handed_on()
         self._ended = True
         self._work_waits.ring_for_all()
 
-    return [(BatchStage, "_fill_waiting_room", fill)]
+    return [(BatchStage, "_fill_queue", fill)]
 
 
 @mutation
-def waiting_room_without_a_limit() -> Plan:
-    original = BatchStage.__init__
-
-    def init(self: BatchStage[Any, Any], *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs | {"waiting_tokens": 10**9})
-
-    return [(BatchStage, "__init__", init)]
+def any_number_of_tokens_fed() -> Plan:
+    return [(Reservation, "may_feed", lambda self, lane, inputs: True)]
 
 
 @mutation
 def batches_cut_ahead_without_end() -> Plan:
-    async def run(self: BatchStage[Any, Any], *, task_status: TaskStatus[None]) -> None:
-        workers = (self._fill_waiting_room, *[self._serve_slot] * (self._slots + 4))
-        await self._run(workers, self.close, task_status)
+    original = BatchStage.__init__
 
-    @contextlib.contextmanager
-    def turn(self: BatchStage[Any, Any], batch: Any) -> Iterator[Any]:
-        with self.meter.working():
-            yield batch_module._Turn(batch.cost)
+    def init(self: BatchStage[Any, Any], *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._tasks += 4
 
-    return [(BatchStage, "run", run), (BatchStage, "_turn", turn), (BatchBuilder, "has_depth", True)]
-
-
-@mutation
-def small_forward_counts_as_running_for_ever() -> Plan:
-    return [(Company, "end", _nothing)]
-
-
-@mutation
-def place_ahead_not_given_back_after_a_crash() -> Plan:
-    @contextlib.contextmanager
-    def turn(self: BatchStage[Any, Any], batch: Any) -> Iterator[Any]:
-        try:
-            with original(self, batch) as turn:
-                yield turn
-        finally:
-            if turn.mark is None and turn.began_at == 0.0:
-                self._ahead.append(turn)
-
-    original = BatchStage._turn
-    return [(BatchStage, "_turn", turn)]
+    return [
+        (BatchStage, "__init__", init),
+        (DeviceSlots, "may_go_ahead", True),
+        (BatchFormer, "has_full_batch", True),
+    ]
 
 
 @mutation
 def failed_forwards_count_as_running_for_ever() -> Plan:
-    original = Overlap.end
+    original = DeviceSlots.end
 
-    def end(self: Overlap, now: float, began: tuple[float, float]) -> float:
-        self.running += sys.exc_info()[0] is not None
-        return original(self, now, began)
+    def end(self: DeviceSlots, execution: Any, now: float) -> float:
+        self.tokens += sys.exc_info()[0] is not None
+        return original(self, execution, now)
 
-    return [(Overlap, "end", end)]
+    return [(DeviceSlots, "end", end)]
+
+
+@mutation
+def batch_that_went_ahead_takes_no_slot() -> Plan:
+    original = DeviceSlots._begin
+
+    def begin(self: DeviceSlots, execution: Any, now: float) -> None:
+        original(self, execution, now)
+        if execution.forwards:
+            self._meter.busy -= 1
+            execution.mark = None
+
+    return [(DeviceSlots, "_begin", begin)]
 
 
 @mutation
 def batch_keys_ignored() -> Plan:
-    def offer(self: Turns[Any], key: Hashable, still_wanted: Callable[[Item[Any]], bool]) -> Item[Any] | None:
-        first = self.first(still_wanted)
-        return None if first is None else first[1]
+    original = FairQueue.first
 
-    def take(self: Turns[Any], key: Hashable, item: Item[Any]) -> None:
-        original(self, item.batch_key, item)
+    def first(self: FairQueue[Any], is_wanted: Any, key: Hashable = None, *, of_any_key: bool = True) -> Any:
+        return original(self, is_wanted)
 
-    original = Turns.take
-    return [(Turns, "offer", offer), (Turns, "take", take)]
-
-
-@mutation
-def idle_tenants_never_forgotten() -> Plan:
-    return [(TenantQueue, "end_batch", lambda self: self._touched.clear() or 0)]
+    return [(FairQueue, "first", first)]
 
 
 @mutation
 def tokens_not_given_back_to_the_tenant() -> Plan:
-    def count(self: Inside, room: Room, lane: Lane, tokens: float) -> None:
-        for amounts in room.counted_in if tokens > 0 else (self.total,):
-            amounts.tokens[lane] += tokens
+    def count(self: InFlight, room: Reservation, lane: Lane, tokens: float) -> None:
+        for usage in room.counted_in if tokens > 0 else (self.total,):
+            usage.tokens[lane] += tokens
 
-    return [(Inside, "_count", count)]
-
-
-@mutation
-def room_at_the_gate_not_given_back() -> Plan:
-    return [(Gate, "leave", _nothing)]
+    return [(InFlight, "_count", count)]
 
 
 @mutation
 def room_of_a_request_never_freed() -> Plan:
-    original = Ticket.waits
+    original = InFlight.feed
 
-    def waits(self: Ticket, lane: Lane, tokens: int) -> None:
-        original(self, lane, max(0, tokens))
+    def feed(self: InFlight, usage: Any, lane: Lane, tokens: float) -> None:
+        original(self, usage, lane, max(0, tokens))
 
-    return [(Ticket, "waits", waits)]
+    return [(InFlight, "feed", feed)]
 
 
 @mutation
 def token_budget_ignored() -> Plan:
-    original: property = vars(BatchBuilder)["budget"]
-    return [(BatchBuilder, "budget", property(lambda self: 2 * original.__get__(self)))]
-
-
-@mutation
-def waiting_cost_not_given_back_for_unwanted_items() -> Plan:
-    original = TenantQueue.pop
-
-    def pop(self: TenantQueue[Any], key: Hashable, *, taken: bool) -> None:
-        cost = self.cost
-        original(self, key, taken=taken)
-        if not taken:
-            self.cost = cost
-
-    return [(TenantQueue, "pop", pop)]
+    original: property = vars(BatchFormer)["budget"]
+    return [(BatchFormer, "budget", property(lambda self: 2 * original.__get__(self)))]
 
 
 # ---- the ends of streams ----
@@ -580,7 +569,7 @@ def waiting_cost_not_given_back_for_unwanted_items() -> Plan:
 
 @mutation
 def end_of_the_stream_not_passed_on_by_parse() -> Plan:
-    return [(ParseStage, "close", lambda self: self._inlet.close()), (Errands, "close", _nothing)]
+    return [(ParseStage, "close", lambda self: self._inlet.close())]
 
 
 @mutation
@@ -609,7 +598,7 @@ def limiter_token_leaked_when_a_call_fails() -> Plan:
 def admission_room_leaked_when_a_request_fails() -> Plan:
     original = Admission.leave
 
-    def leave(self: Admission, room: Room, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
+    def leave(self: Admission, room: Reservation, *, answered: bool = False, elsewhere_s: float = 0.0) -> None:
         if answered:
             original(self, room, answered=answered, elsewhere_s=elsewhere_s)
 
@@ -618,29 +607,29 @@ def admission_room_leaked_when_a_request_fails() -> Plan:
 
 @mutation
 def estimates_not_corrected() -> Plan:
-    return [(Room, "prepared", _nothing)]
+    return [(Reservation, "prepared", _nothing)]
 
 
 @mutation
 def computed_tokens_still_count_as_inside() -> Plan:
-    return [(Room, "computed", _nothing)]
+    return [(Reservation, "computed", _nothing)]
 
 
 @mutation
 def callers_who_left_change_the_count() -> Plan:
-    def computed(self: Room, lane: Lane, tokens: int) -> None:
-        self._inside.total.tokens[lane] -= tokens
+    def computed(self: Reservation, lane: Lane, tokens: int) -> None:
+        self._in_flight.total.tokens[lane] -= tokens
 
-    return [(Room, "computed", computed)]
+    return [(Reservation, "computed", computed)]
 
 
 @mutation
 def items_counted_twice() -> Plan:
     original = Admission.count_items
 
-    def count_items(self: Admission, room: Room, inputs: Mapping[Lane, int]) -> None:
+    def count_items(self: Admission, room: Reservation, inputs: Mapping[Lane, int]) -> None:
         original(self, room, inputs)
-        self.inside.total.items += 1
+        self.in_flight.total.items += 1
 
     return [(Admission, "count_items", count_items)]
 
@@ -664,82 +653,81 @@ def several_pictures_in_one_call() -> Plan:
 
 
 @mutation
-def tokens_of_pictures_counted_as_those_of_texts() -> Plan:
-    original = Room.computed
+def tokens_of_images_counted_as_those_of_texts() -> Plan:
+    original = Reservation.computed
 
-    def computed(self: Room, lane: Lane, tokens: int) -> None:
+    def computed(self: Reservation, lane: Lane, tokens: int) -> None:
         original(self, "text", tokens)
 
-    return [(Room, "computed", computed)]
+    return [(Reservation, "computed", computed)]
 
 
 @mutation
-def errand_lost() -> Plan:
-    original = Errands.run
+def input_that_is_to_be_fetched_lost() -> Plan:
+    original = ParseStage._run_feeder
 
-    async def run(self: Errands, ticket: Ticket, items: Sequence[Item[Any]]) -> None:
-        await original(self, ticket, items[: max(1, len(items) - 1)])
+    async def run_feeder(self: ParseStage[Any], ticket: Ticket, lanes: Any, elsewhere: Sequence[Any]) -> None:
+        await original(self, ticket, lanes, elsewhere[1:])
 
-    return [(Errands, "run", run)]
+    return [(ParseStage, "_run_feeder", run_feeder)]
 
 
 @mutation
-def errands_given_to_the_caller_twice() -> Plan:
-    original = Errands.run
+def inputs_fed_twice() -> Plan:
+    original = FeedQueue.feed
 
-    async def run(self: Errands, ticket: Ticket, items: Sequence[Item[Any]]) -> None:
-        await original(self, ticket, [*items, items[0]])
+    async def feed(self: FeedQueue[Any], ticket: Ticket, inputs: Sequence[Any]) -> None:
+        await original(self, ticket, [*inputs, inputs[0]])
 
-    return [(Errands, "run", run)]
+    return [(FeedQueue, "feed", feed)]
+
+
+@mutation
+def rest_of_a_large_request_not_fed() -> Plan:
+    original = FeedQueue.feed
+
+    async def feed(self: FeedQueue[Any], ticket: Ticket, inputs: Sequence[Any]) -> None:
+        await original(self, ticket, inputs[: self._chunk_items])
+
+    return [(FeedQueue, "feed", feed)]
+
+
+@mutation
+def feeders_of_settled_requests_go_on() -> Plan:
+    return [(Ticket, "on_settled", lambda self, call: contextlib.nullcontext())]
+
+
+@mutation
+def feeder_that_crashes_not_in_custody() -> Plan:
+    return [(parse_module, "custody", _custody_of_nobody)]
+
+
+@contextlib.contextmanager
+def _custody_of_nobody(stage: str, tickets: Iterable[Ticket]) -> Iterator[Custody]:
+    with supervise.custody(stage, ()) as held:
+        yield held
 
 
 @mutation
 def fetch_runs_on_after_the_caller_has_left() -> Plan:
-    original = Errands._fetch_one
+    original = ImageCompleter._fetch_one
 
-    async def fetch_one(self: Errands, *args: Any) -> None:
+    async def fetch_one(self: ImageCompleter, *args: Any) -> None:
         with anyio.CancelScope(shield=True):
             await original(self, *args)
 
-    return [(Errands, "_fetch_one", fetch_one)]
-
-
-@mutation
-def fetches_not_ended_by_the_failure_of_another() -> Plan:
-    async def run(self: Errands, ticket: Ticket, items: Sequence[Item[Any]]) -> None:
-        left = iter(items)
-        async with anyio.create_task_group() as workers:
-            for _ in range(min(len(items), self._limit)):
-                workers.start_soon(self._work, ticket, left)
-
-    return [(Errands, "run", run)]
+    return [(ImageCompleter, "_fetch_one", fetch_one)]
 
 
 @mutation
 def failure_of_a_fetch_not_told() -> Plan:
-    async def fetch_one(self: Errands, item: Item[Any], images: list[Any], place: int, gathered: Any) -> None:
+    async def fetch_one(self: ImageCompleter, item: Item[Any], images: list[Any], place: int, gathered: Any) -> None:
         try:
             images[place] = await self._fetch(images[place])
         except Exception:  # noqa: BLE001  # the planted bug
             await anyio.sleep_forever()
 
-    return [(Errands, "_fetch_one", fetch_one)]
-
-
-@mutation
-def fetch_begun_for_a_request_that_has_failed() -> Plan:
-    async def fetched(self: Errands, item: Item[Any], gathered: Any) -> Any:
-        images = list(item.payload.images)
-        for place, image in enumerate(images):
-            try:
-                images[place] = await self._fetch(image) if isinstance(image.source, str) else image
-            except StagedPoolError as error:
-                item.ticket.fail_input(item.index, error)
-            except Exception:  # noqa: BLE001  # the planted bug
-                item.ticket.fail(StageFailed("a bug", stage="fetch"))
-        return None if item.ticket.settled else item.payload.with_images(images)
-
-    return [(Errands, "_fetched", fetched)]
+    return [(ImageCompleter, "_fetch_one", fetch_one)]
 
 
 @mutation
@@ -754,16 +742,16 @@ def fetched_pictures_put_in_each_others_places() -> Plan:
 
 @mutation
 def fetches_without_a_limit() -> Plan:
-    original = Errands.__init__
+    original = ImageCompleter.__init__
 
-    def init(self: Errands, *args: Any, **kwargs: Any) -> None:
+    def init(self: ImageCompleter, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs | {"limit": 1000})
 
-    return [(Errands, "__init__", init)]
+    return [(ImageCompleter, "__init__", init)]
 
 
 @mutation
-def settled_ticket_does_not_wake_its_caller_from_errands() -> Plan:
+def settled_ticket_wakes_its_caller_late() -> Plan:
     original = Ticket.wait_settled
 
     async def wait_settled(self: Ticket) -> None:
@@ -771,22 +759,6 @@ def settled_ticket_does_not_wake_its_caller_from_errands() -> Plan:
         await anyio.sleep(0.05)
 
     return [(Ticket, "wait_settled", wait_settled)]
-
-
-@mutation
-def callers_ends_closed_when_the_drain_begins() -> Plan:
-    original = Engine.drain
-
-    async def drain(self: Engine, timeout_s: float) -> None:
-        self._pipeline.errands.close()
-        await original(self, timeout_s)
-
-    return [(Engine, "drain", drain)]
-
-
-@mutation
-def callers_ends_never_closed() -> Plan:
-    return [(Errands, "close", _nothing)]
 
 
 @mutation
@@ -804,31 +776,15 @@ def ends_for_the_lanes_not_closed() -> Plan:
 
 @mutation
 def followers_lost_when_the_leader_leaves() -> Plan:
-    original = Flights.take
-
-    def take(self: Flights[Any], still_wanted: Any, *, among: int, running: int) -> Any:
-        with mock.patch.object(self, "_bequeath", _nothing):
-            return original(self, still_wanted, among=among, running=running)
-
-    return [(Flights, "take", take)]
+    return [(Coalescer, "lose", _nothing)]
 
 
 @mutation
 def followers_lost_when_the_worker_of_the_leader_crashes() -> Plan:
-    return [(Flights, "lose", _nothing)]
+    def custody_of(self: BatchStage[Any, Any], batch: Any) -> Any:
+        return supervise.custody(self.meter.name, [item.ticket for item in batch.items])
 
-
-@mutation
-def followers_lost_when_the_lead_is_handed_over() -> Plan:
-    original = Flights._bequeath
-
-    def bequeath(self: Flights[Any], identity: Any, still_wanted: Any) -> bool:
-        flight = self._flights[identity]
-        handed_over = original(self, identity, still_wanted)
-        flight.followers = []
-        return handed_over
-
-    return [(Flights, "_bequeath", bequeath)]
+    return [(BatchStage, "_custody", custody_of)]
 
 
 @mutation
@@ -873,67 +829,60 @@ def rows_shared_between_salts() -> Plan:
 
 @mutation
 def followers_still_count_as_inside() -> Plan:
-    return [(Room, "spared", _nothing)]
+    return [(Reservation, "spared", _nothing)]
 
 
 @mutation
 def tokens_of_an_heir_not_counted_again() -> Plan:
-    original = Room.spared
+    original = Reservation.spared
 
-    def spared(self: Room, lane: Lane, tokens: int) -> None:
+    def spared(self: Reservation, lane: Lane, tokens: int) -> None:
         original(self, lane, max(tokens, 0))
 
-    return [(Room, "spared", spared)]
+    return [(Reservation, "spared", spared)]
 
 
 @mutation
-def leader_that_was_overtaken_goes_as_well() -> Plan:
-    return [(BatchBuilder, "withdraw", _nothing)]
+def row_given_to_the_leader_only() -> Plan:
+    original = Coalescer.land
 
-
-@mutation
-def leaders_of_other_tenants_lost_when_one_goes() -> Plan:
-    original = Flights._take_along
-
-    def take_along(self: Flights[Any], flight: Any, gone: Item[Any], passed: Any) -> None:
-        original(self, flight, gone, passed)
-        flight.followers = [(turn, item) for turn, item in flight.followers if item.ticket.tenant == gone.ticket.tenant]
-
-    return [(Flights, "_take_along", take_along)]
-
-
-@mutation
-def item_passed_over_for_one_that_did_not_go_is_lost() -> Plan:
-    return [(Flights, "_put_back", _nothing)]
-
-
-@mutation
-def withdrawn_item_still_counts_as_waiting() -> Plan:
-    original = TenantQueue.withdraw
-
-    def withdraw(self: TenantQueue[Any], item: Item[Any]) -> None:
+    def land(self: Coalescer[Any], item: Item[Any]) -> Sequence[Item[Any]]:
         original(self, item)
-        self.items += 1
+        return ()
 
-    return [(TenantQueue, "withdraw", withdraw)]
+    return [(Coalescer, "land", land)]
 
 
 @mutation
-def failure_of_a_row_told_to_the_leader_only() -> Plan:
-    return [(batch_module, "detached", lambda error: Abandoned("the planted bug"))]
+def group_of_a_lost_leader_still_joined() -> Plan:
+    def land(self: Coalescer[Any], item: Item[Any]) -> Sequence[Item[Any]]:
+        if (group := self._led.pop(item, None)) is None:
+            return ()
+        self.following -= len(group.followers)
+        return group.followers
+
+    return [(Coalescer, "land", land)]
 
 
 @mutation
 def followers_not_in_custody() -> Plan:
-    original = BatchStage._compute
+    original = BatchStage._settle
 
-    async def compute(self: BatchStage[Any, Any], batch: Any, turn: Any, held: Custody) -> Any:
+    def settle(self: BatchStage[Any, Any], batch: Any, results: Any, execution: Any, held: Custody) -> Any:
         tickets = set(held._tickets)
-        done = await original(self, batch, turn, held)
+        done = original(self, batch, results, execution, held)
         held._tickets &= tickets
         return done
 
-    return [(BatchStage, "_compute", compute)]
+    return [(BatchStage, "_settle", settle)]
+
+
+@mutation
+def calls_that_hang_hold_the_end_of_the_engine() -> Plan:
+    async def leave_hanging_calls(self: Engine) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    return [(Engine, "_leave_hanging_calls", leave_hanging_calls)]
 
 
 # ---- connections of HTTP ----

@@ -1,205 +1,234 @@
 """The order in which items go to the device, compared with a scheduler that is slow and simple.
 
-The reference keeps everything that waits in one list and looks through all of it for every item. Where several items
-have equal turns either may go first.
+The reference is a tree of plain objects, in which everything is looked up anew for every item. Where the finish tags of
+several children are equal any of them may go first.
 """
 
 from __future__ import annotations
 
-import math
+import copy
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
-from staged_pool.stages.forming import BatchBuilder
+from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority
 from tests.doubles import NoLoad
 
-BULK_WAITS_FOR = 7
-"""Tokens of interactive work that go before each of bulk work."""
+WEIGHTS = {Priority.INTERACTIVE: 7, Priority.BULK: 1}
 
 QUEUE_IN_BATCHES = 8
 """The budget of a batch is such a part of what waits."""
 
+EPSILON = 1e-9
 
-@dataclass(slots=True)
-class Waiting:
-    item: Item[Any]
-    turn: float
-    arrival: int
+
+@dataclass
+class Node:
+    """Shares what it gets among its children, by their finish tags; one of a request has items instead."""
+
+    start: float = 0.0
+    weight: int = 1
+    now: float = 0.0
+    children: dict[Hashable, Node] = field(default_factory=dict)
+    items: list[Item[Any]] = field(default_factory=list)
+    had: int = 0
+    weights: int = 0
 
     @property
-    def of(self) -> tuple[Priority, Any]:
-        return self.item.ticket.priority, self.item.ticket.tenant
+    def waiting(self) -> list[Item[Any]]:
+        return self.items + [item for child in self.children.values() for item in child.waiting]
+
+    def next(self, key: Hashable) -> list[Item[Any]]:
+        """Those of a key that may go next."""
+        if not self.children:
+            return [item for item in self.items if item.batch_key == key][:1]
+        heads = [(child, heads) for child in self.children.values() if (heads := child.next(key))]
+        latest = min((max(child.finish(one) for one in heads) for child, heads in heads), default=0.0) + EPSILON
+        return [one for child, heads in heads for one in heads if child.finish(one) <= latest]
+
+    def first(self) -> list[Item[Any]]:
+        """Those that may go first of all: of a child whose finish tag by any key is the least."""
+        if not self.children:
+            return self.items[:1]
+        finishes = [
+            (child, [[child.finish(one) for one in child.next(key)] for key in child.keys])
+            for child in self.children.values()
+        ]
+        latest = min(min(map(max, of_keys)) for _, of_keys in finishes) + EPSILON
+        return [one for child, of_keys in finishes if min(map(min, of_keys)) <= latest for one in child.first()]
+
+    def finish(self, item: Item[Any]) -> float:
+        """The finish tag that it has if this goes next."""
+        return self.start + item.cost / self.weight
+
+    @property
+    def keys(self) -> set[Hashable]:
+        return {item.batch_key for item in self.waiting}
 
 
-@dataclass(slots=True)
-class Tenant:
-    turn: float
-    now: float
-    had: int = 0
-    requests: int = 0
+class Undecided(Exception):
+    """Of several children that may go first, each would let virtual time pass in another way."""
 
 
 @dataclass
 class Reference:
-    """Start-time fair queueing of tenants, and of the requests of each, in two priorities."""
+    """Hierarchical weighted fair queueing: priorities, their tenants, and the requests of these."""
 
-    waiting: list[Waiting] = field(default_factory=list)
-    tenants: dict[tuple[Priority, Any], Tenant] = field(default_factory=dict)
-    now: dict[Priority, float] = field(default_factory=lambda: dict.fromkeys(Priority, 0.0))
-    turns: dict[Ticket, float] = field(default_factory=dict)
+    root: Node = field(default_factory=Node)
+    tags: dict[int, float] = field(default_factory=dict)
+    """Start tags of requests, which keep theirs, by identity."""
     given: float = 0.0
-    before_bulk: int = 0
-    arrivals: int = 0
+
+    def path(self, item: Item[Any]) -> list[Node]:
+        ticket, at = item.ticket, self.root
+        path = [at]
+        for name in (ticket.priority, ticket.tenant, ticket):
+            start = max(at.now, self.tags.get(id(ticket), 0.0)) if name is ticket else at.now
+            weight = WEIGHTS[ticket.priority] if at is self.root else 1
+            at = at.children.setdefault(name, Node(start, weight, self.given))
+            path.append(at)
+        return path
 
     def add(self, item: Item[Any]) -> None:
-        self.arrivals += 1
-        one = Waiting(item, 0.0, self.arrivals)
-        tenant = self.tenants.setdefault(one.of, Tenant(self.now[item.ticket.priority], self.given))
-        one.turn = max(tenant.now, self.turns.get(item.ticket, 0.0))
-        self.turns[item.ticket] = one.turn + item.cost
-        self.waiting.append(one)
+        self.path(item)[-1].items.append(item)
 
-    def next(self, key: object = None) -> Iterator[Waiting]:
-        """What may go next: of all, or of those with a key."""
-        of = {priority: list(self._next_of(priority, key)) for priority in Priority}
-        interactive, bulk = of[Priority.INTERACTIVE], of[Priority.BULK]
-        for one in bulk:
-            if not interactive or self.before_bulk >= one.item.cost * BULK_WAITS_FOR:
-                yield one
-        if not bulk or any(self.before_bulk < one.item.cost * BULK_WAITS_FOR for one in bulk):
-            yield from interactive
+    def take(self, item: Item[Any]) -> None:
+        path = self.path(item)
+        for node in path:
+            node.weights = node.weights or sum(child.weight for child in node.children.values())
+            node.had += item.cost
+            node.start += item.cost / node.weight
+        path[-1].items.remove(item)
+        self.tags[id(item.ticket)] = path[-1].start
 
-    def _next_of(self, priority: Priority, key: object) -> Iterator[Waiting]:
-        fitting = [w for w in self.waiting if w.of[0] is priority and (key is None or w.item.batch_key == key)]
-        least = min((self.tenants[one.of].turn for one in fitting), default=math.inf)
-        tied = {one.of for one in fitting if self.tenants[one.of].turn == least}
-        firsts = [min((w for w in fitting if w.of == of), key=lambda w: (w.turn, w.arrival)) for of in tied]
-        for (
-            first
-        ) in firsts:  # of two tenants with equal turns, one may decide about the key, and the other about the item
-            for of in tied:
-                of_key = [w for w in fitting if w.of == of and w.item.batch_key == first.item.batch_key]
-                yield from sorted(of_key, key=lambda w: (w.turn, w.arrival))[:1]
+    def end_round(self) -> None:
+        self.given += self.root.had
+        self._end(self.root)
 
-    def take(self, one: Waiting) -> None:
-        tenant = self.tenants[one.of]
-        if not tenant.had:
-            tenant.requests = len({w.item.ticket for w in self.waiting if w.of == one.of})
-        self.waiting.remove(one)
-        tenant.turn += one.item.cost
-        tenant.had += one.item.cost
-        if len({w.of[0] for w in self.waiting}) < 2:
-            self.before_bulk = 0
-        else:
-            is_bulk = one.of[0] is Priority.BULK
-            self.before_bulk += -one.item.cost * BULK_WAITS_FOR if is_bulk else one.item.cost
+    def _end(self, node: Node) -> None:
+        for name, child in list(node.children.items()):
+            self._end(child)
+            if not child.waiting:
+                del node.children[name]
+        if node.had and node.weights:
+            heads = [{self._child(node, one).start for one in node.next(key)} for key in node.keys]
+            nows = {
+                max(node.now + node.had / node.weights, min(node.now + node.had, ahead))
+                for ahead in (min(map(min, heads), default=0.0), min(map(max, heads), default=0.0))
+            }
+            if len(nows) > 1:
+                raise Undecided
+            node.now = nows.pop()
+        node.had = node.weights = 0
 
-    def end_batch(self) -> None:
-        for priority in Priority:
-            own = {of: tenant for of, tenant in self.tenants.items() if of[0] is priority}
-            if cost := sum(tenant.had for tenant in own.values()):
-                left = [self.tenants[w.of].turn for w in self.waiting if w.of[0] is priority]
-                self.now[priority] = later(self.now[priority], cost, len(own), left)
-                self.given += cost
-        for of, tenant in list(self.tenants.items()):
-            if tenant.had:
-                turns = [w.turn for w in self.waiting if w.of == of]
-                tenant.now = later(tenant.now, tenant.had, tenant.requests, turns)
-                tenant.had = 0
-            if not any(w.of == of for w in self.waiting):
-                del self.tenants[of]
-
-
-def later(now: float, cost: float, among: int, turns: list[float]) -> float:
-    """Virtual time after a batch: it catches up with the least of those who wait, by what the batch had at most."""
-    return max(now + cost / among, min(now + cost, min(turns, default=0.0)))
+    def _child(self, node: Node, item: Item[Any]) -> Node:
+        path = self.path(item)
+        return path[[each is node for each in path].index(True) + 1]
 
 
 def check(seed: int) -> str | None:
     """Where the scheduler and the reference part, with what a seed says comes and when; None where they do not."""
+    try:
+        return _check(seed)
+    except Undecided:
+        return None
+
+
+def _check(seed: int) -> str | None:
     rng = random.Random(f"order {seed}")
-    least, most, items_at_most = rng.choice((3, 10)), rng.choice((10, 40)), rng.choice((1, 3, 16))
-    builder: BatchBuilder[int] = BatchBuilder(max_items=items_at_most, max_cost=most, least_cost=least, pads=False)
+    slots = rng.choice((1, 1, 2))
+    former: BatchFormer[int] = BatchFormer(
+        max_items=rng.choice((1, 3, 16)),
+        max_cost=rng.choice((10, 40)),
+        least_cost=rng.choice((3, 10)),
+        pads=False,
+        slots=slots,
+    )
     reference = Reference()
-    bulk, tenants = rng.choice((0.0, 0.3, 0.7)), rng.choice((1, 2, 4))
-    tickets = [
-        Ticket(
-            lambda: None,  # type: ignore[arg-type,return-value]
-            lambda _: None,
-            NoLoad(),
-            priority=Priority.BULK if rng.random() < bulk else Priority.INTERACTIVE,
-            tenant=rng.randrange(tenants) or None,
-        )
-        for _ in range(rng.randint(1, 8))
-    ]
-    keys = rng.choice((1, 1, 2))
+    bulk, tenants, keys = rng.choice((0.0, 0.3, 0.7)), rng.choice((1, 2, 4)), rng.choice((1, 1, 2))
+    tickets = [_ticket(rng, bulk, tenants) for _ in range(rng.randint(1, 8))]
     for _ in range(rng.randint(4, 20)):
         for number in range(rng.choice((0, 1, 1, 5))):
             item = Item(rng.choice(tickets), 0, number, 0.0, rng.choice((1, 2, 5, 12)), rng.randrange(keys))
-            builder.enter(item)
+            former.queue.add(item)
             reference.add(item)
         for ticket in tickets:
-            if not 0 <= (ahead := builder.ahead(ticket)) <= builder.cost:
-                return f"{ahead} of {builder.cost} tokens are ahead of a request"
-        if rng.random() < 0.7 and (wrong := _compare(builder, reference)) is not None:
+            if not 0 <= (ahead := former.queue.ahead(ticket)) <= (cost := former.queue.waiting.cost):
+                return f"{ahead} of {cost} tokens are ahead of a request"
+        running = rng.choice((0, 0, 5, 20))
+        if rng.random() < 0.7 and (wrong := _compare(former, reference, running, slots)) is not None:
             return wrong
-    while builder:
-        if (wrong := _compare(builder, reference)) is not None:
+    while former.queue:
+        if (wrong := _compare(former, reference, 0, slots)) is not None:
             return wrong
     return None
 
 
-def _compare(builder: BatchBuilder[int], reference: Reference) -> str | None:
-    waiting_cost, requests = builder.cost, len({one.item.ticket for one in reference.waiting})
-    depth = [w for w in reference.waiting if w.of[0] is Priority.INTERACTIVE]
-    least = builder._least_cost
-    queue = min(waiting_cost, requests * least)
-    budget = min(builder.max_cost, max(least, queue // QUEUE_IN_BATCHES))
-    has_depth = min(sum(w.item.cost for w in depth), len({w.item.ticket for w in depth}) * least) >= 2 * budget
-    if builder.has_depth != has_depth:
-        return f"so much waits that a batch may be cut ahead: {builder.has_depth}"
-    batch = builder.take(lambda _: True)
+def _ticket(rng: random.Random, bulk: float, tenants: int) -> Ticket:
+    nothing: Callable[..., Any] = lambda *_: None  # noqa: E731
+    priority = Priority.BULK if rng.random() < bulk else Priority.INTERACTIVE
+    return Ticket(nothing, nothing, NoLoad(), priority=priority, tenant=rng.randrange(tenants) or None)
+
+
+def _compare(former: BatchFormer[int], reference: Reference, running: int, slots: int) -> str | None:
+    waiting, least = reference.root.waiting, former._least_cost
+
+    def queued(items: list[Item[Any]]) -> int:
+        return min(sum(item.cost for item in items), len({item.ticket for item in items}) * least)
+
+    budget = min(former.max_cost, max(least, queued(waiting) // QUEUE_IN_BATCHES))
+    is_full = queued([item for item in waiting if item.ticket.priority is Priority.INTERACTIVE]) > budget
+    if former.has_full_batch != is_full:
+        return f"so much waits that a batch may be cut ahead: {former.has_full_batch}"
+    limit = min(budget, ceil((former.queue.waiting.cost + running) / slots)) if running else budget
+    batch = former.take(lambda _: True, running)
     if batch is None:
-        return "nothing goes, and something waits" if reference.waiting else None
-    if not _follows(reference, list(batch.items)):
+        return "nothing goes, and something waits" if waiting else None
+    taken = _following(reference, list(batch.items))
+    if taken is None:
         return f"of {len(batch.items)} items that go some have their turn later"
-    wrong = _compare_end(batch, reference, budget, builder.max_items)
-    reference.end_batch()
+    reference.__dict__.update(taken.__dict__)
+    wrong = _compare_end(batch, reference, limit, former.max_items)
+    reference.end_round()
     return wrong
 
 
-def _follows(reference: Reference, left: list[Item[int]], key: object = None) -> bool:
-    """Take these items in some order in which they may go; False, and nothing taken, if there is none."""
+def _following(reference: Reference, left: list[Item[int]], key: Hashable = None) -> Reference | None:
+    """The reference after these items have gone in some order in which they may; None if there is none."""
     if not left:
-        return True
-    for one in reference.next(key):
-        if any(one.item is item for item in left):
-            was = (
-                list(reference.waiting),
-                {of: replace(t) for of, t in reference.tenants.items()},
-                reference.before_bulk,
-            )
-            reference.take(one)
-            if _follows(reference, [item for item in left if item is not one.item], one.item.batch_key):
-                return True
-            reference.waiting, reference.tenants, reference.before_bulk = was
-    return False
+        return reference
+    allowed = reference.root.next(key) if key is not None else reference.root.first()
+    for one in allowed:
+        if any(one is item for item in left):
+            forked = _fork(reference) if len(allowed) > 1 else reference
+            forked.take(one)
+            if (end := _following(forked, [item for item in left if item is not one], one.batch_key)) is not None:
+                return end
+    return None
 
 
-def _compare_end(batch: Batch[int], reference: Reference, budget: int, most_items: int) -> str | None:
+def _fork(reference: Reference) -> Reference:
+    def fork(node: Node) -> Node:
+        twin = copy.copy(node)
+        twin.items = list(node.items)
+        twin.children = {name: fork(child) for name, child in node.children.items()}
+        return twin
+
+    return Reference(fork(reference.root), dict(reference.tags), reference.given)
+
+
+def _compare_end(batch: Batch[int], reference: Reference, limit: int, most_items: int) -> str | None:
     """Whether the batch ends where it should: the reference has taken what is in it."""
     cost = sum(item.cost for item in batch.items)
-    key = batch.items[0].batch_key
-    if cost > budget and len(batch.items) > 1:
-        return f"a batch of {cost} tokens, and {budget} are to be had"
-    following = list(reference.next(key))
-    fits = len(batch.items) < most_items and any(cost + one.item.cost <= budget for one in following)
-    if fits and not any(cost + one.item.cost > budget for one in following):
-        return f"a batch of {cost} tokens for a budget of {budget}, and more could have gone"
+    if cost > limit and len(batch.items) > 1:
+        return f"a batch of {cost} tokens, and {limit} are to be had"
+    following = reference.root.next(batch.items[0].batch_key)
+    if len(batch.items) < most_items and following and all(cost + one.cost <= limit for one in following):
+        return f"a batch of {cost} tokens, {limit} are to be had, and more could have gone"
     if not following and batch.trigger is not BatchTrigger.DEMAND:
         return f"all have gone, and the batch was cut by its {batch.trigger}"
     return None

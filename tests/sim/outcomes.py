@@ -36,8 +36,6 @@ def settle(watch: Watch, client: ClientPlan, outcome: Outcome) -> None:
     if number in watch.outcomes:
         watch.fail(f"client {number} has two outcomes")
     watch.outcomes[number] = outcome
-    if watch.fetching[number]:
-        watch.fail(f"client {number} has its outcome, and {watch.fetching[number]} fetches of it run on")
     watch.settled_at[number] = watch.now()
     if not client.tokenizes:
         _in_time(watch, client)

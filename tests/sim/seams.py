@@ -7,7 +7,7 @@ Each channel is known by the stage behind it, and has four points:
 - `X.received`: it has one. The client of it may leave at this very moment; a crash comes in the worker's own code, when
   it looks at the message for the second time, and so in its custody.
 - `X.sending`: the stage before X is about to hand a message over. It may be held up, wait until the message's deadline,
-  or crash.
+  or crash. Nothing waits where requests are fed to preprocess, so that nothing happens there.
 - `X.sent`: it has done so. A crash here leaves behind a message that will be worked on for nobody.
 
 There is one point more: `clock`. A worker that looks at the clock crashes there, with whatever it has in hand.
@@ -15,6 +15,7 @@ There is one point more: `clock`. A worker that looks at the clock crashes there
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ import anyio.lowlevel
 
 from staged_pool.stages.channel import Channel, Inlet, Outlet
 from staged_pool.stages.isolate import run_isolated
+from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.stage import Stage
 from staged_pool.stages.supervise import Supervisor
 from staged_pool.stages.ticket import Ticket
@@ -36,6 +38,8 @@ T = TypeVar("T")
 
 CHANNELS = ("parse", "preprocess", "batch", "postprocess")
 IMAGE_CHANNELS = ("preprocess_images", "batch_images")
+
+FEEDER = "a feeder of parse"
 
 NEAR_S = 1.0
 """A message is held until its deadline if that is no further away."""
@@ -58,6 +62,19 @@ class Brittle(list[T]):
         if self._readings == 2:
             raise self._crash()
         return super().__iter__()
+
+
+class BrittleArrival:
+    """A request whose reader crashes when it looks at when it came."""
+
+    def __init__(self, arrival: Arrival, crash: Callable[[], WorkerCrash]) -> None:
+        self.ticket = arrival.ticket
+        self.body_bytes = arrival.body_bytes
+        self._crash = crash
+
+    @property
+    def sent_at(self) -> float:
+        raise self._crash()
 
 
 class Seams:
@@ -88,6 +105,9 @@ class Seams:
             if self._has_received and (stage := worker_of()) is not None:
                 readings += 1
                 if readings - 1 in crashes:
+                    if stage == FEEDER:
+                        stage = "parse"
+                        self._watch.unsupervised.add(now())
                     raise self.crash("clock", stage)
             return now()
 
@@ -135,8 +155,9 @@ class Seams:
         self._reached[point] += 1
         if now in self._leaves and (ticket := _ticket(message)) is not None:
             self._leave(client_of(ticket))
-        if now in self._crashes and isinstance(message, Sequence):
-            return Brittle(message, lambda: self.crash(point, name))
+        if now in self._crashes:
+            crash = functools.partial(self.crash, point, name)
+            return Brittle(message, crash) if isinstance(message, Sequence) else BrittleArrival(message, crash)
         return message
 
     def crash(self, point: str, stage: str) -> WorkerCrash:
@@ -149,9 +170,7 @@ class Seams:
         """Which stage sends through a channel."""
         if name == "postprocess":
             return f"batch{self._watch.suffix_of(message)}"
-        return {"parse": "door", "preprocess": "parse", "preprocess_images": "parse"}.get(
-            name, name.replace("batch", "preprocess")
-        )
+        return name.replace("batch", "preprocess")
 
 
 def worker_of() -> str | None:
@@ -160,6 +179,8 @@ def worker_of() -> str | None:
     reader = None if frame is None else frame.f_locals.get("self")
     if not isinstance(reader, Stage) or sys.exc_info()[0] is not None:  # one that cleans up would hide why
         return None
+    if frame is not None and frame.f_code is ParseStage._complete.__code__:
+        return FEEDER
     while frame is not None:
         if frame.f_code is run_isolated.__code__:  # what fails there fails an input
             return None

@@ -185,9 +185,8 @@ class World:
     lanes: list[Lane] = field(default_factory=lambda: ["text"])
     slots: int = 1
     """Batches on the device at once, of each lane."""
-    min_share_tokens: int = 1
-    cores: int | None = None
-    """That forwards share with preprocess."""
+    shares_cores: bool = False
+    """Forwards compute on the cores that preprocess uses."""
     clients: list[ClientPlan] = field(default_factory=list, metadata={"of": ClientPlan})
     crashes: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
     delays: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
@@ -321,6 +320,8 @@ def from_json(given: Mapping[str, Any]) -> World:
             raise ValueError("a client has one query, or as many as documents")
         if client.compares and world.model != "cross" and len(client.items) < 2:
             raise ValueError("a client has no documents")
+    if world.out_of_memory_above == 0:
+        raise ValueError("the device has room for a payload at least")
     if min(world.parse_workers, world.postprocess_workers, world.slots, world.width // 4) < 1 or not world.lanes:
         raise ValueError("there must be workers, slots, lanes, and four numbers in a vector")
     return world

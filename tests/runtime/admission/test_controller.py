@@ -430,3 +430,14 @@ def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | Non
         admission.leave(room, answered=answered)
     assert admission.statistics().tenants == 0
     assert all(not any(amounts.limited) for amounts in admission.in_flight.priorities.values())
+
+
+def test_a_text_counts_for_no_more_than_the_model_reads_of_it() -> None:
+    """Else a long one waits until nothing else is inside, and all who come later behind it."""
+    admission = door()
+    admission._input_tokens = 256
+    room = admission.enter(body_bytes=2_000_000, timeout_s=FOREVER)
+    assert room.tokens == pytest.approx(500_000)
+    admission.count_items(room, {"text": 2})
+    assert room.tokens == admission.statistics().tokens == 512
+    assert room.tokens_of("text", 1) == 256
