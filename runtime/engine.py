@@ -44,7 +44,7 @@ from staged_pool.stages.errors import (
 )
 from staged_pool.stages.exception_groups import first_error, single_errors
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.offload import Offload, ThreadOffload
+from staged_pool.stages.offload import Abandonable, Offload, ThreadOffload
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.rows import RowStream, give_rows
 from staged_pool.stages.stage import StageOptions
@@ -497,7 +497,8 @@ class Engine(EngineTasks):
             await anyio.sleep(self._config.preprocess_alarm_s)
             log.error("engine.left_hanging_calls", calls=self._pipeline.overdue_calls())
             for offload in self._offloads:
-                offload.abandon()
+                if isinstance(offload, Abandonable):
+                    offload.abandon()
 
     def _break(self, error: Exception) -> None:
         """Serve no more. Called as soon as a stage gives up, however long the calls that still run may take."""

@@ -284,7 +284,7 @@ class OwnThreads:
         await self._end_of(job, patience_s)
 
     def abandon(self) -> None:
-        """See `Offload.abandon`. No later call is taken."""
+        """See `Abandonable`. No later call is taken."""
         self._ended = True
         self._fail_waiting(Abandoned("a call that does not end was abandoned with its thread"))
         for job in self._running:

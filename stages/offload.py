@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import anyio
 import anyio.lowlevel
@@ -20,10 +20,15 @@ class Offload(Protocol):
     """Runs a function of one argument elsewhere.
 
     Cancellation waits for the function's end: its thread works on, and returning earlier would give its limiter token
-    to a second thread. Only `abandon` ends that wait.
+    to a second thread.
     """
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T: ...
+
+
+@runtime_checkable
+class Abandonable(Protocol):
+    """An `Offload` whose calls may be abandoned."""
 
     def abandon(self) -> None:
         """Let all who wait for a call go, with `Abandoned`, when a thread hangs and its host must end."""
@@ -76,7 +81,7 @@ class ThreadOffload:
             del kept, argument  # this frame is in the error's traceback now
 
     def abandon(self) -> None:
-        """See `Offload.abandon`."""
+        """See `Abandonable`."""
         for scope in self._calls:
             scope.cancel()
 

@@ -310,6 +310,10 @@ def test_the_number_of_forward_workers_has_a_range() -> None:
         EngineConfig(forward_workers=0)
 
 
+def _same(request: EmbedRequest) -> EmbedRequest:
+    return request
+
+
 async def test_forwards_that_end_in_one_turn_of_the_event_loop_are_each_told_their_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -336,7 +340,7 @@ async def test_forwards_that_end_in_one_turn_of_the_event_loop_are_each_told_the
         monkeypatch.setattr(service_time, "observe", lambda *what: observed.append(what))
         for text, timeline in timelines.items():
             request = EmbedRequest(inputs=(TextInput(text),))
-            submit = partial(engine.submit, lambda request=request: request, str, timeline=timeline)
+            submit = partial(engine.submit, partial(_same, request), str, timeline=timeline)
             tasks.start_soon(submit)
             await gates[text].arrived()
         for text, now in (("quick", 1.0), ("slow", 10.0)):  # noqa: B007  # the clock reads it

@@ -68,7 +68,7 @@ class SimOffload:
         self._running: set[anyio.CancelScope] = set()
 
     def abandon(self) -> None:
-        """See `Offload.abandon`."""
+        """See `Abandonable`."""
         for scope in self._running:
             scope.cancel()
 
