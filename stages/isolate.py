@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import anyio.lowlevel
 
-from staged_pool.stages.errors import DeviceLost, ModelFailed, StagedPoolError
+from staged_pool.stages.errors import Abandoned, DeviceLost, ModelFailed, StagedPoolError
 from staged_pool.stages.log import get_logger
 
 P = TypeVar("P")
@@ -42,6 +42,8 @@ async def run_isolated(
         return list(results)
     except DeviceLost:
         raise
+    except Abandoned as error:  # a thread hangs, and its host ends: halves of the call would hang as well
+        return [error] * len(payloads)
     except Exception as error:  # noqa: BLE001  # the boundary to model code, which may raise anything
         if len(payloads) == 1:
             return [failure(error, stage)]

@@ -360,6 +360,19 @@ async def test_too_few_results_are_a_failure_not_a_mix_up() -> None:
     assert all(isinstance(result, ModelFailed) for result in results)
 
 
+async def test_a_call_that_was_abandoned_is_not_repeated_in_halves() -> None:
+    calls = 0
+
+    async def run(payloads: Sequence[int]) -> Sequence[int | StagedPoolError]:
+        nonlocal calls
+        calls += 1
+        raise Abandoned("a call that does not end")
+
+    results = await run_isolated(run, range(4), stage="here")
+    assert calls == 1
+    assert [type(result) for result in results] == [Abandoned] * 4
+
+
 def test_durations_fall_into_their_buckets() -> None:
     histogram = Histogram()
     for seconds in (0.0, BUCKETS_S[0], BUCKETS_S[0] * 1.01, 1000.0):
