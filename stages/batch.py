@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -58,7 +58,7 @@ class Hold:
     reason: Literal["busy", "coming", "empty"]
     """All slots are taken; more is worth waiting for, see `BatchDelay`; nothing waits."""
     seconds: float = inf
-    """How long to wait for a notice at most."""
+    """Longest wait for a notice, in seconds."""
 
 
 class BatchStage(Stage, Generic[P, R]):
@@ -126,7 +126,7 @@ class BatchStage(Stage, Generic[P, R]):
         self._work_waits = Bell()
         self.triggers: Counter[str] = Counter()
         self.holds: Counter[str] = Counter()
-        """How often a slot was free and nothing was started, by reason."""
+        """Times that a slot was free and nothing was started, by reason."""
         self.waits = {priority: Histogram() for priority in Priority}
         """As the meter's, by priority."""
         self.tokens = 0
@@ -143,7 +143,7 @@ class BatchStage(Stage, Generic[P, R]):
         return len(self._queue) + self._coalescer.following
 
     def waiting_of(self, priority: Priority) -> Waiting:
-        """What of a priority is in the queue."""
+        """Contents of the queue of one priority."""
         return self._queue.waiting_of(priority)
 
     @property
@@ -217,11 +217,20 @@ class BatchStage(Stage, Generic[P, R]):
             if next_one.reason not in held_for:
                 held_for.add(next_one.reason)
                 self.holds[next_one.reason] += 1
-            with anyio.move_on_after(next_one.seconds) if next_one.seconds < inf else nullcontext():
-                await self._work_waits.wait()
+            await self._wait(next_one.seconds)
         if self._queue:  # another slot may be free
             self._work_waits.ring()
         return next_one
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until something has changed, or for so long."""
+        if seconds == inf:
+            await self._work_waits.wait()
+            return
+        with anyio.move_on_after(seconds) as scope:
+            await self._work_waits.wait()
+        if scope.cancelled_caught:
+            self._delay.over()
 
     def _cut(self) -> Batch[P] | Hold:
         """The next batch, or why there is none for now."""

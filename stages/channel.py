@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 ENDED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError)
-"""What a send raises where nobody will receive: the stage behind is gone, or this end is closed."""
+"""Errors of a send that nobody will receive: the stage behind is gone, or this end is closed."""
 
 IN_A_ROW: Final = 8
 """Messages that are taken from one channel before every other task has its turn."""
@@ -64,7 +64,7 @@ class Bell:
 
 
 class _Contents(Generic[T]):
-    """What both ends know of what is between them.
+    """State that both ends of a channel share.
 
     The stream's own `receive` and `send` give every other task a turn first, even where there is nothing to wait for.
     Each turn gives up the interpreter's lock, and a forward that runs takes its time to give it back.
@@ -77,7 +77,7 @@ class _Contents(Generic[T]):
         self.bell = Bell()
         self.room_freed: Callable[[], object] = lambda: None
         self.senders: deque[tuple[int, Wakeup]] = deque()
-        """Those who wait for room: what each needs, and what tells it that it has it."""
+        """Senders that wait for room: how much each needs, and its wakeup."""
         self._capacity = capacity
         self._used = 0
         """Room that messages take, and that is kept for senders who have been told."""
@@ -146,7 +146,7 @@ class Outlet(Generic[T]):
 
     @property
     def name(self) -> str:
-        """Of the stage behind the channel."""
+        """Name of the stage behind the channel."""
         return self._contents.name
 
     async def send(self, message: T) -> None:
@@ -267,7 +267,7 @@ class Channel(Generic[T]):
     """Both ends of a channel; a send waits while there is no room for its message.
 
     Choose a small capacity. Every message that waits here is latency promised to nobody; a larger one smooths
-    nothing that a bounded waiting room in front of the device does not smooth better.
+    nothing that the fair queue in front of the device does not smooth better.
 
     Args:
         name: Of the stage behind it.

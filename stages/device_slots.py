@@ -17,13 +17,13 @@ class Execution:
 
     tokens: int
     began_at: float = 0.0
-    """When its forward began, on the clock of the stages, in seconds."""
+    """Start of its forward, in seconds on the clock of the stages."""
     ended_at: float = 0.0
-    """When its last forward ended, by the thread that ran it."""
+    """End of its last forward, as the thread that ran it saw it."""
     mark: tuple[float, float] | None = None
-    """Of `DeviceShare`, while it runs."""
+    """Mark of `DeviceShare`, while it runs."""
     first_at: float = 0.0
-    """When its first forward began, by the thread that ran it."""
+    """Start of its first forward, as the thread that ran it saw it."""
     forwards: int = 0
     """More than one where items had to be told apart, or the device had no memory for all."""
     out_of_memory: bool = False
@@ -56,7 +56,7 @@ class DeviceSlots:
         self._clock = clock
         self._share = DeviceShare()
         self.tokens = 0
-        """Of the batches on the device."""
+        """Tokens of the batches on the device."""
         self._ahead: deque[Execution] = deque()
 
     @property

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, in words of the engine; `api/status.py` maps each class to an HTTP status."""
+"""Errors of requests, in the engine's words; `api/status.py` maps each class to an HTTP status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENGINE_WORDS: Final = Words()
 
 
 def shortened(value: str) -> str:
-    """What a message may repeat of a value that the caller wrote: a few characters, all of them in one line."""
+    """Cut a value that the caller wrote to the few characters, in one line, that a message may repeat."""
     cut = value if len(value) <= ECHO_LIMIT else f"{value[: ECHO_LIMIT - 1]}…"
     return "".join(character if character.isprintable() else " " for character in cut)
 

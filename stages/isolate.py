@@ -57,7 +57,7 @@ async def run_isolated(
 
 
 def failure(error: Exception, stage: str) -> StagedPoolError:
-    """What the caller is told: our own errors as they are; others are logged, and hidden behind `ModelFailed`."""
+    """The error for the caller: our own as they are; others are logged, and hidden behind `ModelFailed`."""
     if isinstance(error, StagedPoolError):
         return error
     log.error("item.failed", stage=stage, exc_info=error)

@@ -53,7 +53,7 @@ class StageStatistics:
     name: str
     waiting: int
     """Lists of items in the channel in front of it and in the hands of senders that wait for room there; for parse
-    requests instead of lists; for batch the items of the waiting room as well."""
+    requests instead of lists; for batch the items of the fair queue as well."""
     busy: int
     """Workers with something in hand."""
     workers: int

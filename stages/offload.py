@@ -39,7 +39,7 @@ class Panic(Exception):
 
 
 def as_exception(error: BaseException) -> BaseException:
-    """What a thread raised, so that it ends the call alone; other than an `Exception`, it would end the host.
+    """Make an exception of whatever a thread raised, so that it ends the call alone and not the host.
 
     Call it in the task that waits for the thread. Cancellation stays what it is.
     """

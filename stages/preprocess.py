@@ -176,7 +176,7 @@ class PreprocessStage(Stage, Generic[S, P]):
         return sum(now - called_at > than_s for called_at in self._called_at.values())
 
     def is_stuck(self, than_s: float) -> bool:
-        """Whether every worker is in a call that has been running for longer than `than_s` seconds."""
+        """Every worker is in a call that has been running for longer than `than_s` seconds."""
         if len(self._called_at) < self.meter.workers:
             return False
         return self._clock() - next(reversed(self._called_at.values())) > than_s  # the one that began last

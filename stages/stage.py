@@ -19,7 +19,7 @@ from staged_pool.stages.supervise import RestartPolicy, Supervisor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """What all stages of one engine share."""
+    """Options that all stages of one engine share."""
 
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     clock: Callable[[], float] = time.perf_counter
@@ -63,9 +63,9 @@ class Stage(ABC):
     async def _serve(self, task_status: TaskStatus[None]) -> None:
         await self._work_until_done([self._work] * self.meter.workers, task_status)
 
+    @abstractmethod
     async def _work(self) -> None:
         """Take messages until the inlet ends; one worker."""
-        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> object:

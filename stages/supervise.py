@@ -1,4 +1,4 @@
-"""What happens when a worker fails: custody of what it held, a restart with back-off, and an end to restarts."""
+"""Supervision of workers: custody of what they hold, restarts with back-off, and an end to restarts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def suppress_crash(meter: StageMeter) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How often a worker may crash before its stage counts as broken."""
+    """Crashes that a stage may have before it counts as broken."""
 
     max_crashes: int = 8
     """Crashes of one stage within the window that are still answered by a restart."""

@@ -29,12 +29,12 @@ Encode: TypeAlias = Callable[[object], object]
 """Makes the answer out of the result. Runs once, in postprocess; may run in a thread."""
 
 _NAMES_OF_INPUTS: Final = (None, "input", "messages", "image_url")
-"""What those who read an input, or a part of it, call it, whatever the request calls it."""
+"""Names for an input, or a part of it, among those who read it; the request may call it otherwise."""
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Where the time of one request went, filled in as it moves.
+    """Times of one request, filled in as it moves.
 
     The items of a request pass a stage side by side, so each field is the longest that any one of them took.
     """
@@ -53,14 +53,14 @@ class Timeline:
     """Turning rows into the answer, the wait for it included."""
     items: int = 0
     tokens: int = 0
-    """Of all items, special tokens included, after truncation."""
+    """Tokens of all items, special tokens included, after truncation."""
 
 
 class Load(Protocol):
-    """What a request weighs, by lane; told as its inputs move. Belongs to admission, which keeps the account."""
+    """The weight of a request by lane, told as its inputs move. Admission keeps the account."""
 
     def may_feed(self, lane: Hashable, inputs: int) -> bool:
-        """So many more of its inputs may go to preprocess: of what the lane holds, that leaves enough for others."""
+        """True where that many more of its inputs may go to preprocess: enough of the lane is left for others."""
         ...
 
     def tokens_of(self, lane: Hashable, inputs: int) -> int:
@@ -153,7 +153,7 @@ class Ticket:
         """Its items share rows only with those of an equal scope. Set in parse."""
         self.settled = False
         self.numbers = 0
-        """That its rows hold."""
+        """Count of the numbers that its rows hold."""
         self._decode: Decode | None = decode
         self._encode: Encode | None = encode
         self._stream = stream
@@ -161,7 +161,7 @@ class Ticket:
         self._rows: list[object] = []
         self._left = 0
         self._wakeup: Wakeup | None = None
-        """Of the caller, while it waits."""
+        """Wakeup of the caller, while it waits."""
         self._at: dict[str, int] = {"door": 1}
         """Inputs and items of the request in each stage, in the order in which these were reached."""
         self._on_settled: Callable[[], object] | None = None
@@ -170,7 +170,7 @@ class Ticket:
 
     @property
     def error(self) -> StagedPoolError | None:
-        """What it was settled with, where that was an error."""
+        """The error that it was settled with; None for an answer, and before."""
         return self._error
 
     def take_decode(self) -> Decode:

@@ -30,7 +30,7 @@ def should_process(ticket: Ticket, meter: StageMeter, *, now: float, needs_s: fl
 
 
 def cause(ticket: Ticket) -> Drop:
-    """Why the items of a settled ticket are dropped."""
+    """Cause for which the items of a settled ticket are dropped."""
     match ticket.error:
         case Abandoned():
             return "abandoned"

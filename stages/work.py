@@ -19,7 +19,7 @@ Q = TypeVar("Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a caller wants. The stages do not look into it: what is to be done is in the `Plan` that is made of it."""
+    """A caller's request. The stages do not look into it: the `Plan` that is made of it says what to do."""
 
     model: str | None = None
     """The served name that the caller asked for; None and "" mean whichever is served."""
@@ -33,7 +33,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[P_co]):
-    """How a request is done: its parts for the device, and how their rows become its result."""
+    """The plan of a request: its parts for the device, and how their rows become its result."""
 
     inputs: Sequence[P_co]
     """At least one; each becomes an item."""
@@ -55,7 +55,7 @@ class Parts(list[object]):
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Generic[P_co]):
-    """What preprocess makes of one input."""
+    """The result of preprocess for one input."""
 
     payload: P_co
     cost: int
@@ -63,7 +63,7 @@ class Prepared(Generic[P_co]):
     batch_key: Hashable = None
     """Only items with equal keys may share a batch."""
     identity: bytes | None = None
-    """Those of equal identity are the same work, and get equal rows. None: it is not known of this one."""
+    """Items of equal identity are the same work, and get equal rows. None: not known."""
 
     def identity_in(self, scope: Hashable) -> Hashable:
         """The identity among items of one `Ticket.sharing_scope`; None where it is not known."""
@@ -76,14 +76,14 @@ class Item(Generic[P_co]):
 
     ticket: Ticket
     index: int
-    """Which of the request's inputs it came from."""
+    """Place of its input in the request."""
     payload: P_co
     sent_at: float
-    """When it was handed to the channel that it waits in, on the clock of the stages, in seconds."""
+    """Time of its hand-over to the channel that it waits in, in seconds on the clock of the stages."""
     cost: int = 0
     batch_key: Hashable = None
     part: int = 0
-    """Which of the pieces that preprocess cut its input into."""
+    """Place among the pieces that preprocess cut its input into."""
     identity: Hashable = None
     """Items of equal identity share a row: see `Prepared.identity_in`. None: this one shares none."""
 
@@ -93,7 +93,7 @@ class Item(Generic[P_co]):
 
 
 class Priority(enum.StrEnum):
-    """How a request stands to others that want the device."""
+    """The urgency of a request."""
 
     INTERACTIVE = "interactive"
     """Somebody waits for it."""
@@ -102,7 +102,7 @@ class Priority(enum.StrEnum):
 
 
 class BatchTrigger(enum.StrEnum):
-    """Why a batch was cut where it was."""
+    """The reason why a batch was cut where it was."""
 
     DEMAND = "demand"
     """Nothing more waited that may go with it: the same batch key and, with padding, the same priority."""
@@ -111,7 +111,7 @@ class BatchTrigger(enum.StrEnum):
     COST = "cost"
     """The next item would have exceeded the token budget."""
     SHARE = "share"
-    """What would have been next is left to the other slots."""
+    """The next items are left to the other slots."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from staged_pool.stages.work import Priority
 
 
 class RequestClass(NamedTuple):
-    """Who asks, and how urgently."""
+    """The class of a request: its priority and its tenant."""
 
     priority: Priority = Priority.INTERACTIVE
     tenant: Hashable = None
@@ -29,7 +29,7 @@ NEGLIGIBLE: Final = 1e-6
 
 
 class Usage:
-    """What some requests have inside together."""
+    """Amounts that some requests have inside together."""
 
     __slots__ = ("body_bytes", "items", "requests", "tokens")
 
@@ -50,7 +50,7 @@ LIMITS: Final = ("requests", "items", "tokens", "bytes")
 
 
 class LaneUsage:
-    """What one request has in one lane."""
+    """Amounts that one request has in one lane."""
 
     __slots__ = ("computed", "estimate", "fed", "spared", "tokens", "unprepared")
 
@@ -61,7 +61,7 @@ class LaneUsage:
         self.estimate = tokens / inputs if inputs else 0.0
         """Tokens of one input that is not prepared yet."""
         self.fed = 0.0
-        """Of the tokens, those that are with preprocess, wait for the device, or are on it."""
+        """Tokens that are with preprocess, wait for the device, or are on it."""
         self.computed = 0
         """Tokens that have gone through the device."""
         self.spared = 0
@@ -69,7 +69,7 @@ class LaneUsage:
 
 
 class Reservation:
-    """What one request has inside; `Admission.leave` gives it back whole. It is the `Load` of the request's ticket."""
+    """The account of one request, and the `Load` of its ticket. `Admission.leave` gives it back whole."""
 
     __slots__ = (
         "_in_flight",
@@ -98,7 +98,7 @@ class Reservation:
         self._in_flight = in_flight
         self.of = of
         self.counted_in = counted_in
-        """Those of all requests, of its priority, and of its tenant in that."""
+        """Amounts of all requests, of its priority, and of its tenant in that."""
         self.body_bytes = body_bytes
         self.items = 1
         self.lanes: dict[Lane, LaneUsage] = {}
@@ -106,7 +106,7 @@ class Reservation:
         self.lane = lane
         """The one that decides how long it takes."""
         self.expected_s = expected_s
-        """How long it was predicted to take when it entered."""
+        """Seconds that it was predicted to take when it entered."""
         self.is_inside = True
         """Until it is given back: items of a caller who left move on for a while, and count no more."""
 
@@ -232,7 +232,7 @@ class InFlight:
         self.feed(usage, lane, -usage.fed)
 
     def divide(self, reservation: Reservation, lane: Lane, inputs: int, most: float) -> None:
-        """What a request has in a lane is of so many inputs, of which each has `most` tokens at most."""
+        """Divide the tokens of a request in a lane among its inputs, of which each has `most` at most."""
         usage = reservation.lanes[lane]
         self.unprepared[lane] += inputs - usage.unprepared
         tokens = min(usage.tokens, inputs * most)

@@ -51,7 +51,7 @@ class _LanePrediction:
     def __init__(self, service_time: LaneServiceTime) -> None:
         self.service_time = service_time
         self.lag_s = dict.fromkeys(Priority, 0.0)
-        """How much longer than predicted recent requests of a priority have taken, in seconds."""
+        """Seconds that recent requests of a priority have taken beyond the prediction."""
 
 
 class Admission:
@@ -83,7 +83,7 @@ class Admission:
         self._rejected: Counter[str] = Counter()
         """Since the start, by limit."""
         self._rejected_at = 0.0
-        """When the last request was rejected."""
+        """Time of the last rejection."""
         self._allowed = (config.max_requests, config.max_items, config.max_tokens, config.max_bytes)
         self._has_classes = False
         """A tenant with a name, or bulk work, has asked: requests of none must leave room to others then, too."""
@@ -129,7 +129,7 @@ class Admission:
     def overload(
         self, body_bytes: int, of: RequestClass = DEFAULT_CLASS, images: int | None = None
     ) -> Overloaded | None:
-        """Why a request of so many bytes is rejected now, and counted as rejected; None if it may enter."""
+        """The error of a request that is rejected now, and counted as rejected; None if it may enter."""
         guesses = self._estimates.guess(body_bytes, images)
         return self._overload(body_bytes, guesses, self._quickest(guesses, of), of)
 
@@ -150,7 +150,7 @@ class Admission:
         return self._too_late(lane, expected_s, of.priority)
 
     def _beyond_part(self, inside: Sequence[float], wanted: Sequence[float], of: RequestClass) -> str | None:
-        """Who would have more of a limit than its part: bulk work, or the tenant. None: neither.
+        """Name bulk work, or the tenant, if it would have more of a limit than its part. None: neither would.
 
         The part is `TIMES_FREE` times what it leaves free, so that whoever comes next always finds some room.
         """
@@ -278,7 +278,7 @@ class Admission:
         self._rejected_at = self._clock()
 
     def _drain_s(self, lane: Lane) -> float:
-        """How long a lane needs for all that is inside."""
+        """Seconds that a lane needs for all that is inside."""
         return self._lanes[lane].service_time.drain_s(
             self.in_flight.total.tokens[lane], self.in_flight.unprepared[lane]
         )

@@ -1,4 +1,4 @@
-"""How many tokens a request will have, before it has been read: learned from what bodies of its size turned out to be.
+"""Estimates of a request's tokens before it has been read, learned from bodies of its size.
 
 A base64 picture has a thousand times the bytes of a text for each token, so one rate for all bodies would be wrong for
 either. Sizes are told apart by powers of four: within one, rates differ little, and there are few enough to be learned
@@ -21,7 +21,7 @@ FIRST_PICTURE_TOKENS: Final = 256.0
 """Until pictures have been seen: one of 224 pixels a side, in patches of 14."""
 
 FIRST_TEXT_TOKENS: Final = 64.0
-"""Of a text beside pictures, until one has been seen."""
+"""Tokens of a text beside images, until one has been seen."""
 
 PICTURE_BYTES: Final = 4096
 """Smaller bodies hold no picture worth the name, but may hold the URL of one: they count as texts for as long as
@@ -43,22 +43,22 @@ class Mean:
 
 
 class Guess(NamedTuple):
-    """What a body is taken to hold for one lane."""
+    """Estimated contents of a body for one lane."""
 
     tokens: float
     """On average over all bodies of its size, those that hold nothing for the lane included."""
     given_present: float
-    """Where it holds something for the lane."""
+    """Tokens, if it holds something for the lane."""
     likely: bool
-    """Whether it may well."""
+    """It may well hold something for the lane."""
 
 
 @dataclass(slots=True)
 class _SizeBucket:
-    """What bodies of one size turned out to be."""
+    """Contents of bodies of one size, as they turned out."""
 
     used: dict[Lane, Mean] = field(default_factory=dict)
-    """How many of them have inputs of a lane."""
+    """Part of them that have inputs of a lane."""
     tokens_per_byte: dict[Lane, Mean] = field(default_factory=dict)
     text_alone: Mean | None = None
     """Tokens for each byte of those that hold nothing but texts."""
@@ -75,14 +75,14 @@ class Estimates:
         self._lanes = tuple(lanes)
         self._habits: dict[int, _SizeBucket] = {}
         self._tokens_per_byte = Mean(1.0 / FIRST_BYTES_PER_TOKEN)
-        """Of all requests that hold nothing but texts."""
+        """Rate of all requests that hold nothing but texts."""
         self._input_tokens = {"text": Mean(FIRST_TEXT_TOKENS), "image": Mean(FIRST_PICTURE_TOKENS)}
         self.device_share = Mean(1.0)
         """Part of the tokens that have to go through the device; the rest is coalesced, or kept from earlier."""
 
     @property
     def bytes_per_token(self) -> float:
-        """Of texts of late."""
+        """Bytes for each token of recent texts."""
         return 1.0 / self._tokens_per_byte.value if self._tokens_per_byte.value else FIRST_BYTES_PER_TOKEN
 
     def guess(self, body_bytes: int, images: int | None = None) -> dict[Lane, Guess]:

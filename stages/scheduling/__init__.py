@@ -1,1 +1,1 @@
-"""What runs next, and why: order, batch size, batch delay, coalescing. Pure: no await, no clock, no torch."""
+"""Scheduling: order, batch size, batch delay, coalescing. Pure: no await, no torch."""

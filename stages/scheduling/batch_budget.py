@@ -1,4 +1,4 @@
-"""How many tokens a batch may have: as many as the device gets done in time, and has memory for."""
+"""The token budget of a batch: as much as the device gets done in time, and has memory for."""
 
 from __future__ import annotations
 

@@ -49,6 +49,10 @@ class BatchDelay:
         self._until = now + left_s
         return left_s
 
+    def over(self) -> None:
+        """End the wait, whatever the clock says: it was waited for."""
+        self._until = -inf
+
     def started(self) -> None:
         """Count the start of a batch: whatever waits next begins its own wait."""
         self._until = inf

@@ -97,10 +97,10 @@ class BatchFormer(Generic[P]):
         return batch
 
     def _in_turn(self, first: Item[P], still_wanted: StillWanted[P], limit: int) -> tuple[list[Item[P]], BatchTrigger]:
-        queue, key = self.queue, first.batch_key
+        queue = self.queue
         chosen, cost = [first], first.cost
         queue.take(first)
-        while (item := queue.first(still_wanted, key, of_any_key=False)) is not None:
+        while (item := queue.first(still_wanted, first)) is not None:
             if len(chosen) == self.max_items:
                 return chosen, BatchTrigger.SIZE
             cost += item.cost

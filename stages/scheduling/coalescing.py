@@ -36,7 +36,7 @@ class KeptRows(Protocol[P_contra, R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing(Generic[P, R]):
-    """What items that are the same work share."""
+    """Settings of what items that are the same work share."""
 
     freeze: Callable[[R], object]
     """Called with a row that several are to hold: nobody may write to it any more."""
@@ -55,7 +55,7 @@ class _Group(Generic[P]):
         self.key = key
         self.leader = leader
         self.start_tag = start_tag
-        """Of the leader, in the virtual time of its tenant."""
+        """Start tag of the leader, in the virtual time of its tenant."""
         self.is_on_device = False
         """The leader is on the device, or on its way to it."""
         self.followers: list[Item[P]] = []

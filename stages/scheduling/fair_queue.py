@@ -30,7 +30,7 @@ from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Priority
 
 WEIGHTS: Final = {Priority.INTERACTIVE: INTERACTIVE_WEIGHT, Priority.BULK: 1}
-"""Of the priorities; all tenants, and all requests, have the same."""
+"""Weights of the priorities; all tenants, and all requests, weigh the same."""
 
 
 class Entry(Protocol):
@@ -52,7 +52,7 @@ E = TypeVar("E", bound=Entry)
 
 
 class Waiting(NamedTuple):
-    """What waits, all of it or that of a priority."""
+    """Amounts that wait, in all or of one priority."""
 
     items: int
     requests: int
@@ -76,10 +76,10 @@ class _Node(Generic[E]):
         self.now = now
         """Virtual time of its children."""
         self.items = self.cost = self.requests = 0
-        """That wait below it."""
+        """Entries, tokens and requests that wait below it."""
         self.children: dict[Hashable, _Node[E]] = {}
         self.weights = 0
-        """Of its children."""
+        """Sum of the weights of its children."""
         self.weights_before = 0
         """The same, before the round; 0 where the round has had nothing of it yet."""
         self.served = 0
@@ -93,7 +93,7 @@ class _Node(Generic[E]):
         self.queued: dict[Hashable, float] = {}
         """The finish tag by which it is in a heap of its parent, by key; any other there is a leftover."""
         self.entries: dict[Hashable, deque[tuple[int, E]]] = {}
-        """Of a request, by key, in the order in which they came, which is numbered."""
+        """Entries of a request by key, each with the number of its arrival."""
 
     def finish(self, key: Hashable) -> float:
         """The finish tag that it has by its next entry of a key."""
@@ -126,7 +126,7 @@ class FairQueue(Generic[E]):
         return Waiting(self._root.items, self._root.requests, self._root.cost)
 
     def waiting_of(self, priority: Priority) -> Waiting:
-        """What waits of a priority."""
+        """Amounts that wait of one priority."""
         node = self._root.children.get(priority)
         return Waiting(0, 0, 0) if node is None else Waiting(node.items, node.requests, node.cost)
 
@@ -163,21 +163,23 @@ class FairQueue(Generic[E]):
         node = at.children.get(ticket)
         return max(at.now, ticket.start_tags.get(self._name, 0.0)) if node is None else node.start + node.cost
 
-    def first(self, is_wanted: Callable[[E], bool], key: Hashable = None, *, of_any_key: bool = True) -> E | None:
+    def first(self, is_wanted: Callable[[E], bool], like: E | None = None) -> E | None:
         """The entry whose turn it is; None if nothing is left.
 
         Args:
             is_wanted: Asked of each entry that is looked at; one that is not wanted is let go of.
-            key: Only entries with this batch key count,
-            of_any_key: unless those of all do.
+            like: Only entries with the batch key of this one count. None: all do.
         """
         while self._root.items:
             at = self._root
-            if not of_any_key and key not in at.backlog:
+            if like is not None and like.batch_key not in at.backlog:
                 return None
             while not at.entries:
-                at = self._least(at, at.backlog if of_any_key else (key,))
-            _, entry = min([entries[0] for entries in at.entries.values()]) if of_any_key else at.entries[key][0]
+                at = self._least(at, at.backlog if like is None else (like.batch_key,))
+            if like is None:
+                _, entry = min([entries[0] for entries in at.entries.values()])
+            else:
+                _, entry = at.entries[like.batch_key][0]
             if is_wanted(entry):
                 return entry
             self._remove(at, entry)

@@ -114,7 +114,7 @@ class _Moments:
         return self._x / self._weight, self._y / self._weight
 
     def fixed_tokens(self) -> float | None:
-        """How many tokens the fixed part of a batch's time is worth; None where sizes differ too little to say."""
+        """Tokens that take as long as the fixed part of a batch's time; None where sizes differ too little to say."""
         mean_x, mean_y = self.means()
         variance = self._xx / self._weight - mean_x * mean_x
         if variance < (LEAST_VARIATION * mean_x) ** 2:
@@ -128,7 +128,7 @@ class LaneServiceTime:
     """Service time of one lane: that of the slower of preprocess and the device, which work side by side."""
 
     budget: Budget
-    """Of one batch."""
+    """Token budget of one batch."""
     device: ServiceTimeModel = field(default_factory=ServiceTimeModel)
     """Told the tokens of batches."""
     preprocess: ServiceTimeModel | None = None

@@ -10,9 +10,7 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
-from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThreads
-from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import (
     DeadlineExceeded,
@@ -22,23 +20,11 @@ from staged_pool.stages.errors import (
     StagedPoolError,
     StageFailed,
 )
-from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.work import Priority
 from tests.doubles import Gate, LetterModel, expected, until
+from tests.runtime.seeing import engine_on
 
 pytestmark = pytest.mark.anyio
-
-
-@asynccontextmanager
-async def engine_on(
-    model: LetterModel, *, options: StageOptions | None = None, **settings: Any
-) -> AsyncIterator[Engine]:
-    config = EngineConfig(**settings)
-    async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
-        async with run_engine(config, model, device=device, options=options) as engine:
-            yield engine
-            admission = engine.statistics().admission
-            assert (admission.requests, admission.items, admission.tokens) == (0, 0, 0)
 
 
 class Callers:

@@ -19,7 +19,8 @@ from staged_pool.runtime.result_cache import ResultCache
 from staged_pool.runtime.statistics import ResultCacheStatistics
 from staged_pool.stages.errors import ConfigError, ModelFailed
 from tests.doubles import Gate, LetterModel, expected, until
-from tests.runtime.test_coalescing import busy_engine, engine_on
+from tests.runtime.seeing import engine_on
+from tests.runtime.test_coalescing import busy_engine
 
 ENTRY_BYTES = 640
 """What counts for an entry beside its numbers."""

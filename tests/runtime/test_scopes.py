@@ -47,6 +47,33 @@ async def slow_engine() -> AsyncIterator[Engine]:
         yield engine
 
 
+@asynccontextmanager
+async def held_engine() -> AsyncIterator[tuple[Engine, Gate]]:
+    """A slow engine whose device is at a batch that ends when the gate opens, at the latest after the test.
+
+    Nothing that a test asks for beside that batch can be answered too early, however late the loop looks.
+    """
+    gate = Gate()
+    waits = False
+
+    def forward(texts: object) -> None:
+        time.sleep(FORWARD_S)
+        if waits:
+            gate()
+
+    async with engine_on(LetterModel(on_forward=forward)) as engine:
+        for number in range(4):
+            await engine.embed(f"{number}")
+        waits = True
+        async with anyio.create_task_group() as others:
+            others.start_soon(engine.embed, "beside it")
+            await gate.arrived()
+            try:
+                yield engine, gate
+            finally:
+                gate.open()
+
+
 async def _stream(engine: Engine, text: str) -> int:
     async def give(rows: object) -> None:
         await anyio.lowlevel.checkpoint()
@@ -77,26 +104,25 @@ async def test_a_scope_that_ends_too_soon_moves_on(call: Callable[[Engine, str],
 
 @pytest.mark.parametrize("allowed_s", [0.0, 0.001, FORWARD_S / 2])
 async def test_fail_after_raises_its_own_error(allowed_s: float) -> None:
-    async with slow_engine() as engine, anyio.create_task_group() as others:
-        others.start_soon(engine.embed, "beside it")
+    async with held_engine() as (engine, _):
         with pytest.raises(TimeoutError) as caught, anyio.fail_after(allowed_s):
             await engine.embed("late")
         assert not isinstance(caught.value, DeadlineExceeded)
 
 
 async def test_the_inner_of_two_scopes_moves_on_and_the_outer_goes_on() -> None:
-    async with slow_engine() as engine, anyio.create_task_group() as others:
-        others.start_soon(engine.embed, "beside it")
+    async with held_engine() as (engine, gate):
         with anyio.fail_after(60):
             with anyio.move_on_after(0.002) as inner:
                 await engine.embed("late")
+            gate.open()
             result = await engine.embed("in time")
     assert inner.cancelled_caught
     assert_array_equal(result.embeddings, [expected("in time")])
 
 
 async def test_the_outer_of_two_scopes_cancels_through_the_inner_one() -> None:
-    async with slow_engine() as engine:
+    async with held_engine() as (engine, _):
         with anyio.move_on_after(0.002) as outer:
             with anyio.move_on_after(60) as inner:
                 await engine.embed("late")
@@ -115,23 +141,20 @@ async def test_a_shielded_call_is_answered_whatever_the_scope_around_it() -> Non
 
 
 async def test_a_time_limit_that_is_shorter_than_the_scope_raises() -> None:
-    async with slow_engine() as engine, anyio.create_task_group() as others:
-        others.start_soon(engine.embed, "beside it")
+    async with held_engine() as (engine, _):
         with anyio.fail_after(60), pytest.raises(DeadlineExceeded):
             await engine.embed("late", timeout_s=0.002)
 
 
 async def test_a_time_limit_that_is_longer_than_the_scope_does_not_raise() -> None:
-    async with slow_engine() as engine, anyio.create_task_group() as others:
-        others.start_soon(engine.embed, "beside it")
+    async with held_engine() as (engine, _):
         with anyio.move_on_after(0.002) as scope:
             await engine.embed("late", timeout_s=60)
         assert scope.cancelled_caught
 
 
 async def test_the_loops_own_scopes_move_on_too() -> None:
-    async with slow_engine() as engine, anyio.create_task_group() as others:
-        others.start_soon(engine.embed, "beside it")
+    async with held_engine() as (engine, _):
         for allowed_s in (0.0, 0.001, FORWARD_S / 2):
             if sniffio.current_async_library() == "trio":
                 with trio.move_on_after(allowed_s) as scope:
@@ -163,9 +186,7 @@ async def test_the_scopes_of_many_tasks_end_each_their_own_call() -> None:
 
 
 async def test_work_that_the_scope_leaves_no_time_for_is_dropped_early() -> None:
-    async with slow_engine() as engine, anyio.create_task_group() as others:
-        for number in range(3):
-            others.start_soon(engine.embed, f"beside it {number}")
+    async with held_engine() as (engine, _):
         with anyio.move_on_after(FORWARD_S / 10):
             await engine.embed("late")
         assert sum(engine.statistics().expired.values()) + sum(engine.statistics().cancelled.values()) == 1

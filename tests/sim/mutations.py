@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 from unittest import mock
@@ -533,7 +533,7 @@ def batch_that_went_ahead_takes_no_slot() -> Plan:
 def batch_keys_ignored() -> Plan:
     original = FairQueue.first
 
-    def first(self: FairQueue[Any], is_wanted: Any, key: Hashable = None, *, of_any_key: bool = True) -> Any:
+    def first(self: FairQueue[Any], is_wanted: Any, like: Any = None) -> Any:
         return original(self, is_wanted)
 
     return [(FairQueue, "first", first)]
@@ -634,7 +634,7 @@ def items_counted_twice() -> Plan:
     return [(Admission, "count_items", count_items)]
 
 
-# ---- lanes and errands ----
+# ---- lanes and feeders ----
 
 
 @mutation

@@ -58,5 +58,15 @@ def test_a_batch_waits_once_and_each_for_its_own() -> None:
     assert device.delay.delay_s(1, 10, 1) == pytest.approx(0.004)
 
 
+def test_a_wait_that_was_waited_for_is_over_whatever_the_clock_says() -> None:
+    """Else a clock that stands for a moment has the stage ask again and again."""
+    delay = Device(0.01, 1e-5, 0.004).delay
+    assert delay.delay_s(1, 10, 1) > 0
+    delay.over()
+    assert delay.delay_s(1, 10, 1) == 0
+    delay.started()
+    assert delay.delay_s(1, 10, 1) > 0
+
+
 def test_nothing_is_known_before_the_first_batch() -> None:
     assert BatchDelay(ServiceTimeModel(), lambda: 0.001, lambda: 0.0).delay_s(1, 10, 1) == 0
