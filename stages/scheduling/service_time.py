@@ -55,14 +55,11 @@ class ServiceTimeModel:
     fixed: a prediction for more tokens is then too short rather than too long, and nothing is rejected for it.
 
     Items have no term of their own: an item is worth a third of a token (`python -m perf texts`).
-
-    Args:
-        memory: Batches after which a batch counts 1/e in the mean.
     """
 
-    def __init__(self, memory: float = SERVICE_TIME_BATCHES) -> None:
-        self._late = _Moments(memory)
-        self._many = _Moments(memory * SERVICE_SHAPE_BATCHES / SERVICE_TIME_BATCHES)
+    def __init__(self) -> None:
+        self._late = _Moments(SERVICE_TIME_BATCHES)
+        self._many = _Moments(SERVICE_SHAPE_BATCHES)
         self._fixed_tokens = math.inf
         """Tokens that take as long as the fixed part."""
         self.fixed_s = 0.0

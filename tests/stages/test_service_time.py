@@ -32,10 +32,10 @@ def test_batches_of_one_size_never_make_it_predict_too_much_for_more() -> None:
 
 
 def test_what_it_has_found_outlasts_batches_of_one_size() -> None:
-    pace = ServiceTimeModel(memory=10)
-    for tokens in [100, 1000] * 50:
+    pace = ServiceTimeModel()
+    for tokens in [100, 1000] * 150:
         pace.observe(tokens, 0.01 + tokens * 1e-4)
-    for _ in range(5000):
+    for _ in range(15_000):
         pace.observe(500, 2 * (0.01 + 500 * 1e-4))
         assert pace.drain_s(4000, 1000) == pytest.approx(2 * (4 * 0.01 + 4000 * 1e-4), rel=0.6)
     assert pace.drain_s(4000, 1000) == pytest.approx(2 * (4 * 0.01 + 4000 * 1e-4), rel=0.15)
@@ -55,9 +55,9 @@ def test_no_batch_of_many_makes_its_prediction_jump() -> None:
 
 
 def test_it_follows_a_change_of_pace() -> None:
-    pace = ServiceTimeModel(memory=10)
+    pace = ServiceTimeModel()
     for factor in (1, 3):
-        for tokens in [100, 1000] * 50:
+        for tokens in [100, 1000] * 150:
             pace.observe(tokens, factor * tokens * 1e-4)
     assert pace.drain_s(500, 500) == pytest.approx(3 * 500e-4, rel=0.02)
 
