@@ -87,16 +87,17 @@ class Encoder:
         """
         tokens = sum(payload.tokens for payload in payloads)
         with self.replicas.freest(tokens) as replica:
-            self.plan.use(at_once)
+            self.plan.use(tokens, at_once)
             if self.each_alone:
                 return [row for payload in payloads for row in compute(replica, [payload])]
             return compute(replica, payloads)
 
     def warm_up(self, lane: Lane) -> None:
-        self.plan.use()
         for replica in self.replicas:
             tower = replica.towers[lane]
-            compute(replica, tower.made_up([min(tower.max_tokens, _WARM_UP_TOKENS)]))
+            tokens = min(tower.max_tokens, _WARM_UP_TOKENS)
+            self.plan.use(tokens)
+            compute(replica, tower.made_up([tokens]))
 
     @property
     def devices(self) -> Sequence[ReplicaStatistics]:

@@ -37,7 +37,7 @@ from staged_pool.runtime.models.sight_tower import SightTower, open_eyes
 from staged_pool.runtime.models.special_ids import with_note
 from staged_pool.runtime.models.specs import DenseSpec, ModelFolder
 from staged_pool.runtime.models.text_tower import TextTower, build_text_tower
-from staged_pool.runtime.models.threads import ThreadPlan, use_threads, usual_workers
+from staged_pool.runtime.models.threads import ThreadPlan, short_tokens, use_threads, usual_workers
 from staged_pool.runtime.models.tokenizing.loading import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.tokenizing.pictures import PictureReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
@@ -174,7 +174,7 @@ def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encode
         ),
         replicas=Replicas(replicas),
         tokenizer=tokenizer,
-        plan=ThreadPlan(threads, always_alone=config.deterministic),
+        plan=ThreadPlan(threads, _short_tokens(text), always_alone=config.deterministic),
         images=readers[0] if readers else None,
         each_alone=config.deterministic,
         pictures=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
@@ -192,6 +192,13 @@ def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encode
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     _say(encoder.card)
     return encoder
+
+
+def _short_tokens(text: Tower | None) -> int:
+    """See `short_tokens`. A forward of images is never short."""
+    if not isinstance(text, TextTower):
+        return 0
+    return short_tokens(text.parameters - text.body.vocabulary * text.body.width)  # a token is looked up there
 
 
 def _with_threads(encoder: Encoder, config: EngineConfig, threads: int) -> Encoder:

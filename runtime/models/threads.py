@@ -1,7 +1,8 @@
 """The number of torch threads that a forward gets, and the number of forwards at once.
 
-A forward that is alone has all cores. Threads that share a forward meet at every layer, where each waits for the
-slowest. Forwards beside each other never wait for each other, so several forwards at once may get more done.
+A forward that is alone has all cores, unless it is short. Threads that share a forward meet at every layer, where each
+waits for the slowest, and one that sleeps has to be woken. Forwards beside each other never wait for each other, so
+several forwards at once may get more done.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ WORKERS: Final = (1, 2, 4)
 """Forwards at once. With more, each batch takes so long that requests wait for it."""
 
 
+SHARED_PRODUCTS: Final = 400_000_000
+"""Multiplications of a forward from which on more threads than one are worth it, each of them being woken for it: 37
+tokens of MiniLM. `python -m perf throughput --lone` measures it."""
+
+
 def use_threads(count: int) -> None:
     """Set the calling thread's number of torch threads.
 
@@ -34,21 +40,24 @@ def use_threads(count: int) -> None:
 class ThreadPlan:
     """The torch threads of each forward.
 
-    Forwards at once share the cores, and nothing else counts: with other threads a forward may give other bits.
+    The size of a forward and those beside it decide, and nothing else: with other threads it may give other bits.
     """
 
     threads: int
+    short_tokens: int = 0
+    """Forwards of up to so many tokens run on one thread."""
     always_alone: bool = False
     """Every forward runs on one thread, whatever else runs."""
 
-    def use(self, at_once: int = 1) -> None:
+    def use(self, tokens: int, at_once: int = 1) -> None:
         """Set the calling thread's number of torch threads.
 
         Args:
-            at_once: Forwards that share the threads, with the one that the calling thread will run.
+            tokens: Of the forward that the calling thread will run.
+            at_once: Forwards that share the threads, this one included.
         """
         # Also where there is but one: a thread that was never told begins with as many as there are cores.
-        use_threads(1 if self.always_alone else self._share(at_once))
+        use_threads(1 if self.always_alone or tokens <= self.short_tokens else self._share(at_once))
 
     def _share(self, at_once: int) -> int:
         # A thread that shares its forwards keeps others for that, which hardly spin before they sleep where there are
@@ -64,6 +73,15 @@ def threads_kept() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def short_tokens(weights: int) -> int:
+    """Return the most tokens of a forward that one thread does as quickly as several.
+
+    Args:
+        weights: That each token is multiplied by.
+    """
+    return SHARED_PRODUCTS // weights if weights else 0
 
 
 def usual_workers(threads: int) -> int:

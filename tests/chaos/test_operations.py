@@ -307,7 +307,7 @@ async def test_row_60_after_a_mixture_of_everything_nothing_is_left(fire: UnderF
 
     async def act(point: str) -> None:
         chance = rng.random()
-        if chance < 0.005 and bugs:
+        if chance < 0.005 and bugs and point != "send parse":  # there it would be the caller's own task, and no crash
             raise bugs.pop()
         if chance < 0.02:
             time.sleep(0.005)  # noqa: ASYNC251  # a blocked event loop is part of it
