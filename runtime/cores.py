@@ -16,9 +16,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from staged_pool.runtime.cpu_quota import quota_cores
-
-PATIENCE_S: Final = 1.0
-"""How long a thread waits for a core. A call that hangs keeps its core for ever, and the others must get on."""
+from staged_pool.stages.scheduling.tuning import CORE_PATIENCE_S
 
 _QUOTA: Final = quota_cores()
 """Read once, at import: whoever asks for it may be on an event loop, where no file is read."""
@@ -45,9 +43,9 @@ class Cores:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """A block that computes. It begins as soon as a core is free, or anyway after `PATIENCE_S`."""
+        """A block that computes. It begins as soon as a core is free, or anyway after `CORE_PATIENCE_S`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free > 0, PATIENCE_S)
+            self._changed.wait_for(lambda: self._free > 0, CORE_PATIENCE_S)
             self._free -= 1
         try:
             yield

@@ -11,6 +11,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.cores import usable_cores
 from staged_pool.runtime.identity import Identities
 from staged_pool.runtime.lanes import SUFFIX, LaneLimits, LaneParts
 from staged_pool.runtime.media.image_completer import ImageCompleter
@@ -153,6 +154,7 @@ class Pipeline:
             preparing=lambda: self.preprocess[lane].preparing,
             ready_s=lambda: self.preprocess[lane].call_s,
             elsewhere=partial(self._computing_for_others, lane),
+            core_is_free=partial(self._core_is_free, lane),
             sharing=self._sharing,
             name=prepared.name,
         )
@@ -177,6 +179,13 @@ class Pipeline:
         if not self._shares_cores:
             return 0
         return sum(self.batch[other].running + self.preprocess[other].calls for other in self.batch if other != lane)
+
+    def _core_is_free(self, lane: Lane) -> bool:
+        """Whether a forward would compute beside the calls of its lane, and not in place of one. Text calls are short,
+        and take turns with nobody; see `Cores`."""
+        if not self._shares_cores or lane != "image":
+            return True
+        return self.batch[lane].running + self.preprocess[lane].calls < usable_cores()
 
     def enter_nowait(self, arrival: Arrival) -> bool:
         """Hand a request to parse, if there is room and nobody waits for it. False: it is to wait in `enter`. One that

@@ -26,6 +26,7 @@ from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.coalescing import Coalescer, Sharing
 from staged_pool.stages.scheduling.fair_queue import Waiting
 from staged_pool.stages.scheduling.service_time import ServiceTimeModel
+from staged_pool.stages.scheduling.tuning import CORE_PATIENCE_S
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import Custody, custody
 from staged_pool.stages.ticket import Ticket
@@ -55,8 +56,9 @@ class Forward(Protocol[P_contra, R_co]):
 class Hold:
     """No batch is started for now."""
 
-    reason: Literal["busy", "coming", "empty"]
-    """All slots are taken; more is worth waiting for, see `BatchDelay`; nothing waits."""
+    reason: Literal["busy", "cores", "coming", "empty"]
+    """All slots are taken; less than a full batch waits, and no core is free; more is worth waiting for, see
+    `BatchDelay`; nothing waits."""
     seconds: float = inf
     """Longest wait for a notice, in seconds."""
 
@@ -82,6 +84,7 @@ class BatchStage(Stage, Generic[P, R]):
         preparing: Items that the stage before works on.
         ready_s: Seconds that it takes for that, as measured lately.
         elsewhere: Calls of other lanes that use what forwards compute on.
+        core_is_free: Whether one more forward would take a core from none of this lane's calls.
         sharing: What items that are the same work share. None: each is worked on by itself.
         name: Of the stage, where there are several.
     """
@@ -102,6 +105,7 @@ class BatchStage(Stage, Generic[P, R]):
         preparing: Callable[[], int],
         ready_s: Callable[[], float],
         elsewhere: Callable[[], int] = lambda: 0,
+        core_is_free: Callable[[], bool] = lambda: True,
         sharing: Sharing[P, R] | None = None,
         name: str = "batch",
     ) -> None:
@@ -122,6 +126,7 @@ class BatchStage(Stage, Generic[P, R]):
         self._delay = BatchDelay(service_time, ready_s, self._clock)
         self._preparing = preparing
         self._elsewhere = elsewhere
+        self._core_is_free = core_is_free
         self._ended = False
         self._work_waits = Bell()
         self.triggers: Counter[str] = Counter()
@@ -236,10 +241,13 @@ class BatchStage(Stage, Generic[P, R]):
         """The next batch, or why there is none for now."""
         if self._slots.free <= 0 and not (self._slots.may_go_ahead and self._former.has_full_batch):
             return Hold("busy")
-        if self._slots.free == 1:  # with more, what is coming has a slot of its own
-            waiting = self._queue.waiting
-            if delay_s := self._delay.delay_s(waiting.items, waiting.cost, self._preparing()):
-                return Hold("coming", delay_s)
+        waiting = self._queue.waiting
+        if 0 < waiting.cost < self._former.budget and not (self._delay.is_over or self._core_is_free()):
+            return Hold("cores", CORE_PATIENCE_S)  # whoever has a core adds to the batch, or ends
+        if self._slots.free == 1 and (  # with more, what is coming has a slot of its own
+            delay_s := self._delay.delay_s(waiting.items, waiting.cost, self._preparing())
+        ):
+            return Hold("coming", delay_s)
         self._delay.started()
         return self._coalescer.take(self._is_wanted(), self._slots.tokens) or Hold("empty")
 

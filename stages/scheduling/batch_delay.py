@@ -49,6 +49,11 @@ class BatchDelay:
         self._until = now + left_s
         return left_s
 
+    @property
+    def is_over(self) -> bool:
+        """What waits now has waited for as long as it was to."""
+        return self._until == -inf
+
     def over(self) -> None:
         """End the wait, whatever the clock says: it was waited for."""
         self._until = -inf

@@ -37,6 +37,10 @@ ANSWERING_S: Final = 0.002
 """Seconds for which answers are written before every other task has its turn. Each turn costs as much as an answer or
 two; a batch may complete a hundred requests. `python -m perf liveness` measures it."""
 
+CORE_PATIENCE_S: Final = 1.0
+"""Seconds that work waits for a core that a call holds. A call that hangs keeps its core, and the others must get on.
+A choice: longer than any call that does not hang takes."""
+
 DELAY_MARGIN: Final = 0.65
 """Part of the target delay within which a request is admitted: predictions are right on average only.
 `python -m perf overload` measures it."""

@@ -42,7 +42,7 @@ def waiting(cores: Cores) -> int:
 
 
 async def test_threads_of_two_pools_compute_on_no_more_cores_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores_module, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 60.0)
     cores, calls = Cores(2), Calls(4)
     async with OwnThreads("some").running(0) as some, OwnThreads("others").running(0) as others:
         for threads in (some, others):
@@ -77,7 +77,7 @@ async def test_a_core_comes_back_after_an_error() -> None:
 
 
 async def test_a_call_that_hangs_does_not_keep_the_others_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores_module, "PATIENCE_S", 0.001)
+    monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 0.001)
     cores, calls = Cores(1), Calls(1)
     async with OwnThreads("hanging").running(0) as hanging, OwnThreads("others").running(0) as others:
         for threads in (hanging, others):
@@ -94,7 +94,7 @@ async def test_a_call_that_hangs_does_not_keep_the_others_for_ever(monkeypatch: 
 async def test_what_is_urgent_waits_for_nobody_and_one_less_of_the_others_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cores_module, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 60.0)
     cores, calls = Cores(1), Calls(4)
     async with OwnThreads("urgent").running(2) as urgent, OwnThreads("others").running(2) as others:
         urgent.core, others.core = cores.at_once, cores.one

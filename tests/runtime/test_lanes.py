@@ -9,9 +9,11 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
+from staged_pool.runtime import pipeline
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.pipeline import PARSE_WORKERS
+from staged_pool.stages import batch
 from staged_pool.stages.errors import EngineStopped, InvalidInput, StageFailed, Unsupported
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
@@ -92,6 +94,45 @@ async def test_a_text_beside_pictures_does_not_have_the_cores_to_itself(shares_c
         computing.open()
     beside = 2 if shares_cores else 1
     assert model.at_once == [1, beside, 1, beside]
+
+
+class GateOf(Gate):
+    """Holds the pictures of one letter."""
+
+    def __init__(self, letter: str) -> None:
+        super().__init__()
+        self._letter = letter
+
+    def __call__(self, texts: object = None) -> None:
+        if texts == [self._letter]:
+            super().__call__(texts)
+
+
+async def test_images_wait_for_those_that_are_prepared_on_the_last_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "usable_cores", lambda: 1)
+    gate = GateOf("B")
+    model = SeeingModel(on_preprocess=gate)
+    async with engine_on(model, shares_cores=True, image_preprocess_limit=2) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, engine, picture("B"))
+            await gate.arrived()
+            tasks.start_soon(ask, engine, picture("A"))
+            await until(lambda: engine.statistics().device.holds.get("cores", 0) > 0)
+            gate.open()
+        assert [sorted(texts) for texts in model.forwarded] == [["A", "B"]]
+
+
+async def test_images_wait_for_no_call_that_hangs_on_the_last_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "usable_cores", lambda: 1)
+    monkeypatch.setattr(batch, "CORE_PATIENCE_S", 0.001)
+    gate = GateOf("B")
+    model = SeeingModel(on_preprocess=gate)
+    async with engine_on(model, shares_cores=True, image_preprocess_limit=2) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, engine, picture("B"))
+            await gate.arrived()
+            assert_array_equal((await ask(engine, picture("A"))).embeddings, [expected("A")])
+            gate.open()
 
 
 async def test_each_picture_is_a_call_of_its_own_and_pictures_share_a_forward() -> None:
