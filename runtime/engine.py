@@ -75,7 +75,7 @@ class Engine(EngineTasks):
         tokenize: Offload,
         offload: Offload,
         fetch: Fetch,
-        shares_cores: bool,
+        shared_cores: int | None,
         options: StageOptions,
     ) -> None:
         self._host = HostLoop()
@@ -115,7 +115,7 @@ class Engine(EngineTasks):
             lanes=lanes,
             completer=ImageCompleter(fetch, limit=config.media_limit, limit_bytes=config.max_bytes),
             offload=offload,
-            shares_cores=shares_cores,
+            shared_cores=shared_cores,
             options=options,
             gave_up=self._break,
         )
@@ -548,7 +548,7 @@ async def run_engine(
     image_preprocess: Offload | None = None,
     offload: Offload | None = None,
     fetch: Fetch = refuse,
-    shares_cores: bool = False,
+    shared_cores: int | None = None,
     options: StageOptions | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine on a model that is loaded already.
@@ -562,7 +562,7 @@ async def run_engine(
         image_preprocess: Runs that of pictures. None: threads, `config.image_preprocess_threads` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
         fetch: Gets pictures that are given as URLs. By default these are refused.
-        shares_cores: Forwards compute on the cores that preprocess uses, rather than on a device of their own.
+        shared_cores: Cores that forwards and preprocess share. None: forwards compute on a device of their own.
         options: How often a stage's workers may crash, their clock, and the class of their channels.
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
@@ -586,7 +586,7 @@ async def run_engine(
         tokenize=tokenize,
         offload=offload or ThreadOffload(POSTPROCESS_WORKERS),
         fetch=fetch,
-        shares_cores=shares_cores,
+        shared_cores=shared_cores,
         options=options or StageOptions(),
     )
     with single_errors():

@@ -85,7 +85,8 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
         check_folder(config.allow_media_path)
     _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
     options = StageOptions()
-    turns = Cores(usable_cores())
+    cores = usable_cores()
+    turns = Cores(cores)
     preprocess, offload = ThreadOffload(first.preprocess_limit), ThreadOffload(POSTPROCESS_WORKERS)
     async with (
         DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
@@ -124,7 +125,7 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                     image_preprocess=image_preprocess,
                     offload=offload,
                     fetch=MediaFetcher(config).fetch,
-                    shares_cores=_needs_cores(model),
+                    shared_cores=cores if _needs_cores(model) else None,
                     options=options,
                 )
                 engines[model.card.name] = await stack.enter_async_context(running)

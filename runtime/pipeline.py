@@ -11,7 +11,6 @@ import anyio
 from anyio.abc import TaskStatus
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.cores import usable_cores
 from staged_pool.runtime.identity import Identities
 from staged_pool.runtime.lanes import SUFFIX, LaneLimits, LaneParts
 from staged_pool.runtime.media.image_completer import ImageCompleter
@@ -54,7 +53,7 @@ class Pipeline:
         lanes: What each lane of the model has for itself.
         completer: Fetches images that are given as URLs.
         offload: Runs the decoding of large requests and the making of large answers.
-        shares_cores: Forwards compute on the cores that preprocess uses.
+        shared_cores: Cores that forwards and preprocess share. None: forwards compute on a device of their own.
         options: For all stages.
         gave_up: Called at once when a stage cannot go on, where `run` first waits for the calls that still run.
     """
@@ -68,13 +67,13 @@ class Pipeline:
         lanes: Mapping[Lane, LaneParts],
         completer: ImageCompleter,
         offload: Offload,
-        shares_cores: bool,
+        shared_cores: int | None,
         options: StageOptions,
         gave_up: Callable[[Exception], object],
     ) -> None:
         self._config = config
         self._alarm_s = config.preprocess_alarm_s
-        self._shares_cores = shares_cores
+        self._shared_cores = shared_cores
         self._model = model
         self._options = options
         self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb else None
@@ -176,16 +175,16 @@ class Pipeline:
     def _computing_for_others(self, lane: Lane) -> int:
         """Forwards of the other lane, and calls that prepare its inputs, where these share the cores. A forward that
         shares its parts with a second thread waits for it at each of them, while such a call has that thread's core."""
-        if not self._shares_cores:
+        if self._shared_cores is None:
             return 0
         return sum(self.batch[other].running + self.preprocess[other].calls for other in self.batch if other != lane)
 
     def _core_is_free(self, lane: Lane) -> bool:
         """Whether a forward would compute beside the calls of its lane, and not in place of one. Text calls are short,
         and take turns with nobody; see `Cores`."""
-        if not self._shares_cores or lane != "image":
+        if self._shared_cores is None or lane != "image":
             return True
-        return self.batch[lane].running + self.preprocess[lane].calls < usable_cores()
+        return self.batch[lane].running + self.preprocess[lane].calls < self._shared_cores
 
     def enter_nowait(self, arrival: Arrival) -> bool:
         """Hand a request to parse, if there is room and nobody waits for it. False: it is to wait in `enter`. One that

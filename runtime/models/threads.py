@@ -21,8 +21,9 @@ WORKERS: Final = (1, 2, 4)
 
 
 SHARED_PRODUCTS: Final = 400_000_000
-"""Multiplications of a forward from which on more threads than one are worth it, each of them being woken for it: 37
-tokens of MiniLM. `python -m perf throughput --lone` measures it."""
+"""Multiplications of a forward from which on more threads than one are worth it: 37 tokens of MiniLM. A text of 12
+tokens that comes every 40 ms has its answer in 10 ms from one thread, and in 14 to 16 ms from two, of which one has to
+be woken each time (two cores of a virtual machine)."""
 
 
 def use_threads(count: int) -> None:

@@ -151,13 +151,15 @@ def ways(layers: FusedLayers) -> set[str]:
 def test_forwards_at_once_share_the_threads() -> None:
     before = torch.get_num_threads()
     try:
-        for plan, at_once, threads in (
-            (ThreadPlan(2), 1, 2),
-            (ThreadPlan(2), 2, 1),
-            (ThreadPlan(2), 5, 1),
-            (ThreadPlan(2, always_alone=True), 1, 1),
+        for plan, tokens, at_once, threads in (
+            (ThreadPlan(2), 1, 1, 2),
+            (ThreadPlan(2), 1, 2, 1),
+            (ThreadPlan(2), 1, 5, 1),
+            (ThreadPlan(2, short_tokens=32), 32, 1, 1),
+            (ThreadPlan(2, short_tokens=32), 33, 1, 2),
+            (ThreadPlan(2, always_alone=True), 100, 1, 1),
         ):
-            plan.use(at_once)
+            plan.use(tokens, at_once)
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -194,7 +196,7 @@ async def test_only_the_first_thread_has_enough_for_all_cores() -> None:
     def use(plan: ThreadPlan) -> None:
         counts = seen[is_first()] = []
         for at_once in (1, 2, 4):
-            plan.use(at_once)
+            plan.use(100, at_once)
             counts.append(torch.get_num_threads())
         meeting.wait()
 

@@ -53,7 +53,7 @@ class SeeingModel(LetterModel):
 
 @asynccontextmanager
 async def engine_on(
-    model: LetterModel, *, fetch: Any = None, options: Any = None, shares_cores: bool = False, **settings: Any
+    model: LetterModel, *, fetch: Any = None, options: Any = None, shared_cores: int | None = None, **settings: Any
 ) -> AsyncIterator[Engine]:
     config = EngineConfig(**settings)
     others = {} if fetch is None else {"fetch": fetch}
@@ -66,7 +66,7 @@ async def engine_on(
             device=device,
             image_device=image_device,
             options=options,
-            shares_cores=shares_cores,
+            shared_cores=shared_cores,
             **others,
         ) as engine,
     ):

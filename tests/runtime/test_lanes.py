@@ -9,7 +9,6 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
-from staged_pool.runtime import pipeline
 from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.pipeline import PARSE_WORKERS
@@ -77,13 +76,13 @@ async def test_a_text_overtakes_pictures_that_hold_the_device() -> None:
         gate.open()
 
 
-@pytest.mark.parametrize("shares_cores", [True, False])
-async def test_a_text_beside_pictures_does_not_have_the_cores_to_itself(shares_cores: bool) -> None:
+@pytest.mark.parametrize("shared_cores", [2, None])
+async def test_a_text_beside_pictures_does_not_have_the_cores_to_itself(shared_cores: int | None) -> None:
     """Where there are any that forwards and preprocess share."""
     preparing, computing = PictureGate(), PictureGate()
     model = SeeingModel(on_preprocess=preparing, on_forward=computing)
     model.card = replace(model.card, forward_workers=2)
-    async with engine_on(model, shares_cores=shares_cores) as engine, anyio.create_task_group() as tasks:
+    async with engine_on(model, shared_cores=shared_cores) as engine, anyio.create_task_group() as tasks:
         await ask(engine, "alone")
         tasks.start_soon(ask, engine, picture("A"))
         await preparing.arrived()
@@ -92,7 +91,7 @@ async def test_a_text_beside_pictures_does_not_have_the_cores_to_itself(shares_c
         await computing.arrived()
         await ask(engine, "beside one that is looked at")
         computing.open()
-    beside = 2 if shares_cores else 1
+    beside = 2 if shared_cores else 1
     assert model.at_once == [1, beside, 1, beside]
 
 
@@ -108,11 +107,10 @@ class GateOf(Gate):
             super().__call__(texts)
 
 
-async def test_images_wait_for_those_that_are_prepared_on_the_last_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "usable_cores", lambda: 1)
+async def test_images_wait_for_those_that_are_prepared_on_the_last_core() -> None:
     gate = GateOf("B")
     model = SeeingModel(on_preprocess=gate)
-    async with engine_on(model, shares_cores=True, image_preprocess_limit=2) as engine:
+    async with engine_on(model, shared_cores=1, image_preprocess_limit=2) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, engine, picture("B"))
             await gate.arrived()
@@ -123,11 +121,10 @@ async def test_images_wait_for_those_that_are_prepared_on_the_last_core(monkeypa
 
 
 async def test_images_wait_for_no_call_that_hangs_on_the_last_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "usable_cores", lambda: 1)
     monkeypatch.setattr(batch, "CORE_PATIENCE_S", 0.001)
     gate = GateOf("B")
     model = SeeingModel(on_preprocess=gate)
-    async with engine_on(model, shares_cores=True, image_preprocess_limit=2) as engine:
+    async with engine_on(model, shared_cores=1, image_preprocess_limit=2) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, engine, picture("B"))
             await gate.arrived()

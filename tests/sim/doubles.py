@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -147,7 +148,7 @@ class SimPreprocess(SimOffload):
         names = [sent_name(one) for one in given]
         watch.note("preprocess call {}: {}", call, names)
         watch.preprocess_starts(names, {one.lane for one in given} == {self._lane}, self._lane)
-        with watch.at_work():
+        with watch.at_work(), watch.preparing_images() if self._lane == "image" else nullcontext():
             await anyio.lowlevel.checkpoint()
             async with self.limiter:
                 seconds = self._slow.get(call)

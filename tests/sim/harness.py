@@ -25,7 +25,7 @@ from tests.sim.model import SimModel, request_of
 from tests.sim.seams import Seams
 from tests.sim.streams import Gathered
 from tests.sim.watch import IDLE_S, LEFT, Outcome, Watch, WatchedTimeline
-from tests.sim.world import TICK_S, ClientPlan, World
+from tests.sim.world import SHARED_CORES, TICK_S, ClientPlan, World
 
 HANG_S = 300.0
 """A world that lasts longer has hung."""
@@ -96,7 +96,7 @@ class Simulation:
                     image_preprocess=self.preprocess["image"],
                     offload=self.offload,
                     fetch=SimFetch(watch),
-                    shares_cores=world.shares_cores,
+                    shared_cores=SHARED_CORES if world.shares_cores else None,
                     options=self._options(),
                 ) as engine:
                     watch.engine = engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ from staged_pool.stages.work import Batch
 from tests.sim import internals
 from tests.sim.clock import clock
 from tests.sim.internals import EPSILON
-from tests.sim.world import TICK_S, ClientPlan, Name, World
+from tests.sim.world import SHARED_CORES, TICK_S, ClientPlan, Name, World
 
 IDLE_S = 60.0
 """A world in which nothing has happened for so long must have nothing unsettled."""
@@ -127,7 +127,10 @@ class Watch:
     """Fetches that run, by client."""
     device_lost_at: float = math.inf
     too_much: dict[Lane, tuple[int, float]] = field(default_factory=dict)
-    """How many tokens of a lane the device had no room for, and when it last had none; until the next batch is cut."""
+    """How many tokens of a lane the device had no room for, and when it last had none; until the next batch is cut, or
+    another one has had room."""
+    no_room_for: set[Name] = field(default_factory=set)
+    """Items of batches that the device had no room for."""
     preprocess_calls: int = 0
     preprocessing: int = 0
     started: set[tuple[int, int]] = field(default_factory=set)
@@ -155,6 +158,9 @@ class Watch:
     unattended_since: float = math.inf
     """Since when tickets are open and nothing runs; infinite while that is not so."""
     device_idle_since: float = 0.0
+    image_calls: int = 0
+    """Calls that prepare images."""
+    core_free_since: float = 0.0
 
     def note(self, text: str, *values: object) -> None:
         """A line of the trace, with the time in milliseconds. The text has a {} for each value."""
@@ -280,6 +286,8 @@ class Watch:
         # Answers that take their time hold up the device, through bounded channels, as they are meant to.
         if self.world.liveness and not self.world.codec_ticks and not self.on_device.total():
             since = max(self.device_idle_since, min(item.sent_at for item in items))
+            if self.world.shares_cores and lane == "image":
+                since = max(since, self.core_free_since)
             allowed_s = UNATTENDED_S + self.world.forward_s + self.world.device_ticks * TICK_S
             if now - since > allowed_s:
                 self.fail(f"an item waited for {now - since:.3g} s while the device was idle")
@@ -314,10 +322,27 @@ class Watch:
         self.on_device[lane] -= 1
         self.device_idle_since = self.now()
 
-    def out_of_memory(self, lane: Lane, tokens: int) -> None:
+    @contextlib.contextmanager
+    def preparing_images(self) -> Iterator[None]:
+        """A call that prepares images, and has one of the cores."""
+        self.image_calls += 1
+        try:
+            yield
+        finally:
+            if self.image_calls + self.on_device["image"] >= SHARED_CORES:
+                self.core_free_since = self.now()
+            self.image_calls -= 1
+
+    def out_of_memory(self, lane: Lane, tokens: int, names: Iterable[Name]) -> None:
         """The device had no room for so many tokens at once, though for each of their items alone."""
         too_much, _ = self.too_much.get(lane, (tokens, 0.0))
         self.too_much[lane] = max(too_much, tokens), self.now()
+        self.no_room_for |= set(names)
+
+    def had_room(self, lane: Lane, names: Iterable[Name]) -> None:
+        """A forward succeeded. If it was no part of one that failed, the budget may be as large as before."""
+        if lane in self.too_much and not self.no_room_for.issuperset(names):
+            del self.too_much[lane]
 
     def past(self, moment: float) -> bool:
         return self.now() >= moment - EPSILON

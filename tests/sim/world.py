@@ -45,6 +45,8 @@ Name: TypeAlias = tuple[int, int]
 
 TICK_S = 0.001
 
+SHARED_CORES = 2
+
 PLAIN: Mapping[str, Any] = {
     "preprocess_limit": 2,
     "image_preprocess_limit": 2,
@@ -186,7 +188,7 @@ class World:
     slots: int = 1
     """Batches on the device at once, of each lane."""
     shares_cores: bool = False
-    """Forwards compute on the cores that preprocess uses."""
+    """Forwards compute on the cores that preprocess uses, `SHARED_CORES` of them."""
     clients: list[ClientPlan] = field(default_factory=list, metadata={"of": ClientPlan})
     crashes: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
     delays: list[Trouble] = field(default_factory=list, metadata={"of": Trouble})
