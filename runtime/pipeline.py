@@ -148,6 +148,7 @@ class Pipeline:
             options=self._options,
             service_time=parts.service_time.device,
             budget=parts.service_time.budget,
+            fed_tokens=limits.fed_tokens,
             slots=card.forward_workers,
             ahead=max(1, card.forward_workers * card.launched_ahead),
             preparing=lambda: self.preprocess[lane].preparing,

@@ -79,6 +79,7 @@ class BatchStage(Stage, Generic[P, R]):
         former: The queue, and how batches are cut out of it.
         service_time: Told how long the whole device was busy with each batch that took one forward.
         budget: Of the former's batches.
+        fed_tokens: Most tokens that are let in, by estimate. Where more wait, items that nobody wants are dropped.
         slots: Forwards at once.
         ahead: Most batches that are handed over before a slot is free.
         preparing: Items that the stage before works on.
@@ -99,6 +100,7 @@ class BatchStage(Stage, Generic[P, R]):
         former: BatchFormer[P],
         service_time: ServiceTimeModel,
         budget: Budget,
+        fed_tokens: int,
         options: StageOptions,
         slots: int,
         ahead: int = 1,
@@ -121,6 +123,7 @@ class BatchStage(Stage, Generic[P, R]):
         self._coalescer = Coalescer(former, coalesce=sharing is not None and sharing.coalesce)
         self._service_time = service_time
         self._budget = budget
+        self._fed_tokens = self._sweep_above = fed_tokens
         self._slots = DeviceSlots(slots, ahead, self.meter, self._clock)
         self._tasks = slots + ahead
         self._delay = BatchDelay(service_time, ready_s, self._clock)
@@ -177,12 +180,19 @@ class BatchStage(Stage, Generic[P, R]):
         async for items in self._inlet:
             with custody(self.meter.name, (item.ticket for item in items)) as held:
                 found = self._take_in(items)
+                self._sweep()
                 self._work_waits.ring()
                 if found:
                     await self._outlet.send(found)
                 held.handed_on()
         self._ended = True
         self._work_waits.ring_for_all()
+
+    def _sweep(self) -> None:
+        """Bound the memory of items that nobody wants: while the device hangs, callers come and leave."""
+        if self._queue.waiting.cost > self._sweep_above:
+            self._coalescer.sweep(self._is_wanted())
+            self._sweep_above = max(self._fed_tokens, 2 * self._queue.waiting.cost)
 
     def _take_in(self, items: Sequence[Item[P]]) -> list[Item[R]]:
         """Have items wait for the device, or for the row of another; return those whose rows are kept.

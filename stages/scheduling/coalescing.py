@@ -117,6 +117,12 @@ class Coalescer(Generic[P]):
             if batch is not None or len(self._former.queue) == waiting:
                 return batch
 
+    def sweep(self, still_wanted: StillWanted[P]) -> None:
+        """Let go of all items that wait, and that nobody wants any more."""
+        unwanted = [item for item in self._former.queue if not still_wanted(item)]
+        self._former.queue.drop(unwanted)
+        self.lose(unwanted)
+
     def land(self, item: Item[P]) -> Sequence[Item[P]]:
         """End the group of an item that the device has answered; returns its followers."""
         if (group := self._led.pop(item, None)) is None:

@@ -195,6 +195,20 @@ class FairQueue(Generic[E]):
             for request in tenant.children.values():
                 yield from [entry for _, entry in request.entries.get(key, ())]
 
+    def __iter__(self) -> Iterator[E]:
+        """The entries that wait, in no order."""
+        for priority in self._root.children.values():
+            for tenant in priority.children.values():
+                for request in tenant.children.values():
+                    for entries in request.entries.values():
+                        yield from [entry for _, entry in entries]
+
+    def drop(self, entries: Iterable[E]) -> None:
+        """Let go of entries that wait; between rounds."""
+        for entry in entries:
+            self._remove(self._request(entry), entry)
+        self.end_round()
+
     def end_round(self) -> None:
         """Let virtual time pass by what was taken, and forget those of which nothing waits any more."""
         self._served += self._root.served

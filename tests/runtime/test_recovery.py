@@ -121,3 +121,20 @@ async def test_an_idle_engine_is_late_for_nobody_whatever_was_before() -> None:
             for number in range(3):
                 callers.start_soon(engine.embed, f"next {number}")
         assert engine.statistics().admission.refused == {}
+
+
+async def test_items_of_callers_who_left_do_not_pile_up_behind_a_device_that_hangs() -> None:
+    gate, most = Gate(), 0
+    async with engine_on(LetterModel(on_forward=gate), waiting_tokens=20) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.embed, "ab")
+        await gate.arrived()
+        batch, to_batch = engine._pipeline.batch["text"], engine._pipeline.channels[2]
+        for number in range(60):
+            async with anyio.create_task_group() as caller:
+                caller.start_soon(engine.embed, f"{number:02}")
+                prepared = number + 2  # with the first one
+                await until(lambda: engine.statistics().stages[1].done == prepared and not to_batch.waiting)  # noqa: B023
+                caller.cancel_scope.cancel()
+            most = max(most, batch._queue.waiting.cost)
+        gate.open()
+    assert 0 < most <= 2 * 20

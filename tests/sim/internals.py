@@ -92,7 +92,11 @@ def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
     take = former.take
 
     def watched_take(still_wanted: Callable[[Item[Payload]], bool], running: int = 0) -> Batch[Payload] | None:
-        waiting_cost = former.queue.waiting.cost
+        now = watch.now()
+        waiting_cost = sum(
+            item.cost for item in former.queue if not item.ticket.settled and item.ticket.deadline >= now
+        )
+        watch.unwanted_cost(former.queue.waiting.cost, waiting_cost)
         batch: Batch[Payload] | None = take(still_wanted, running)
         if batch is not None:
             watch.batch_formed(lane, batch, waiting_cost, in_hand=stage._slots.running + stage._slots.ahead)

@@ -158,6 +158,8 @@ class Watch:
     unattended_since: float = math.inf
     """Since when tickets are open and nothing runs; infinite while that is not so."""
     device_idle_since: float = 0.0
+    most_wanted: int = 0
+    """Most tokens that have waited for the device, and were wanted."""
     image_calls: int = 0
     """Calls that prepare images."""
     core_free_since: float = 0.0
@@ -279,9 +281,7 @@ class Watch:
             del self.too_much[lane]
         if len({item.batch_key for item in items}) > 1:
             self.fail("a batch of several keys")
-        most = max((item.cost * item.parts for item in self.world.contents.values()), default=0)
-        lists = 2 * config.channel_capacity + config.preprocess_limit + config.image_preprocess_threads + 2
-        if waiting_cost > config.waiting_tokens + lists * config.chunk_items * most:  # estimates may be too low so far
+        if waiting_cost > config.waiting_tokens + self._underestimated():
             self.fail(f"{waiting_cost} tokens wait for the device")
         # Answers that take their time hold up the device, through bounded channels, as they are meant to.
         if self.world.liveness and not self.world.codec_ticks and not self.on_device.total():
@@ -291,6 +291,19 @@ class Watch:
             allowed_s = UNATTENDED_S + self.world.forward_s + self.world.device_ticks * TICK_S
             if now - since > allowed_s:
                 self.fail(f"an item waited for {now - since:.3g} s while the device was idle")
+
+    def unwanted_cost(self, waits: int, wanted: int) -> None:
+        """So many tokens wait for the device, and so many of them are wanted."""
+        self.most_wanted = max(self.most_wanted, wanted)
+        if waits > 2 * max(self.world.config.waiting_tokens, self.most_wanted) + self._underestimated():
+            self.fail(f"{waits} tokens wait for the device, of which {wanted} are wanted")
+
+    def _underestimated(self) -> int:
+        """Tokens of inputs on their way to the device: estimates of them may be too low so far."""
+        config = self.world.config
+        most = max((item.cost * item.parts for item in self.world.contents.values()), default=0)
+        lists = 2 * config.channel_capacity + config.preprocess_limit + config.image_preprocess_threads + 2
+        return lists * config.chunk_items * most
 
     def scope(self, client: ClientPlan) -> Scope:
         return None if self.world.config.share_between_tenants else client.tenant, client.salt

@@ -368,3 +368,14 @@ def test_what_goes_before_a_request_is_no_more_than_what_really_does(own: int, o
         left -= sum(item.ticket is ticket for item in batch.items)
         served += batch.cost if left >= 0 else 0
     assert abs(served - ahead) <= 30
+
+
+def test_what_is_dropped_leaves_nothing_and_the_rest_in_its_order() -> None:
+    former = a_builder()
+    for tenant in "ab":
+        ask(former, [1, 2, 3], tenant)
+    queue = former.queue
+    queue.drop([item for item in queue if item.cost == 2 or item.ticket.tenant == "b"])
+    assert (queue.waiting.items, queue.waiting.cost, queue.waiting.requests, queue.tenants) == (2, 4, 1, 1)
+    assert [item.cost for item in take(former).items] == [1, 3]
+    assert (len(queue), queue.tenants) == (0, 0)
