@@ -288,7 +288,10 @@ class Watch:
             since = max(self.device_idle_since, min(item.sent_at for item in items))
             if self.world.shares_cores and lane == "image":
                 since = max(since, self.core_free_since)
-            allowed_s = UNATTENDED_S + self.world.forward_s + self.world.device_ticks * TICK_S
+            # A batch waits for less than a forward takes, which ends on the grid of the world.
+            allowed_s = (
+                UNATTENDED_S + self.world.forward_s + (self.world.device_ticks + self.world.align_ticks) * TICK_S
+            )
             if now - since > allowed_s:
                 self.fail(f"an item waited for {now - since:.3g} s while the device was idle")
 
