@@ -30,7 +30,7 @@ def usable_cores() -> int:
 
 
 class Cores:
-    """What threads hold while they compute.
+    """The cores, one of which a thread holds while it computes.
 
     Args:
         count: How many of them may.

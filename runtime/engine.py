@@ -57,7 +57,7 @@ R = TypeVar("R")
 log = get_logger("staged_pool.engine")
 
 _SUBJECT: Final = "The engine"
-"""What belongs to an event loop; see `HostLoop.check`."""
+"""The name of this class in errors of `HostLoop.check`."""
 
 
 class Engine(EngineTasks):
@@ -88,7 +88,7 @@ class Engine(EngineTasks):
         self._offload = offload
         self._offloads = {tokenize, offload, *(parts.preprocess for parts in lanes.values())}
         self._hangs = anyio.CancelScope(shield=True)
-        """Of the wait for calls that do not end, once the engine stops."""
+        """Scope of the wait for calls that do not end, once the engine stops."""
         self._clock = options.clock
         batch_tokens = config.batch_tokens(model.card.device, model.card.memory_tokens)
         self._admission = Admission(
@@ -103,7 +103,7 @@ class Engine(EngineTasks):
         self._expired: Counter[str] = Counter()
         self._tickets: dict[Ticket, Reservation] = {}
         self._scopes: dict[object, anyio.CancelScope] = {}
-        """Of callers who wait for room in front of parse, have a deadline, or wait for a thread of preprocess."""
+        """Scopes of callers who wait for room in front of parse, have a deadline, or wait for a preprocess thread."""
         self._empty = anyio.Event()
         self._broken = anyio.Event()
         self._phase = Phase.READY
@@ -123,7 +123,7 @@ class Engine(EngineTasks):
 
     @property
     def card(self) -> ModelCard:
-        """What the served model is."""
+        """Description of the served model."""
         return self._model.card
 
     @property

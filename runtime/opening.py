@@ -158,7 +158,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _needs_cores(model: LoadedModel) -> bool:
-    """Whether a forward computes in its thread, rather than wait there for another device."""
+    """Tell a forward that computes in its thread from one that waits there for another device."""
     return model.card.device.startswith("cpu")
 
 

@@ -181,8 +181,7 @@ class Pipeline:
         return sum(self.batch[other].running + self.preprocess[other].calls for other in self.batch if other != lane)
 
     def _core_is_free(self, lane: Lane) -> bool:
-        """Whether a forward would compute beside the calls of its lane, and not in place of one. Text calls are short,
-        and take turns with nobody; see `Cores`."""
+        """Find a core that no call of this lane has. Text calls are short, and take turns with nobody: see `Cores`."""
         if self._shared_cores is None or lane != "image":
             return True
         return self.batch[lane].running + self.preprocess[lane].calls < self._shared_cores
@@ -197,7 +196,7 @@ class Pipeline:
             return True
 
     async def enter(self, arrival: Arrival) -> None:
-        """As `enter_nowait`, waiting for room."""
+        """Hand a request to parse as soon as there is room; see `enter_nowait`."""
         try:
             await self._door.send(arrival)
         except ENDED:
@@ -244,7 +243,7 @@ class Pipeline:
         return sum(stage.overdue(self._alarm_s) for stage in self.preprocess.values())
 
     def obstruction(self, lanes: Iterable[Lane] | None = None) -> str | None:
-        """Why nothing of these lanes gets through for now; None where something may.
+        """Describe the obstruction of these lanes; None where something gets through.
 
         Args:
             lanes: Those that a request needs, each of which must be free. None: any will do.

@@ -23,7 +23,7 @@ from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatisti
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsupported
 
 _NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
-"""How a `RuntimeError` of torch says that an allocation failed."""
+"""Words of torch in a `RuntimeError` for an allocation that failed."""
 
 
 _WARM_UP_TOKENS: Final = 128
@@ -122,7 +122,7 @@ class Encoder:
 
 
 def compute(replica: Replica, payloads: Sequence[Payload]) -> Sequence[Row | ModelFailed]:
-    """As `Encoder.forward`, on one device and on as many threads as are set."""
+    """Run one batch on one device, on as many threads as are set; see `Encoder.forward`."""
     lane = _lane(payloads[0])
     with _device_errors(), torch.inference_mode():
         with replica.launching(lane):

@@ -39,7 +39,7 @@ two; a batch may complete a hundred requests. `python -m perf liveness` measures
 
 CORE_PATIENCE_S: Final = 1.0
 """Seconds that work waits for a core that a call holds. A call that hangs keeps its core, and the others must get on.
-A choice: longer than any call that does not hang takes."""
+A choice: longer than most images take that are prepared."""
 
 DELAY_MARGIN: Final = 0.65
 """Part of the target delay within which a request is admitted: predictions are right on average only.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import anyio
@@ -107,29 +108,32 @@ class GateOf(Gate):
             super().__call__(texts)
 
 
-async def test_images_wait_for_those_that_are_prepared_on_the_last_core() -> None:
-    gate = GateOf("B")
-    model = SeeingModel(on_preprocess=gate)
+@asynccontextmanager
+async def preparing_on_the_only_core(model: SeeingModel, gate: Gate) -> AsyncIterator[Engine]:
+    """An engine that prepares the image B on the only core, until the gate opens."""
     async with engine_on(model, shared_cores=1, image_preprocess_limit=2) as engine:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, engine, picture("B"))
             await gate.arrived()
-            tasks.start_soon(ask, engine, picture("A"))
-            await until(lambda: engine.statistics().device.holds.get("cores", 0) > 0)
+            yield engine
             gate.open()
-        assert [sorted(texts) for texts in model.forwarded] == [["A", "B"]]
+
+
+async def test_images_wait_for_those_that_are_prepared_on_the_last_core() -> None:
+    gate = GateOf("B")
+    model = SeeingModel(on_preprocess=gate)
+    async with preparing_on_the_only_core(model, gate) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, engine, picture("A"))
+        await until(lambda: engine.statistics().device.holds.get("cores", 0) > 0)
+        gate.open()
+    assert [sorted(texts) for texts in model.forwarded] == [["A", "B"]]
 
 
 async def test_images_wait_for_no_call_that_hangs_on_the_last_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "CORE_PATIENCE_S", 0.001)
     gate = GateOf("B")
-    model = SeeingModel(on_preprocess=gate)
-    async with engine_on(model, shared_cores=1, image_preprocess_limit=2) as engine:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, engine, picture("B"))
-            await gate.arrived()
-            assert_array_equal((await ask(engine, picture("A"))).embeddings, [expected("A")])
-            gate.open()
+    async with preparing_on_the_only_core(SeeingModel(on_preprocess=gate), gate) as engine:
+        assert_array_equal((await ask(engine, picture("A"))).embeddings, [expected("A")])
 
 
 async def test_each_picture_is_a_call_of_its_own_and_pictures_share_a_forward() -> None:

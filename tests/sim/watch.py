@@ -27,7 +27,7 @@ IDLE_S = 60.0
 """A world in which nothing has happened for so long must have nothing unsettled."""
 
 UNATTENDED_S = 0.0025
-"""Nothing waits for longer while nothing runs: 2 ms is the longest that an engine lets work gather."""
+"""Nothing waits for longer while nothing runs."""
 
 
 class Left:
