@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import random
@@ -104,7 +105,7 @@ class Settings:
         return httpx.Timeout(left_s, connect=min(self.connect_timeout_s, ask.timeout_s), pool=None)
 
 
-class Configured:
+class Configured(ABC):
     """What both clients are told when they are made; for the arguments see `Client`."""
 
     def __init__(
@@ -135,9 +136,9 @@ class Configured:
         )
         self._connect()
 
+    @abstractmethod
     def _connect(self) -> None:
         """Make what carries the bytes."""
-        raise NotImplementedError
 
 
 def failure(error: httpx.RequestError) -> NoAnswer:
