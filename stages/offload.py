@@ -60,15 +60,16 @@ class ThreadOffload:
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         outcome: list[tuple[T] | BaseException] = []
-        async with self.limiter:  # whoever waits for a thread may leave: nothing has begun
-            with anyio.CancelScope(shield=True) as scope:
-                self._calls.add(scope)
-                try:
+        with anyio.CancelScope() as scope:
+            self._calls.add(scope)
+            try:
+                async with self.limiter:  # whoever waits for a thread may leave: nothing has begun
+                    scope.shield = True
                     await anyio.to_thread.run_sync(
                         _keep_outcome, function, argument, outcome, limiter=self._unlimited, abandon_on_cancel=True
                     )
-                finally:
-                    self._calls.discard(scope)
+            finally:
+                self._calls.discard(scope)
         if scope.cancelled_caught:
             raise Abandoned("a call that does not end was abandoned with its thread")
         await anyio.lowlevel.checkpoint_if_cancelled()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -66,27 +66,48 @@ class SimOffload:
         self._most_ticks = most_ticks
         self._late = {call.count: call.seconds for call in watch.world.posted_late}
         self._calls = 0
-        self._running: set[anyio.CancelScope] = set()
+        self._calls_open: set[anyio.CancelScope] = set()
 
     def abandon(self) -> None:
         """See `Abandonable`."""
-        for scope in self._running:
+        for scope in self._calls_open:
             scope.cancel()
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:
         self._calls += 1
         with self.watch.at_work():
             await anyio.lowlevel.checkpoint()
-            async with self.limiter:
+            async with self._thread() as scope:
                 seconds = ticks(self.watch.world, self._most_ticks, self._calls)
-                return await self._call(function, argument, seconds)
+                return await self._call(scope, function, argument, seconds)
+
+    @asynccontextmanager
+    async def _thread(self) -> AsyncIterator[anyio.CancelScope]:
+        """A thread, once one is free: the scope that ends when the wait for it, or the call in it, is abandoned."""
+        with anyio.CancelScope() as scope:
+            self._calls_open.add(scope)
+            try:
+                async with self.limiter:
+                    yield scope
+            finally:
+                self._calls_open.discard(scope)
+        if scope.cancelled_caught:
+            raise Abandoned("a call that does not end was abandoned with its thread")
 
     async def _call(
-        self, function: Callable[[A], T], argument: A, seconds: float, *, waits: bool = True, late_s: float = 0.0
+        self,
+        scope: anyio.CancelScope,
+        function: Callable[[A], T],
+        argument: A,
+        seconds: float,
+        *,
+        waits: bool = True,
+        late_s: float = 0.0,
     ) -> T:
         """One call.
 
         Args:
+            scope: Of the thread.
             function: See `Offload`.
             argument: See `Offload`.
             seconds: That it takes.
@@ -95,14 +116,9 @@ class SimOffload:
         """
         self.watch.active(seconds)
         done = None if waits else outcome.capture(function, argument)
-        with anyio.CancelScope(shield=True) as scope:
-            self._running.add(scope)
-            try:
-                await _sleep_shielded(aligned(self.watch, seconds), scope)
-            finally:
-                self._running.discard(scope)
-        if scope.cancelled_caught:
-            raise Abandoned("a call that does not end was abandoned with its thread")
+        scope.shield = True  # only who abandons the call interrupts it
+        await _sleep(aligned(self.watch, seconds))
+        scope.shield = False
         if done is None:
             done = outcome.capture(function, argument)
         if late_s:
@@ -119,15 +135,14 @@ def aligned(watch: Watch, seconds: float) -> float:
     return math.ceil((watch.now() + seconds) / grid - 1e-9) * grid - watch.now()
 
 
-async def _sleep_shielded(seconds: float, scope: anyio.CancelScope | None = None) -> None:
-    """Sleep whatever is cancelled, but for this scope."""
-    if scope is not None:
-        await (anyio.sleep(seconds) if seconds > 0 else anyio.lowlevel.checkpoint())
-    elif seconds > 0:
-        with anyio.CancelScope(shield=True):
-            await anyio.sleep(seconds)
-    else:
-        await anyio.lowlevel.cancel_shielded_checkpoint()
+async def _sleep(seconds: float) -> None:
+    await (anyio.sleep(seconds) if seconds > 0 else anyio.lowlevel.checkpoint())
+
+
+async def _sleep_shielded(seconds: float) -> None:
+    """Sleep whatever is cancelled."""
+    with anyio.CancelScope(shield=True):
+        await _sleep(seconds)
 
 
 class SimPreprocess(SimOffload):
@@ -150,14 +165,14 @@ class SimPreprocess(SimOffload):
         watch.preprocess_starts(names, {one.lane for one in given} == {self._lane}, self._lane)
         with watch.at_work(), watch.preparing_images() if self._lane == "image" else nullcontext():
             await anyio.lowlevel.checkpoint()
-            async with self.limiter:
+            async with self._thread() as scope:
                 seconds = self._slow.get(call)
                 if seconds is None:
                     seconds = ticks(watch.world, self._most_ticks, names)
                 watch.preprocessing += 1
                 try:
                     late_s = self._late.get(call, 0.0)
-                    return await self._call(function, argument, seconds, waits=call % 3 == 0, late_s=late_s)
+                    return await self._call(scope, function, argument, seconds, waits=call % 3 == 0, late_s=late_s)
                 finally:
                     watch.preprocessing -= 1
                     watch.note("preprocess call {} has ended", call)

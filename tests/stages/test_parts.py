@@ -19,10 +19,11 @@ from staged_pool.stages.errors import (
 )
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import BUCKETS_S, Histogram, StageMeter
+from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.supervise import RestartPolicy, StageBroken, Supervisor, custody
 from staged_pool.stages.ticket import Ticket
 from staged_pool.stages.work import Item, Parts, Plan, Request
-from tests.doubles import NoLoad, until
+from tests.doubles import Gate, NoLoad, until
 
 pytestmark = pytest.mark.anyio
 
@@ -371,6 +372,31 @@ async def test_a_call_that_was_abandoned_is_not_repeated_in_halves() -> None:
     results = await run_isolated(run, range(4), stage="here")
     assert calls == 1
     assert [type(result) for result in results] == [Abandoned] * 4
+
+
+async def test_who_waits_for_a_thread_that_another_offload_holds_is_let_go() -> None:
+    gate, first, second = Gate(), ThreadOffload(1), ThreadOffload(1)
+    second.limiter = first.limiter
+    ended: list[str] = []
+
+    async def call(offload: ThreadOffload, name: str) -> None:
+        try:
+            await offload(gate, name)
+        except Abandoned:
+            ended.append(f"{name} let go")
+        else:
+            ended.append(name)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, first, "holds")
+        await gate.arrived()
+        tasks.start_soon(call, second, "waits")
+        await until(lambda: first.limiter.statistics().tasks_waiting == 1)
+        second.abandon()
+        await until(lambda: bool(ended))
+        assert ended == ["waits let go"], "what hangs belongs to another"
+        gate.open()
+    assert ended == ["waits let go", "holds"]
 
 
 def test_durations_fall_into_their_buckets() -> None:
