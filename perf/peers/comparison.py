@@ -16,7 +16,7 @@ from perf.report import number
 from staged_pool.runtime.config import DType
 
 CLOSED: Final = (
-    "server, clients", "per second", "of ours", "request p50 ms", "p99",
+    "server, clients", "per second", "of ours", "cores", "request p50 ms", "p99",
     "health p50 ms", "p99", "time-outs", "refused", "failed", "unanswered",
 )  # fmt: skip
 OPEN: Final = (
@@ -166,6 +166,7 @@ def _closed_row(contender: Contender, ours: Contender, scenario: Scenario, clien
         f"{contender.peer.name}, {clients}",
         Spread.cell(Spread.of(rates)),
         Spread.cell(Spread.of(ratios(rates, ours.rates(scenario, clients)))),
+        f"{statistics.median(cell.cores.server for cell in cells):.2f}",
         *report.Summary.cells(report.Summary.of([ms for load in loads for ms in load.latencies_ms]))[:2],
         *report.Summary.cells(health)[:2],
         str(sum(probe.timeouts for probe in probes)),
@@ -197,7 +198,7 @@ def _open_row(name: str, levels: Sequence[Level]) -> list[str]:
 
 def _weight_row(contender: Contender) -> list[str]:
     visits = contender.seen()
-    others = [cell.others_cores for visit in visits for cell in visit.cells.values()]
+    others = [cell.cores.others for visit in visits for cell in visit.cells.values()]
     return [
         contender.peer.name,
         contender.version,
@@ -239,8 +240,7 @@ def _cell_result(cell: Cell, scenario: Scenario) -> dict[str, object]:
         "client_cores": load.client_cpu_s / load.elapsed_s,
         "health_ms": report.Summary.of(cell.health.latencies_ms),
         "health_timeouts": cell.health.timeouts,
-        "others_cores": cell.others_cores,
-        "loops_cores": cell.loops_cores,
+        "cores": asdict(cell.cores),
     }
 
 
@@ -255,6 +255,5 @@ def _level_result(level: Level) -> dict[str, object]:
         "goodput_per_s": level.outcome.goodput,
         "health_ms": report.Summary.of(level.health.latencies_ms),
         "health_timeouts": level.health.timeouts,
-        "others_cores": level.others_cores,
-        "loops_cores": level.loops_cores,
+        "cores": asdict(level.cores),
     }

@@ -63,15 +63,23 @@ class Plan:
         return cells + (1 if cells and set(MIX).issubset(scenarios) else 0)
 
 
+@dataclass(slots=True)
+class Cores:
+    """Cores that processes had during a measurement, in the mean; filled in at its end."""
+
+    server: float = 0.0
+    loops: float = 0.0
+    """See `busy_loops`; all of them together."""
+    others: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A closed loop of so many clients."""
 
     load: LoadOutcome
     health: ProbeOutcome
-    others_cores: float
-    loops_cores: float = 0.0
-    """Cores that the busy loops beside it had, all together."""
+    cores: Cores
 
     def rate(self, scenario: Scenario) -> float:
         """Texts, documents or pictures per second."""
@@ -86,9 +94,7 @@ class Level:
     capacity_per_s: float
     outcome: ArrivalsOutcome
     health: ProbeOutcome
-    others_cores: float
-    loops_cores: float = 0.0
-    """See `Cell`."""
+    cores: Cores
 
 
 @dataclass(slots=True)
@@ -170,10 +176,10 @@ def visit_bare(launch: Launch, inputs: Inputs, scenarios: tuple[Scenario, ...], 
     seen = Visit(least_cosine=1.0)
     with worker(partial(BareLoop, options)) as loop:
         for scenario in scenarios:
-            with _beside(neighbour=plan.neighbour) as beside:
+            with _counting(None, neighbour=plan.neighbour) as cores:
                 rate = loop(inputs.bare_load(scenario, plan.seconds))
             load = LoadOutcome([1e3 * rate.elapsed_s / rate.groups] * rate.groups, elapsed_s=rate.elapsed_s)
-            cell = Cell(load, ProbeOutcome(), beside.others_cores, beside.loops_cores)
+            cell = Cell(load, ProbeOutcome(), cores)
             seen.cells |= {(scenario, clients): cell for clients in plan.clients[scenario]}
     return seen
 
@@ -199,11 +205,11 @@ def _cell(server: Server, peer: Peer, requests: tuple[bytes, ...], clients: int,
         worker(partial(pinned, partial(HealthProbe, server.port, peer.health))) as probe,
     ):
         generate(_first_requests(clients))
-        with _beside(neighbour=plan.neighbour) as beside:
+        with _counting(server, neighbour=plan.neighbour) as cores:
             generate.begin(Load(clients=clients, seconds=plan.seconds, patience_s=PATIENCE_S, strict=False))
             health = probe(plan.seconds)
             outcome = generate.end()
-        return Cell(outcome, health, beside.others_cores, beside.loops_cores)
+        return Cell(outcome, health, cores)
 
 
 def _warm_up(server: Server, requests: tuple[bytes, ...], clients: int) -> None:
@@ -234,7 +240,7 @@ def _levels(
             for kind in rates
         }
         probe = running.enter_context(worker(partial(pinned, partial(HealthProbe, server.port, peer.health))))
-        with _beside(neighbour=plan.neighbour) as beside:
+        with _counting(server, neighbour=plan.neighbour) as cores:
             for place, (kind, rate) in enumerate(rates.items()):
                 offers[kind].begin(
                     Arrivals(
@@ -249,8 +255,7 @@ def _levels(
             health = probe(plan.level_seconds)
             outcomes = {kind: offer.end() for kind, offer in offers.items()}
         return {
-            kind: Level(rates[kind], _most(seen, kind), outcome, health, beside.others_cores, beside.loops_cores)
-            for kind, outcome in outcomes.items()
+            kind: Level(rates[kind], _most(seen, kind), outcome, health, cores) for kind, outcome in outcomes.items()
         }
 
 
@@ -267,28 +272,25 @@ def _noting(seen: Visit, what: str) -> Iterator[None]:
         seen.failures[what] = str(error)
 
 
-@dataclass(slots=True)
-class _Beside:
-    """Cores that others had during a measurement; filled in at its end."""
-
-    others_cores: float = 0.0
-    loops_cores: float = 0.0
-
-
 @contextmanager
-def _beside(*, neighbour: bool) -> Iterator[_Beside]:
-    """Note what else runs during the block.
+def _counting(server: Server | None, *, neighbour: bool) -> Iterator[Cores]:
+    """Count the cores of all who run during the block.
 
     Args:
+        server: The one that is measured, with its child processes.
         neighbour: Run busy loops during the block.
     """
-    found = _Beside()
+    found = Cores()
+    ours = [] if server is None else list(family(server.process.pid))
     with busy_loops(wanted=neighbour) as loops:
-        started, others_before_s, loops_before_s = time.perf_counter(), report.others_s(), cpu_s(loops)
+        began = time.perf_counter()
+        before_s = cpu_s(ours), cpu_s(loops), report.others_s()
         yield found
-        elapsed_s = time.perf_counter() - started
-        found.others_cores = max(0.0, (report.others_s() - others_before_s) / elapsed_s)
-        found.loops_cores = (cpu_s(loops) - loops_before_s) / elapsed_s
+        after_s = cpu_s(ours), cpu_s(loops), report.others_s()
+        elapsed_s = time.perf_counter() - began
+        found.server, found.loops, found.others = (
+            max(0.0, (after - before) / elapsed_s) for before, after in zip(before_s, after_s, strict=True)
+        )
 
 
 def _weigh(server: Server, seen: Visit) -> None:

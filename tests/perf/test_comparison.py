@@ -11,7 +11,7 @@ from perf.peers.comparison import Contender, Spread, failures, ratios, tables
 from perf.peers.inputs import Scenario
 from perf.peers.plots import plot
 from perf.peers.run import comparisons, titled
-from perf.peers.visits import Cell, Level, Visit
+from perf.peers.visits import Cell, Cores, Level, Visit
 
 CLIENTS: dict[Scenario, tuple[int, ...]] = {
     "s1": (),
@@ -28,8 +28,8 @@ def visit_with(requests_per_s: int, *, failed: int = 0) -> Visit:
     load = LoadOutcome(latencies_ms=[10.0] * requests_per_s, failed=failed, elapsed_s=1.0)
     level = ArrivalsOutcome(offered=20, accepted_ms=[5.0] * 10, timeouts=4, other_statuses={503: 6}, accepted_s=1.0)
     seen = Visit(start_s=2.0, least_cosine=0.999, processes=1, rss_mb=100, pss_mb=90)
-    seen.cells["m8", 4] = Cell(load, ProbeOutcome([1.0]), others_cores=0.1)
-    seen.levels[2.0] = Level(20.0, 10.0, level, ProbeOutcome([1.0]), others_cores=0.1)
+    seen.cells["m8", 4] = Cell(load, ProbeOutcome([1.0]), Cores(server=1.5, others=0.1))
+    seen.levels[2.0] = Level(20.0, 10.0, level, ProbeOutcome([1.0]), Cores(server=1.5, others=0.1))
     return seen
 
 
@@ -50,9 +50,9 @@ def test_a_ratio_is_that_of_the_same_round() -> None:
 def test_rates_count_texts_and_ratios_are_taken_round_by_round() -> None:
     ours, theirs = contender(0, visit_with(10), visit_with(100)), contender(1, visit_with(5), visit_with(200))
     closed, opened, servers = tables([ours, theirs], CLIENTS, "All")
-    assert [row[:3] for row in closed.rows] == [
-        ["staged-pool, 4", "440 (80 .. 800)", "1"],
-        ["infinity, 4", "820 (40 .. 1600)", "1.25 (0.5 .. 2)"],
+    assert [row[:4] for row in closed.rows] == [
+        ["staged-pool, 4", "440 (80 .. 800)", "1", "1.50"],
+        ["infinity, 4", "820 (40 .. 1600)", "1.25 (0.5 .. 2)", "1.50"],
     ]
     row = dict(zip(opened.columns, opened.rows[1], strict=True))
     assert (row["server, load"], row["of capacity"], row["time-outs"], row["other"]) == ("infinity, 2x", "1", "8", "12")

@@ -83,6 +83,8 @@ def test_a_visit_sees_every_cell_and_level_of_a_server_that_is_right(inputs: Inp
     assert seen.levels[0.5].outcome.accepted_ms
     assert seen.least_cosine > 0.9999
     assert seen.rss_mb >= seen.pss_mb > 0
+    assert all(cell.cores.server > 0 for cell in seen.cells.values())
+    assert seen.levels[0.5].cores.server > 0
 
 
 @pytest.mark.parametrize("neighbour", [True, False])
@@ -93,7 +95,7 @@ def test_the_bare_loop_is_measured_in_every_cell(neighbour: bool, inputs: Inputs
     assert seen.cells["s1", 1] is not seen.cells["rank", 1]
     assert all(cell.rate(scenario) > 0 for (scenario, _), cell in seen.cells.items())
     assert not seen.levels
-    assert all((cell.loops_cores > 0) == neighbour for cell in seen.cells.values())
+    assert all((cell.cores.loops > 0) == neighbour for cell in seen.cells.values())
 
 
 def test_texts_and_pictures_come_at_once(tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_the_open_loops_have_a_server_of_their_own(inputs: Inputs, launch: Launc
     assert seen.failures == {}
     assert seen.cells["s1", 4].load.refused == 0
     assert seen.levels[4.0].outcome.rejected_ms
-    assert min(seen.cells["s1", 4].loops_cores, seen.levels[4.0].loops_cores) > 0, "the neighbour is busy"
+    assert min(seen.cells["s1", 4].cores.loops, seen.levels[4.0].cores.loops) > 0, "the neighbour is busy"
 
 
 def test_without_open_loops_their_server_is_not_started(inputs: Inputs, launch: Launch) -> None:
