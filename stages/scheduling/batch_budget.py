@@ -8,8 +8,9 @@ from staged_pool.stages.scheduling.tuning import BUDGET_DECREASE, BUDGET_STEPS
 class Budget:
     """Token budget of a batch, by additive increase and multiplicative decrease (Chiu and Jain, 1989).
 
-    Pure: it is told what batches took. Batches of less than half the budget say nothing about it. A decrease for want
-    of memory is undone step by step, as one for want of time is.
+    Pure: it is told what batches took. Batches of less than half the budget say nothing about it, and a single item of
+    more than the budget says only that more can be done. A decrease for want of memory is undone step by step, as one
+    for want of time is.
 
     Args:
         most: Never more than so many tokens.
@@ -30,11 +31,12 @@ class Budget:
             seconds: Duration of its forward.
             was_limit: More waited, and would have exceeded the budget.
         """
-        if not self.tokens <= 2 * cost <= 2 * self.tokens:
+        if 2 * cost < self.tokens:
             return
         step = max(1, self._most // BUDGET_STEPS)
         if self._target_s is not None and seconds > self._target_s:
-            self.tokens = max(min(step, self.tokens), int(self.tokens * BUDGET_DECREASE))
+            if cost <= self.tokens:
+                self.tokens = max(min(step, self.tokens), int(self.tokens * BUDGET_DECREASE))
         elif was_limit:
             self.tokens = min(self._most, self.tokens + step)
 

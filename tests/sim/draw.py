@@ -9,7 +9,7 @@ world several small ones do. Sizes are log-uniform: each order of magnitude is a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from tests.sim.seams import CHANNELS, IMAGE_CHANNELS
@@ -40,6 +40,8 @@ MOST_HANGING = 5
 
 CROWD: Final = 100
 """Clients of a crowd."""
+
+FAULTS: Final[tuple[ItemFault, ...]] = ("invalid", "preprocess raises", "forward raises", "nan", "out of memory")
 
 STREAMABLE: Final = ("embed", "sparse", "multi_vector", "several", "score")
 
@@ -312,11 +314,10 @@ def leavers(rng: random.Random, world: World) -> None:
 @feature(0.3)
 def poison(rng: random.Random, world: World) -> None:
     share = some(rng, 0.03, 0.15)
-    faults: tuple[ItemFault, ...] = ("invalid", "preprocess raises", "forward raises", "nan", "out of memory")
     for client in world.clients:
         for item in client.items:
             if rng.random() < share:
-                item.fault = rng.choice(faults)
+                item.fault = rng.choice(FAULTS)
 
 
 @feature(0.2)
@@ -504,3 +505,55 @@ def nothing_goes_wrong(_rng: random.Random, world: World) -> None:
             for fetch in item.fetches:
                 fetch.takes_s, fetch.fault = min(fetch.takes_s, 20 * TICK_S), None
     world.liveness = True
+
+
+@feature(0.02)
+def trouble_that_ends(rng: random.Random, world: World) -> None:
+    """Ask for the same before and after trouble that ends, and for much between that and the second time.
+
+    Only so can the time that it takes be compared; so nothing else goes wrong here.
+    """
+    batch_items = rng.randint(2, 12)
+    calm = World(
+        seed=world.seed,
+        settings={
+            "max_batch_items": some(rng, batch_items, 64),
+            "max_batch_tokens": 2 * batch_items,
+            "chunk_items": some(rng, 1, 4, 64),
+            "preprocess_limit": some(rng, 1, 2),
+            "coalesce": rng.random() < 0.5,
+        },
+        forward_s=some(rng, 1, 5, 20) * TICK_S,
+        token_s=some(rng, 0.0, 0.0005),
+        slots=some(rng, 1, 1, 2),
+        pads=rng.random() < 0.3,
+    )
+    costs = [rng.randint(1, 2) for _ in range(rng.randint(4, 10) * batch_items)]
+    now = 0.0
+
+    def ask(costs: Sequence[int], **plan: Any) -> list[ClientPlan]:
+        """Requests for these items, a few each, all at once; and the time by which each could go alone."""
+        nonlocal now
+        asked = []
+        for start in range(0, len(costs), 5):
+            items = [ItemPlan(cost) for cost in costs[start : start + 5]]
+            asked.append(ClientPlan(number=len(calm.clients), arrives_at=round(now, 6), items=items, **plan))
+            calm.clients.append(asked[-1])
+        now += sum(2 * calm.forward_s + 4 * calm.token_s for _ in costs) + 20 * TICK_S
+        return asked
+
+    ask(costs[: 2 * batch_items])
+    ask(costs, phase="before")
+    calm.memory_short_from = round(now, 6)
+    for client in ask(costs * some(rng, 1, 3)):
+        if rng.random() < 0.1:
+            client.leaves_at = client.arrives_at + ticks(rng, 30)
+        for item in client.items:
+            if rng.random() < 0.05:
+                item.fault = rng.choice(FAULTS)
+    calm.memory_short_until = round(now, 6)
+    if rng.random() < 0.7:
+        calm.out_of_memory_above = rng.randint(1, batch_items)
+    ask([2] * (40 * batch_items))
+    ask(costs, phase="after")
+    world.__dict__.update(calm.__dict__)

@@ -19,7 +19,7 @@ from staged_pool.runtime.tasks.score import rank
 from staged_pool.stages.errors import InvalidInput, StagedPoolError
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.work import Request
-from tests.sim import internals, liveness, outcomes
+from tests.sim import internals, liveness, outcomes, throughput
 from tests.sim.doubles import Machine, SimDevice, SimFetch, SimOffload, SimPreprocess
 from tests.sim.model import SimModel, request_of
 from tests.sim.seams import Seams
@@ -69,6 +69,7 @@ class Simulation:
             self.watch.fail("limiter tokens are gone")
         if self.world.liveness:
             liveness.check(self.watch)
+        throughput.check(self.watch)
 
     def _is_native(self) -> bool:
         return self.world.end == "native cancel" and _on_asyncio()

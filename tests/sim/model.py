@@ -152,7 +152,7 @@ class SimModel:
         names = [payload_name(payload) for payload in payloads]
         items = [self._world.contents[name] for name in names]
         faults = {item.fault for item in items}
-        most = self._world.out_of_memory_above
+        most = self._watch.most_payloads()
         lane = items[0].lane
         if "out of memory" in faults:
             raise OutOfMemory("no room")

@@ -410,6 +410,22 @@ def budget_never_lowered() -> Plan:
 
 
 @mutation
+def budget_below_every_item_stays_there() -> Plan:
+    original = Budget.observe
+
+    def observe(self: Budget, cost: int, seconds: float, *, was_limit: bool) -> None:
+        if cost <= self.tokens:
+            original(self, cost, seconds, was_limit=was_limit)
+
+    return [(Budget, "observe", observe)]
+
+
+@mutation
+def budget_that_never_grows_back() -> Plan:
+    return [(Budget, "observe", _nothing)]
+
+
+@mutation
 def budget_lowered_for_an_item_that_fails_alone() -> Plan:
     original = BatchStage._run
 

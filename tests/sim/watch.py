@@ -349,6 +349,11 @@ class Watch:
                 self.core_free_since = self.now()
             self.image_calls -= 1
 
+    def most_payloads(self) -> int | None:
+        """Most payloads of a forward that the device has room for now; None for any number."""
+        world = self.world
+        return world.out_of_memory_above if world.memory_short_from <= self.now() < world.memory_short_until else None
+
     def out_of_memory(self, lane: Lane, tokens: int, names: Iterable[Name]) -> None:
         """The device had no room for so many tokens at once, though for each of their items alone."""
         too_much, _ = self.too_much.get(lane, (tokens, 0.0))

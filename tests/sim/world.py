@@ -24,6 +24,7 @@ CodecFault = Literal["raises", "rejects"]
 FetchFault = Literal["unusable", "unavailable", "raises"]
 Task = Literal["embed", "sparse", "multi_vector", "several", "score", "rerank", "classify"]
 """What a client asks for; `several` is all vectors of one forward."""
+Phase = Literal["before", "after"]
 Kind = Literal["dense", "all", "sparse", "late", "cross", "labels"]
 """What the model gives: dense vectors, all three kinds of vectors, one of the other two, a score of a pair, labels."""
 End = Literal["quiet", "leave", "raise", "cancel", "native cancel"]
@@ -126,8 +127,8 @@ class ClientPlan:
     streams: bool = False
     """It calls `stream`, and takes `reads_s` for each of its results."""
     reads_s: float = 0.0
-    phase: str | None = None
-    """What it belongs to in a world that measures throughput: `before` or `after` the trouble."""
+    phase: Phase | None = None
+    """The group it belongs to, in a world that compares throughput before and after trouble."""
 
     @property
     def priority(self) -> Priority:
@@ -216,6 +217,9 @@ class World:
     """At which call the device says that it cannot be trusted any more."""
     out_of_memory_above: int | None = None
     """Payloads of one forward."""
+    memory_short_from: float = 0.0
+    memory_short_until: float = math.inf
+    """When the device has no room for more than `out_of_memory_above` payloads."""
     drains: list[Drain] = field(default_factory=list, metadata={"of": Drain})
     end: End = "quiet"
     ends_at: float = 0.0
@@ -252,6 +256,13 @@ class World:
             self.crashes or self.slow_preprocess or self.slow_device or self.drains or self.end != "quiet"
             or self.lost_at_call is not None or self.out_of_memory_above is not None
         )  # fmt: skip
+
+
+def work_of(world: World, phase: Phase) -> list[tuple[float, list[int]]]:
+    """When each client of a phase comes, from the first of them on, and the tokens of its items."""
+    clients = [client for client in world.clients if client.phase == phase]
+    first_at = min((client.arrives_at for client in clients), default=0.0)
+    return [(round(client.arrives_at - first_at, 6), [item.cost for item in client.items]) for client in clients]
 
 
 def said(client: ClientPlan, index: int) -> Name:
@@ -322,6 +333,8 @@ def from_json(given: Mapping[str, Any]) -> World:
             raise ValueError("a client has one query, or as many as documents")
         if client.compares and world.model != "cross" and len(client.items) < 2:
             raise ValueError("a client has no documents")
+    if work_of(world, "before") != work_of(world, "after"):
+        raise ValueError("the same must be asked for before and after the trouble")
     if world.out_of_memory_above == 0:
         raise ValueError("the device has room for a payload at least")
     if min(world.parse_workers, world.postprocess_workers, world.slots, world.width // 4) < 1 or not world.lanes:

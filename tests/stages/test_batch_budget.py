@@ -75,3 +75,12 @@ def test_a_want_of_memory_halves_it_and_full_batches_bring_it_back(target_s: flo
     assert budgets[-1] == 1000
     budget.out_of_memory(1)
     assert budget.tokens == 1
+
+
+def test_a_budget_below_every_single_item_grows_all_the_same() -> None:
+    budget = Budget(1000)
+    budget.out_of_memory(100)
+    assert budget.tokens == 50
+    for _ in range(50):
+        budget.observe(max(300, budget.tokens), 0.1, was_limit=True)
+    assert budget.tokens == 1000
