@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -314,6 +314,13 @@ def _same(request: EmbedRequest) -> EmbedRequest:
     return request
 
 
+def hold_the_loop(condition: Callable[[], bool]) -> None:
+    """Let threads work until the condition holds, without a turn of the event loop."""
+    latest = perf_counter() + 30
+    while not condition():
+        assert perf_counter() < latest
+
+
 async def test_forwards_that_end_in_one_turn_of_the_event_loop_are_each_told_their_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -345,11 +352,50 @@ async def test_forwards_that_end_in_one_turn_of_the_event_loop_are_each_told_the
             await gates[text].arrived()
         for text, now in (("quick", 1.0), ("slow", 10.0)):  # noqa: B007  # the clock reads it
             gates[text].open()
-            latest = perf_counter() + 30
-            while text not in told:  # no turn of the event loop passes
-                assert perf_counter() < latest
+            hold_the_loop(lambda: text in told)  # noqa: B023  # it is called here
     assert {text: timeline.device_s for text, timeline in timelines.items()} == {"quick": 1.0, "slow": 10.0}
     if [tokens for tokens, _ in observed] == [5, 4]:  # trio tells of them in any order
         # For a second the two shared the device; then the slow one had it alone: 10 s, of 11 s of forwards in all.
         assert observed == [(5, 1.0 / 2), (4, 10.0 * 10.0 / 11.0)]
     assert all(seconds > 0 for _, seconds in observed)
+
+
+async def test_a_forward_that_was_ahead_is_told_its_own_time_where_the_end_before_it_is_heard_of_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted from when the loop has heard that it has a slot, it would have taken no time at all."""
+    now = 0.0
+    gates = {"run": Gate(), "next": Gate(), "last": Gate()}
+    seen: list[float] = []
+
+    def clock() -> float:
+        if threading.current_thread().name.startswith("test device"):
+            seen.append(now)
+        return now
+
+    timelines = {text: Timeline() for text in gates}
+    model = LetterModel(on_forward=lambda texts: gates[texts[0]](texts))
+    options = StageOptions(clock=clock)
+    async with engine_on(model, 1, options, max_batch_tokens=4) as engine, anyio.create_task_group() as tasks:
+        stage = engine._pipeline.batch["text"]
+        observed: list[tuple[int, float]] = []
+        monkeypatch.setattr(stage._service_time, "observe", lambda *what: observed.append(what))
+        for text, timeline in timelines.items():
+            request = EmbedRequest(inputs=(TextInput(text),))
+            tasks.start_soon(partial(engine.submit, partial(_same, request), str, timeline=timeline))
+            await gates["run"].arrived()
+            if text != "run":
+                await until(lambda: stage.waiting == 1)
+        await until(lambda: stage._slots.ahead == 1)
+        await anyio.wait_all_tasks_blocked()  # the device has it
+        now = 1.0
+        gates["run"].open()
+        hold_the_loop(lambda: seen == [0.0, 1.0, 1.0])  # it goes on by itself
+        now = 10.0
+        gates["next"].open()
+        hold_the_loop(lambda: seen == [0.0, 1.0, 1.0, 10.0])
+        gates["last"].open()
+    assert (timelines["run"].device_s, timelines["next"].device_s) == (1.0, 9.0)
+    if [tokens for tokens, _ in observed] == [3, 4, 4]:  # trio tells of them in any order
+        assert observed[:2] == [(3, 1.0), (4, 9.0)]
+    assert all(seconds > 0 for _, seconds in observed[:2])
