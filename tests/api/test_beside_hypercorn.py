@@ -89,9 +89,10 @@ async def test_a_hosts_own_hypercorn_app_works_before_while_and_after_a_server_o
         await _ask(host)
 
 
-def test_the_modules_of_hypercorn_are_as_it_made_them() -> None:
-    import staged_pool.api.server  # noqa: F401
-
+@pytest.mark.anyio
+async def test_the_modules_of_hypercorn_are_as_it_made_them_after_a_server_of_ours_has_run() -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        await served.assert_alive()
     for holder, name in (
         (hypercorn.protocol, "H11Protocol"),
         (hypercorn.protocol, "H2Protocol"),
