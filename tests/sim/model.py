@@ -160,11 +160,11 @@ class SimModel:
             costs = [item.cost for item in items]
             if not self._has_hopeless_items:  # for one of these the budget is left as it is
                 cost = max(costs) * len(costs) if self._world.pads else sum(costs)
-                self._watch.out_of_memory(lane, cost, names)
+                self._watch.out_of_memory(lane, cost, payloads)
             raise OutOfMemory("no room")
         if "forward raises" in faults:
             raise ValueError("poison")
-        self._watch.had_room(lane, names)
+        self._watch.had_room(lane, payloads)
         return [
             ModelFailed("NaN") if item.fault == "nan" else self._row(payload, name, item)
             for payload, name, item in zip(payloads, names, items, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -129,8 +129,8 @@ class Watch:
     too_much: dict[Lane, tuple[int, float]] = field(default_factory=dict)
     """How many tokens of a lane the device had no room for, and when it last had none; until the next batch is cut, or
     another one has had room."""
-    no_room_for: set[Name] = field(default_factory=set)
-    """Items of batches that the device had no room for."""
+    no_room_for: dict[int, Payload] = field(default_factory=dict)
+    """Payloads of batches that the device had no room for, by identity."""
     preprocess_calls: int = 0
     preprocessing: int = 0
     started: set[tuple[int, int]] = field(default_factory=set)
@@ -354,16 +354,25 @@ class Watch:
         world = self.world
         return world.out_of_memory_above if world.memory_short_from <= self.now() < world.memory_short_until else None
 
-    def out_of_memory(self, lane: Lane, tokens: int, names: Iterable[Name]) -> None:
-        """The device had no room for so many tokens at once, though for each of their items alone."""
+    def out_of_memory(self, lane: Lane, tokens: int, payloads: Sequence[Payload]) -> None:
+        """The device had no room for so many tokens at once, though for each of their items alone.
+
+        The budget follows from the whole batch, so its halves, which come later, count for nothing.
+        """
+        if self._is_part(payloads):
+            return
         too_much, _ = self.too_much.get(lane, (tokens, 0.0))
         self.too_much[lane] = max(too_much, tokens), self.now()
-        self.no_room_for |= set(names)
+        self.no_room_for |= {id(payload): payload for payload in payloads}
 
-    def had_room(self, lane: Lane, names: Iterable[Name]) -> None:
+    def had_room(self, lane: Lane, payloads: Sequence[Payload]) -> None:
         """A forward succeeded. If it was no part of one that failed, the budget may be as large as before."""
-        if lane in self.too_much and not self.no_room_for.issuperset(names):
+        if lane in self.too_much and not self._is_part(payloads):
             del self.too_much[lane]
+
+    def _is_part(self, payloads: Sequence[Payload]) -> bool:
+        """True for a part of a batch that the device had no room for."""
+        return all(id(payload) in self.no_room_for for payload in payloads)
 
     def past(self, moment: float) -> bool:
         return self.now() >= moment - EPSILON

@@ -324,6 +324,8 @@ def from_json(given: Mapping[str, Any]) -> World:
         raise ValueError("a client has no items, or comes before the start")
     if any(item.cost < 1 or item.parts < 1 for item in world.contents.values()):
         raise ValueError("an item has no tokens, or no parts")
+    if any(item.says is not None and len(item.says) != 2 for client in world.clients for item in client.items):
+        raise ValueError("an item says what a client has said at a place")
     if any(item.lane not in world.lanes for client in world.clients for item in client.items):
         raise ValueError("the model reads no items of this lane")
     for client in world.clients:
