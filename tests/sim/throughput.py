@@ -1,7 +1,8 @@
 """Throughput is back when trouble is over.
 
 A world of two phases asks for the same before and after trouble (`ClientPlan.phase`). After it, the same may take a
-tenth longer, and one forward. Between them are the trouble and some work by which the engine finds out that it is over.
+tenth longer, and two forwards, for the first and the last one are not always full. Between them are the trouble and
+some work by which the engine finds out that it is over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def check(watch: Watch) -> None:
     """The second phase has taken hardly longer than the first one."""
     before_s, after_s = _took_s(watch, "before"), _took_s(watch, "after")
     one_s = forward_s(watch.world, watch.world.config.batch_tokens("cpu"))
-    if before_s is not None and after_s is not None and after_s > MOST * before_s + one_s + EPSILON:
+    if before_s is not None and after_s is not None and after_s > MOST * before_s + 2 * one_s + EPSILON:
         watch.fail(f"the same work took {before_s:.3g} s before the trouble and {after_s:.3g} s after it")
 
 

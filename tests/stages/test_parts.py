@@ -374,6 +374,20 @@ async def test_a_call_that_was_abandoned_is_not_repeated_in_halves() -> None:
     assert [type(result) for result in results] == [Abandoned] * 4
 
 
+async def test_after_a_half_that_was_abandoned_the_other_one_is_not_run() -> None:
+    runs: list[Sequence[int]] = []
+
+    async def run(payloads: Sequence[int]) -> Sequence[int | StagedPoolError]:
+        runs.append(payloads)
+        if len(payloads) == 4:
+            raise ValueError("one of them is bad")
+        raise Abandoned("a call that does not end")
+
+    results = await run_isolated(run, range(4), stage="here")
+    assert runs == [range(4), range(2)]
+    assert [type(result) for result in results] == [Abandoned] * 4
+
+
 async def test_who_waits_for_a_thread_that_another_offload_holds_is_let_go() -> None:
     gate, first, second = Gate(), ThreadOffload(1), ThreadOffload(1)
     second.limiter = first.limiter
