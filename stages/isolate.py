@@ -51,9 +51,9 @@ async def run_isolated(
     half = len(payloads) // 2
     halves: list[R | StagedPoolError] = []
     for part in (payloads[:half], payloads[half:]):
-        await anyio.lowlevel.checkpoint_if_cancelled()  # a run may be shielded: a stop waits for one, not for all
         if halves and isinstance(halves[-1], Abandoned):  # the other half would hang as well
             return [*halves, *[halves[-1]] * len(part)]
+        await anyio.lowlevel.checkpoint_if_cancelled()  # a run may be shielded: a stop waits for one, not for all
         halves += await run_isolated(run, part, stage=stage)
     return halves
 
