@@ -201,9 +201,20 @@ class Watch:
             self.unattended_since = now
 
     def _pauses_s(self) -> float:
-        """How long workers that have crashed pause before they are restarted, all together."""
+        """How long workers that have crashed pause before they are restarted, all together.
+
+        After each a batch may wait for what was lost with the worker.
+        """
         first_s = self.world.first_delay_s
-        return sum(min(2.0, first_s * 2.0**n) for times in self.crashed_at.values() for n in range(len(times)))
+        return sum(
+            min(2.0, first_s * 2.0**n) + self._batch_wait_s()
+            for times in self.crashed_at.values()
+            for n in range(len(times))
+        )
+
+    def _batch_wait_s(self) -> float:
+        """Longest wait of a batch for more items: less than a forward takes, which ends on the grid of the world."""
+        return self.world.forward_s + (self.world.device_ticks + self.world.align_ticks) * TICK_S
 
     # ---- what the doubles tell while the world runs ----
 
@@ -288,11 +299,7 @@ class Watch:
             since = max(self.device_idle_since, min(item.sent_at for item in items))
             if self.world.shares_cores and lane == "image":
                 since = max(since, self.core_free_since)
-            # A batch waits for less than a forward takes, which ends on the grid of the world.
-            allowed_s = (
-                UNATTENDED_S + self.world.forward_s + (self.world.device_ticks + self.world.align_ticks) * TICK_S
-            )
-            if now - since > allowed_s:
+            if now - since > UNATTENDED_S + self._batch_wait_s():
                 self.fail(f"an item waited for {now - since:.3g} s while the device was idle")
 
     def unwanted_cost(self, waits: int, wanted: int) -> None:
