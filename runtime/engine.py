@@ -137,7 +137,7 @@ class Engine(EngineTasks):
 
     @property
     def fault(self) -> str | None:
-        """Why the engine takes no requests, for now or for ever (see `wait_broken`); None while it does."""
+        """Reason for taking no requests, for now or for ever (see `wait_broken`); None while it takes them."""
         return self._fault or self._pipeline.obstruction()
 
     async def wait_broken(self) -> str:
@@ -264,7 +264,7 @@ class Engine(EngineTasks):
         tenant: Hashable = None,
         images: int | None = None,
     ) -> int:
-        """As `submit`, and hand over results as they are done, in any order. Returns the tokens of the request.
+        """Submit a request, and hand over results as they are done, in any order. Returns its tokens.
 
         No stage waits for `give`, and neither does a drain: once the last row is there the request has left the
         engine, however much of it is still to be given. An error comes after the call of `give` that runs.
@@ -309,8 +309,10 @@ class Engine(EngineTasks):
 
     @property
     def expects_refusals(self) -> bool:
-        """Whether somebody was refused just now, and more of them are likely to be: then it is worth to ask `overload`
-        before a request is read, which makes a refusal cheap, and what is let in dearer."""
+        """True where a request was rejected just now, and more are likely to be.
+
+        Ask `overload` before a request is read then: a rejection becomes cheap, and what is admitted dearer.
+        """
         return self._admission.expects_refusals()
 
     def overload(
@@ -321,7 +323,7 @@ class Engine(EngineTasks):
         tenant: Hashable = None,
         images: int | None = None,
     ) -> Overloaded | None:
-        """Why a request of so many bytes would be refused now; None if it would be let in. It counts as refused.
+        """The error for a request of so many bytes, which counts as rejected; None if it would be admitted now.
 
         Args:
             body_bytes: Size of the body.

@@ -136,7 +136,7 @@ class BatchStage(Stage, Generic[P, R]):
         self.holds: Counter[str] = Counter()
         """Times that a slot was free and nothing was started, by reason."""
         self.waits = {priority: Histogram() for priority in Priority}
-        """As the meter's, by priority."""
+        """Waits for the device, as in the meter, by priority."""
         self.tokens = 0
         self.padding_tokens = 0
         self.wasted_tokens = 0

@@ -1,4 +1,4 @@
-"""What both clients are told when they are made."""
+"""Settings of both clients."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Settings:
 
 
 class Configured(ABC):
-    """What both clients are told when they are made; for the arguments see `Client`."""
+    """Settings of a client; for the arguments see `Client`."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Configured(ABC):
 
 
 def failure(error: httpx.RequestError) -> NoAnswer:
-    """What an error of httpx means, for which there is no answer."""
+    """Our error for one of httpx, where there is no answer."""
     said = str(error) or type(error).__name__
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return NoAnswer("unreachable", said)
@@ -150,7 +150,7 @@ def failure(error: httpx.RequestError) -> NoAnswer:
 
 
 def lost(error: httpx.RequestError) -> StagedPoolError:
-    """What an error of httpx means in the middle of an answer, of which some was used already."""
+    """Our error for one of httpx in the middle of an answer, of which some was used already."""
     if isinstance(error, httpx.TimeoutException):
         return DeadlineExceeded("The server fell silent in the middle of its answer", stage="client")
     return ConnectionFailed(f"The connection ended in the middle of the answer: {str(error) or type(error).__name__}")

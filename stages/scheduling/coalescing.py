@@ -97,7 +97,7 @@ class Coalescer(Generic[P]):
         queue.add(item)
 
     def take(self, still_wanted: StillWanted[P], running: int = 0) -> Batch[P] | None:
-        """As `BatchFormer.take`; None only where nobody waits who wants anything."""
+        """Take the next batch, see `BatchFormer.take`; None only where nothing wanted waits."""
         while True:
             dropped: list[Item[P]] = []
 
