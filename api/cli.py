@@ -40,6 +40,7 @@ from staged_pool.api.flags import (
     TrustRemoteCode,
     TuneFlag,
     flag,
+    read_bytes,
 )
 from staged_pool.api.keys import read_keys
 from staged_pool.api.listener import bind, bind_udp, bind_unix
@@ -304,6 +305,16 @@ def serve(
             "HTTP requests being handled at once, over all connections; one more is answered 503.",
         ),
     ] = _SERVER.max_http_requests,
+    memory_limit: Annotated[
+        str | None,
+        flag(
+            "--memory-limit",
+            "Limits",
+            "Memory that the process may take, such as 4G or 3500M. What models and caches leave of it is divided "
+            "among bodies, images in work and answers; near it less is done at once, and requests are rejected. "
+            "Default: the limit of the container, or else what the machine has left at the start.",
+        ),
+    ] = None,
     target_delay: Annotated[
         float,
         flag(
@@ -405,6 +416,7 @@ def serve(
             result_cache_mb=result_cache_mb,
             max_requests=max_requests,
             max_items=max_items,
+            memory_limit_bytes=None if memory_limit is None else read_bytes("memory_limit_bytes", memory_limit),
             target_delay_s=target_delay,
             drain_timeout_s=drain_timeout,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+import re
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
 from staged_pool.runtime.config import Attention, DType, ImagePath, Task, Tune
+from staged_pool.stages.errors import ConfigError
 
 Backend: TypeAlias = Literal["asyncio", "trio"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -17,6 +19,25 @@ def flag(name: str, panel: str, text: str) -> Any:
     """An option that can also be set in the environment, as `STAGED_POOL_` and its name."""
     variable = "STAGED_POOL_" + name.split("/", maxsplit=1)[0].removeprefix("--").replace("-", "_").upper()
     return typer.Option(name, envvar=variable, rich_help_panel=panel, help=text)
+
+
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def read_bytes(name: str, text: str) -> int:
+    """Read a number of bytes: `2500M` is 2500 * 10^6, and `4Gi` is 4 * 2^30.
+
+    Args:
+        name: Setting that the number is for.
+        text: The number and its unit.
+
+    Raises:
+        ConfigError: It is written in another way.
+    """
+    if (found := _BYTES.fullmatch(text.strip())) is None:
+        raise ConfigError(f"{name}={text!r}: must be bytes with a unit, such as 3500M, 4G or 4Gi")
+    number, unit, is_binary = found.groups()
+    return int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(unit.upper() or " "))
 
 
 Model = Annotated[

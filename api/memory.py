@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, cast
 
+from staged_pool.runtime.memory.allocator import is_glibc
+
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 """As malloc.h numbers them."""
@@ -41,20 +43,10 @@ _USER_HAS_SET: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLI
 
 def keep_freed_memory() -> bool:
     """Have the allocator keep what is freed, and say whether it does. Only glibc's is known; what users set stays."""
-    if not _is_glibc() or any(name in os.environ for name in _USER_HAS_SET):
+    if not is_glibc() or any(name in os.environ for name in _USER_HAS_SET):
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)) and bool(mallopt(_M_TRIM_THRESHOLD, 2 * KEPT_BYTES))
-
-
-def give_back_freed_memory() -> None:
-    """Have the allocator give what is free now to the kernel, down to single pages in the middle of its memory.
-
-    Loading a model frees whole layers, as they were before their weights were laid out anew, and whoever asks next does
-    not need as much: of 1.8 GB after loading a CLIP (ViT-B/32, float32) 0.6 were free.
-    """
-    if _is_glibc():
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def spare_the_collector() -> None:
@@ -109,10 +101,3 @@ def _find_madvise() -> Callable[[int, int, int], int] | None:
 
 
 _madvise: Final = _find_madvise()
-
-
-def _is_glibc() -> bool:
-    try:
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
-    except (AttributeError, ValueError, OSError):  # no such name, or no such function
-        return False

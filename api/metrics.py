@@ -113,6 +113,18 @@ class _TrafficCollector(Collector):
         yield _counter("connections_refused", "Connections closed for being too many", traffic.connections_refused)
         yield _gauge("http_requests_running", "HTTP requests that are being handled", traffic.requests)
         yield _gauge("http_body_bytes", "Bytes of the bodies of these requests", traffic.body_bytes)
+        memory = traffic.memory
+        yield _gauge("memory_limit_bytes", "Bytes of memory that the process may take", memory.limit_bytes)
+        yield _gauge("memory_used_ratio", "Used part of that, or of a control group's limit", memory.fullness)
+        yield _gauge("memory_pressure", "0, or the percentage from which less is done", memory.pressure)
+        yield _counter("memory_rejected", "Requests rejected for want of memory", memory.rejected)
+        held = GaugeMetricFamily("staged_pool_memory_held_bytes", "Bytes that requests hold", labels=("purpose",))
+        most = GaugeMetricFamily("staged_pool_memory_share_bytes", "Bytes that they may hold", labels=("purpose",))
+        for purpose in ("bodies", "answers", "decodes"):
+            account = getattr(memory.budget, purpose)
+            held.add_metric((purpose,), account.held_bytes)
+            most.add_metric((purpose,), account.limit_bytes)
+        yield from (held, most)
         lag = traffic.lag.snapshot()
         late = HistogramMetricFamily("staged_pool_event_loop_late_seconds", "How late the event loop was, by sample")
         late.add_metric((), _buckets(lag), lag.sum_s)

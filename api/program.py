@@ -19,8 +19,8 @@ from staged_pool.stages.errors import ConfigError, StagedPoolError
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
 
-_REPEATED: Final = {"allow_media_domains": "allow_media_domain"}
-"""What flags that may be repeated are called in the settings."""
+_RENAMED: Final = {"allow_media_domains": "allow_media_domain", "memory_limit_bytes": "memory_limit"}
+"""Settings whose flags have another name."""
 
 
 def prepare_environment(*, offline: bool) -> None:
@@ -66,5 +66,5 @@ def in_flag_words(message: str) -> str:
     field = re.match(r"(\w+)=", message)
     if field is None:
         return message
-    name = _REPEATED.get(field[1], field[1]).removesuffix("_s").replace("_", "-")
+    name = _RENAMED.get(field[1], field[1]).removesuffix("_s").replace("_", "-")
     return f"--{name} {message[field.end() :]}"

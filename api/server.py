@@ -24,12 +24,14 @@ from staged_pool.api.guard import Guard
 from staged_pool.api.http3 import Http3
 from staged_pool.api.listener import SocketFile, url
 from staged_pool.api.lobby import Lobby
-from staged_pool.api.memory import give_back_freed_memory, let_go_of_weight_files, spare_the_collector
+from staged_pool.api.memory import let_go_of_weight_files, spare_the_collector
 from staged_pool.api.tls import server_context
 from staged_pool.api.traffic import GRACE_S, Traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.opening import open_engines
+from staged_pool.runtime.memory.allocator import give_back_freed_memory
+from staged_pool.runtime.memory.governor import MemoryGovernor
+from staged_pool.runtime.opening import governor_for, open_engines
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.exception_groups import only_error
 from staged_pool.stages.log import get_logger
@@ -43,7 +45,9 @@ SPARE_FILES: Final = 256
 EXIT_OVERDUE: Final = 3
 """Exit code of a process that did not end by itself."""
 
-OpenEngines: TypeAlias = Callable[[Sequence[EngineConfig]], AbstractAsyncContextManager[Mapping[str, Engine]]]
+OpenEngines: TypeAlias = Callable[
+    [Sequence[EngineConfig], MemoryGovernor], AbstractAsyncContextManager[Mapping[str, Engine]]
+]
 
 log = get_logger("staged_pool.server")
 
@@ -96,7 +100,8 @@ class Server:
         open_engines: OpenEngines = open_engines,
     ) -> None:
         self.lobby = Lobby()
-        self.traffic = Traffic()
+        self.memory = governor_for(models[0])
+        self.traffic = Traffic(self.memory)
         self._config = config
         self._tls = server_context(config)
         self._models = models
@@ -133,6 +138,7 @@ class Server:
     async def _run(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         async with anyio.create_task_group() as background:
             background.start_soon(self.traffic.lag.watch)
+            background.start_soon(self.memory.watch)
             if self._owns_process:
                 background.start_soon(self._heed_signals)
             async with anyio.create_task_group() as tasks:
@@ -156,7 +162,8 @@ class Server:
 
     async def _run_engine(self) -> None:
         try:
-            async with self._open_engines(self._models) as engines:
+            await anyio.to_thread.run_sync(self.memory.measure)
+            async with self._open_engines(self._models, self.memory) as engines:
                 if self._owns_process:
                     spare_the_collector()
                     await anyio.to_thread.run_sync(_give_back_what_loading_took)

@@ -10,15 +10,21 @@ import anyio
 import anyio.lowlevel
 
 from staged_pool.api.lag import LoopLag
+from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
 
 GRACE_S: Final = 2.0
 """What a client gets to take the next piece of its answer, or to send the rest of its request, once the server ends."""
 
 
 class Traffic:
-    """Counts connections and requests, and hurries them when the server ends."""
+    """Counts connections and requests, and hurries them when the server ends.
 
-    def __init__(self) -> None:
+    Args:
+        memory: The governor of this process. None: memory has no limit.
+    """
+
+    def __init__(self, memory: MemoryGovernor | None = None) -> None:
+        self.memory = memory or MemoryGovernor(UNLIMITED_BYTES)
         self.requests = 0
         """Being handled, over all connections; streams that their client has reset leave at once."""
         self.body_bytes = 0

@@ -24,6 +24,7 @@ from staged_pool.api.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
@@ -107,12 +108,14 @@ class MockModel:
 
 
 @asynccontextmanager
-async def engines_of(model: MockModel, configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping[str, Engine]]:
+async def engines_of(
+    model: MockModel, configs: Sequence[EngineConfig], memory: MemoryGovernor
+) -> AsyncIterator[Mapping[str, Engine]]:
     """Run an engine on a mock model, with a device's thread as a real one has."""
     (config,) = configs
     async with (
         DeviceThreads("staged-pool device", watchdog_s=config.watchdog_s).running() as device,
-        run_engine(config, model, device=device) as engine,
+        run_engine(config, model, device=device, memory=memory) as engine,
     ):
         yield {model.card.name: engine}
 

@@ -22,6 +22,10 @@ MOST_IMAGE_THREADS: Final = 16
 """By default: each may hold a whole picture, or be a process of its own (see `models/images/own_code.py`)."""
 
 
+LEAST_MEMORY_BYTES: Final = 256 * 2**20
+"""The least limit of memory: Python and torch alone take this much. A smaller one is a mistake in the unit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Settings of one engine.
@@ -198,6 +202,11 @@ class EngineConfig:
     max_bytes: int = 256 * 2**20
     """Bytes of request bodies inside the engine."""
 
+    memory_limit_bytes: int | None = None
+    """Bytes of memory that the process may take. What models and caches leave of it is divided among bodies,
+    answers and image decodes; near the limit less is done at once, and requests are rejected. None: the limit of its
+    control groups, or else what the machine has left at the start."""
+
     coalesce: bool = True
     """Whether inputs that become the same tokens (or the same pixels) and are inside at the same time go through the
     device once, for all of a tenant and a priority who asked. Without it each does, and everybody pays for the
@@ -240,6 +249,8 @@ class EngineConfig:
             self._check("torch_threads", 1, 1024)
         if self.forward_workers is not None:
             self._check("forward_workers", 1, 64)
+        if self.memory_limit_bytes is not None:
+            self._check("memory_limit_bytes", LEAST_MEMORY_BYTES, math.inf)
         self._check("target_delay_s", 0.001, 86_400)
         self._check("drain_timeout_s", 0, 86_400)
         self._check("preprocess_alarm_s", 0.001, 86_400)

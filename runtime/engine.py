@@ -23,6 +23,7 @@ from staged_pool.runtime.host_loop import HostLoop
 from staged_pool.runtime.identity import SharingScopes
 from staged_pool.runtime.lanes import LaneLimits, LaneParts, lane_service_time
 from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, refuse
+from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor, Pressure
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
 from staged_pool.runtime.requests import Chat, content_bytes
@@ -77,6 +78,7 @@ class Engine(EngineTasks):
         fetch: Fetch,
         shared_cores: int | None,
         options: StageOptions,
+        memory: MemoryGovernor,
     ) -> None:
         self._host = HostLoop()
         self._config = config
@@ -119,6 +121,8 @@ class Engine(EngineTasks):
             options=options,
             gave_up=self._break,
         )
+        self.memory = memory
+        """The governor of this process."""
         self._admission.in_flight.room_freed = lambda lane: self._pipeline.feeds[lane].grant()
 
     @property
@@ -396,6 +400,8 @@ class Engine(EngineTasks):
         """Let a request in, or reject it; returns its room, the time now, and its deadline."""
         if self._phase is not Phase.READY or self.fault:
             raise EngineStopped(f"The engine takes no requests: {self.fault or f'it is {self._phase}'}.")
+        if self.memory.pressure >= Pressure.REJECT:
+            raise self.memory.rejection()
         now = self._clock()
         room = self._admission.enter(body_bytes=body_bytes, timeout_s=timeout_s, of=of, images=images)
         return room, now, now + timeout_s
@@ -465,8 +471,16 @@ class Engine(EngineTasks):
         if self._pipeline.results is not None:
             self._pipeline.results.clear()
 
+    def _save_memory(self, pressure: Pressure) -> None:
+        """Take less memory while the process comes near its limit."""
+        self._pipeline.save_memory(pressure >= Pressure.SMALLER_BATCHES)
+        if pressure >= Pressure.SMALLER_BATCHES:
+            self.clear_image_cache()
+            self.clear_result_cache()
+
     @asynccontextmanager
     async def _running(self) -> AsyncIterator[Engine]:
+        leave = self.memory.listen(self._save_memory, lambda: bool(self._tickets or self._scopes))
         async with anyio.create_task_group() as owner:
             try:
                 await owner.start(self._run_pipeline)
@@ -479,6 +493,7 @@ class Engine(EngineTasks):
                 self._phase = Phase.STOPPED
                 self._pipeline.close()
                 self._fail_all("The engine is stopped.")
+                leave()
                 owner.start_soon(self._leave_hanging_calls)
 
     async def _run_pipeline(self, *, task_status: TaskStatus[None]) -> None:
@@ -552,6 +567,7 @@ async def run_engine(
     fetch: Fetch = refuse,
     shared_cores: int | None = None,
     options: StageOptions | None = None,
+    memory: MemoryGovernor | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine on a model that is loaded already.
 
@@ -566,6 +582,7 @@ async def run_engine(
         fetch: Gets pictures that are given as URLs. By default these are refused.
         shared_cores: Cores that forwards and preprocess share. None: forwards compute on a device of their own.
         options: How often a stage's workers may crash, their clock, and the class of their channels.
+        memory: The governor of this process, which somebody watches by. None: memory has no limit.
 
     At the end of the block the engine drains; if the block raised or was cancelled, it stops.
     """
@@ -590,6 +607,7 @@ async def run_engine(
         fetch=fetch,
         shared_cores=shared_cores,
         options=options or StageOptions(),
+        memory=memory or MemoryGovernor(UNLIMITED_BYTES),
     )
     with single_errors():
         async with engine._running():

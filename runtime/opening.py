@@ -17,6 +17,8 @@ from staged_pool.runtime.engine import Engine, run_engine
 from staged_pool.runtime.host_loop import OwnTask
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
+from staged_pool.runtime.memory.budget import MemoryBudget
+from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import LoadedModel
 from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.torchvision import leave_out_broken_torchvision
@@ -28,7 +30,7 @@ from staged_pool.stages.stage import StageOptions
 
 SHARED = (
     "device", "forward_workers", "preprocess_limit", "image_preprocess_limit", "torch_threads", "watchdog_s",
-    "drain_timeout_s",
+    "drain_timeout_s", "memory_limit_bytes",
 )  # fmt: skip
 """Settings of what engines share."""
 
@@ -54,7 +56,9 @@ def open_engine(config: EngineConfig | None = None) -> OwnTask[Engine]:
     return OwnTask(lambda: _one_running(config or EngineConfig()), "The engine")
 
 
-def open_engines(configs: Sequence[EngineConfig]) -> OwnTask[Mapping[str, Engine]]:
+def open_engines(
+    configs: Sequence[EngineConfig], memory: MemoryGovernor | None = None
+) -> OwnTask[Mapping[str, Engine]]:
     """Load several models, and run an engine on each; the block gets them by their served names.
 
     Each engine has its own stages, queues and limits. They share the device's threads, which their batches take in
@@ -63,11 +67,12 @@ def open_engines(configs: Sequence[EngineConfig]) -> OwnTask[Mapping[str, Engine
 
     Args:
         configs: At least one. Those settings that say how much is shared must be equal in all of them.
+        memory: The governor of this process, which somebody else watches by. None: the engines have their own.
 
     Raises:
         ConfigError: As for `open_engine`; or two models have the same name, or settings of what is shared differ.
     """
-    return OwnTask(lambda: _all_running(configs), "The engines")
+    return OwnTask(lambda: _all_running(configs, memory), "The engines")
 
 
 @asynccontextmanager
@@ -78,13 +83,16 @@ async def _one_running(config: EngineConfig) -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
-async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping[str, Engine]]:
+async def _all_running(
+    configs: Sequence[EngineConfig], memory: MemoryGovernor | None = None
+) -> AsyncIterator[Mapping[str, Engine]]:
     """See `open_engines`. The task that leaves it must be the one that has entered it."""
     first = _agreed(configs)
     for config in configs:
         check_folder(config.allow_media_path)
     _check_names([config.served_name for config in configs if config.served_name])  # before minutes of loading
     options = StageOptions()
+    governor = memory or governor_for(first)
     cores = usable_cores()
     turns = Cores(cores)
     preprocess, offload = ThreadOffload(first.preprocess_limit), ThreadOffload(POSTPROCESS_WORKERS)
@@ -101,7 +109,7 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
             found = [await device.run(find_model, config) for config in configs]  # all, before torch is imported
             _check_names([one.name for one in found])
             for config, one in zip(configs, found, strict=True):
-                models.append(model := await device.run(partial(_load, config), one))
+                models.append(model := await device.run(partial(_load, config, governor.budget), one))
                 threads = model.card.forward_calls
                 device.grow(threads)
                 if "image" in model.card.lanes:
@@ -114,6 +122,10 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
             for model in models:
                 for lane in model.card.lanes:
                     await (image_device if lane == "image" else device).run_on_each(model.warm_up, lane)
+            caches = sum(10**6 * (config.image_cache_mb + config.result_cache_mb) for config in configs)
+            await device.run(governor.measure, caches)
+            if memory is None:
+                await stack.enter_async_context(_watched(governor))
             engines: dict[str, Engine] = {}
             for config, model in zip(configs, models, strict=True):
                 running = run_engine(
@@ -127,6 +139,7 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
                     fetch=MediaFetcher(config).fetch,
                     shared_cores=cores if _needs_cores(model) else None,
                     options=options,
+                    memory=governor,
                 )
                 engines[model.card.name] = await stack.enter_async_context(running)
             yield engines
@@ -138,6 +151,19 @@ async def _all_running(configs: Sequence[EngineConfig]) -> AsyncIterator[Mapping
             with anyio.CancelScope(shield=True):
                 for model in models:
                     await anyio.to_thread.run_sync(model.close)
+
+
+def governor_for(config: EngineConfig) -> MemoryGovernor:
+    """Make the memory governor that the settings of an engine ask for."""
+    return MemoryGovernor(config.memory_limit_bytes)
+
+
+@asynccontextmanager
+async def _watched(governor: MemoryGovernor) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as watching:
+        watching.start_soon(governor.watch)
+        yield
+        watching.cancel_scope.cancel()
 
 
 def _agreed(configs: Sequence[EngineConfig]) -> EngineConfig:
@@ -162,11 +188,11 @@ def _needs_cores(model: LoadedModel) -> bool:
     return model.card.device.startswith("cpu")
 
 
-def _load(config: EngineConfig, found: FoundModel) -> LoadedModel:
+def _load(config: EngineConfig, memory: MemoryBudget, found: FoundModel) -> LoadedModel:
     leave_out_broken_torchvision()
     from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
 
-    return load_model(config, found)
+    return load_model(config, found, memory)
 
 
 def _share_memory(models: Sequence[LoadedModel]) -> Sequence[LoadedModel]:

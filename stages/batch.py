@@ -154,6 +154,10 @@ class BatchStage(Stage, Generic[P, R]):
         """Contents of the queue of one priority."""
         return self._queue.waiting_of(priority)
 
+    def save_memory(self, saves: bool) -> None:
+        """Keep batches small, or let them grow again."""
+        self._former.saves_memory = saves
+
     @property
     def budget_tokens(self) -> int:
         """Most tokens of a batch, as things are."""

@@ -14,6 +14,7 @@ import torch
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.cores import usable_cores
+from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Lane, ModelCard
 from staged_pool.runtime.models.accelerators import (
     bytes_a_token,
@@ -59,7 +60,7 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 log = get_logger("staged_pool.models")
 
 
-def load_model(config: EngineConfig, found: FoundModel | None = None) -> Encoder:
+def load_model(config: EngineConfig, found: FoundModel | None = None, memory: MemoryBudget | None = None) -> Encoder:
     """Load the model that `config` names, and warm it up. Takes seconds, or minutes where it downloads.
 
     On GPUs, `share_memory` says how large its batches may be, when all models are loaded.
@@ -67,6 +68,7 @@ def load_model(config: EngineConfig, found: FoundModel | None = None) -> Encoder
     Args:
         config: Settings of the engine.
         found: What `find_model` gave for them. None: it is found now.
+        memory: Where image decodes find room. None: as much as they like.
 
     Where other threads use the same cores, call `openmp.spin_briefly` before torch is first imported: its threads then
     soon sleep between parallel regions instead of spinning on a core that tokenizing needs.
@@ -78,7 +80,7 @@ def load_model(config: EngineConfig, found: FoundModel | None = None) -> Encoder
     choices = Tuning("off" if config.deterministic else config.tune, threads=threads)
     with ExitStack() as undo:
         with choices.current():
-            encoder = _load(config, found or find_model(config), undo)
+            encoder = _load(config, found or find_model(config), memory, undo)
         undo.pop_all()
     if choices.measured:
         log.info("model.measured", model=encoder.card.name, decisions=choices.measured)
@@ -104,7 +106,7 @@ def share_memory(models: Sequence[Encoder], free: Callable[[torch.device], int] 
     return [replace(one, card=replace(one.card, memory_tokens=told.get(one.card.name))) for one in models]
 
 
-def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encoder:
+def _load(config: EngineConfig, resolved: FoundModel, memory: MemoryBudget | None, undo: ExitStack) -> Encoder:
     started = time.monotonic()
     devices = open_devices(config.device)
     kind = devices[0].type
@@ -129,7 +131,9 @@ def _load(config: EngineConfig, resolved: FoundModel, undo: ExitStack) -> Encode
     replicas: list[Replica] = []
     readers: list[ImageReader] = []
     for device in devices:
-        towers, reader = _load_towers(resolved.name, folder, source, config, undo, dtype=dtype, device=device)
+        towers, reader = _load_towers(
+            resolved.name, folder, source, config, undo, memory=memory, dtype=dtype, device=device
+        )
         if reader is not None:
             readers.append(reader)
         launchers = {} if kind == "cpu" else {lane: Launcher(device) for lane in towers}
@@ -228,6 +232,7 @@ def _load_towers(
     config: EngineConfig,
     undo: ExitStack,
     *,
+    memory: MemoryBudget | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Mapping[Lane, Tower], ImageReader | None]:
@@ -235,7 +240,7 @@ def _load_towers(
     own_code = config.trust_remote_code
     sees = folder.image_heads or folder.pictures
     settings = read_image_settings(folder.body, trust_remote_code=own_code) if sees else None
-    reader = None if settings is None else ImageReader(settings, config)
+    reader = None if settings is None else ImageReader(settings, config, memory)
     if reader is not None:
         undo.callback(reader.close)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code, allow_pickle=config.allow_pickle)

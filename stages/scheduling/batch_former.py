@@ -52,6 +52,8 @@ class BatchFormer(Generic[P]):
         self.max_items = max_items
         self.max_cost = max_cost
         self._least_cost = max_cost if least_cost is None else min(least_cost, max_cost)
+        self.saves_memory = False
+        """Batches stay as small as where little waits."""
         self._pads = pads
         self._slots = slots
         self.lane = lane
@@ -60,7 +62,8 @@ class BatchFormer(Generic[P]):
     @property
     def budget(self) -> int:
         """Most tokens of the next batch: a fixed part of what waits."""
-        return min(self.max_cost, max(self._least_cost, self._queued(self.queue.waiting) // QUEUE_IN_BATCHES))
+        wanted = 0 if self.saves_memory else self._queued(self.queue.waiting) // QUEUE_IN_BATCHES
+        return min(self.max_cost, max(self._least_cost, wanted))
 
     @property
     def has_full_batch(self) -> bool:

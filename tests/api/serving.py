@@ -6,10 +6,10 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
@@ -24,6 +24,7 @@ from staged_pool.api.server import OpenEngines, Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.device import DeviceThreads
 from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.opening import open_engines
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import LetterModel, until
@@ -32,16 +33,22 @@ NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of plain sockets: by itself each one reads the certificates of all authorities, which takes longer than
 what most tests do."""
 
-OpenEngine: TypeAlias = Callable[[EngineConfig], AbstractAsyncContextManager[Engine]]
+
+class OpenEngine(Protocol):
+    """Opens an engine of the test's own."""
+
+    def __call__(
+        self, config: EngineConfig, memory: MemoryGovernor | None = None, /
+    ) -> AbstractAsyncContextManager[Engine]: ...
 
 
 def engine_on(model: LetterModel, options: StageOptions | None = None) -> OpenEngine:
     """Opens a real engine on a model that the test holds in its hand."""
 
     @asynccontextmanager
-    async def open_(config: EngineConfig) -> AsyncIterator[Engine]:
+    async def open_(config: EngineConfig, memory: MemoryGovernor | None = None, /) -> AsyncIterator[Engine]:
         async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
-            async with run_engine(config, model, device=device, options=options) as engine:
+            async with run_engine(config, model, device=device, options=options, memory=memory) as engine:
                 yield engine
 
     return open_
@@ -51,9 +58,9 @@ def only(open_engine: OpenEngine) -> OpenEngines:
     """For a server of a single model."""
 
     @asynccontextmanager
-    async def open_(configs: Sequence[EngineConfig]) -> AsyncIterator[dict[str, Engine]]:
+    async def open_(configs: Sequence[EngineConfig], memory: MemoryGovernor) -> AsyncIterator[dict[str, Engine]]:
         (config,) = configs
-        async with open_engine(config) as engine:
+        async with open_engine(config, memory) as engine:
             yield {engine.card.name: engine}
 
     return open_

@@ -57,6 +57,7 @@ ENGINE: dict[str, tuple[list[str], Any]] = {
     "max_requests": (["--max-requests", "23"], 23),
     "max_items": (["--max-items", "2900"], 2900),
     "target_delay_s": (["--target-delay", "3.5"], 3.5),
+    "memory_limit_bytes": (["--memory-limit", "3500M"], 3_500_000_000),
     "drain_timeout_s": (["--drain-timeout", "31"], 31.0),
 }
 """By setting: its flags, and what it becomes, which is not its default."""
@@ -116,6 +117,29 @@ def test_every_setting_of_the_engine_has_a_flag() -> None:
 def test_without_flags_every_setting_is_the_default(started: list[tuple[ServerConfig, list[EngineConfig]]]) -> None:
     run()
     assert [engines for _, engines in started] == [[EngineConfig()]]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4G", 4 * 10**9), ("4Gi", 4 * 2**30), ("1.5 GiB", 3 * 2**29), ("300000000", 300_000_000), ("512mb", 512 * 10**6)],
+)
+def test_memory_has_units(started: list[tuple[ServerConfig, list[EngineConfig]]], text: str, count: int) -> None:
+    run("--memory-limit", text)
+    ((_, (config,)),) = started
+    assert config.memory_limit_bytes == count
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("4 gigs", "--memory-limit '4 gigs': must be bytes with a unit, such as 3500M, 4G or 4Gi"),
+        ("4", "--memory-limit 4: must be at least 268435456"),
+    ],
+)
+def test_memory_that_makes_no_sense_is_told(text: str, message: str) -> None:
+    result = CliRunner().invoke(cli.main, ["serve", "--port", "0", "--memory-limit", text])
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 def test_flags_may_be_variables_of_the_environment(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from staged_pool.api import memory
+from staged_pool.runtime.memory.allocator import is_glibc
 
 FAULTS = """
 import ctypes, json, resource, sys, threading
@@ -35,7 +36,7 @@ thread.start()
 thread.join()
 print(json.dumps([kept, sum(faults[10:])]))
 """
-glibc = pytest.mark.skipif(not memory._is_glibc(), reason="another allocator")
+glibc = pytest.mark.skipif(not is_glibc(), reason="another allocator")
 
 
 def run(how: str, **environment: str) -> tuple[bool | None, int]:
@@ -67,6 +68,7 @@ import json
 import mmap
 from pathlib import Path
 from staged_pool.api import memory
+from staged_pool.runtime.memory.allocator import give_back_freed_memory
 
 def rss() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
@@ -77,7 +79,7 @@ stays = blocks.pop()
 used = rss()
 blocks.clear()
 kept = rss()
-memory.give_back_freed_memory()
+give_back_freed_memory()
 print(json.dumps([used - kept, kept - rss()]))
 """
 
@@ -119,9 +121,8 @@ def test_the_garbage_collector_looks_seldom_and_still_collects() -> None:
 
 
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_is_glibc", lambda: False)
+    monkeypatch.setattr(memory, "is_glibc", lambda: False)
     assert not memory.keep_freed_memory()
-    memory.give_back_freed_memory()
 
 
 def held_bytes(file: Path) -> int:

@@ -25,6 +25,7 @@ from staged_pool.api import logs, server, traffic
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Payload, Row
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.channel import Channel
@@ -91,14 +92,14 @@ def open_engine(scenario: Scenario, gate: Path) -> OpenEngine:
     model.card = replace(model.card, width=WIDE if scenario == "wide" else model.card.width)
 
     @asynccontextmanager
-    async def never(config: EngineConfig) -> AsyncIterator[Engine]:
+    async def never(config: EngineConfig, memory: MemoryGovernor | None = None, /) -> AsyncIterator[Engine]:
         with anyio.CancelScope(shield=True):  # a load cannot be interrupted
             await anyio.to_thread.run_sync(threading.Event().wait)
-        async with run(config) as engine:
+        async with run(config, memory) as engine:
             yield engine
 
-    def run(config: EngineConfig) -> AbstractAsyncContextManager[Engine]:
-        return engine_on(model, options)(config)
+    def run(config: EngineConfig, memory: MemoryGovernor | None = None, /) -> AbstractAsyncContextManager[Engine]:
+        return engine_on(model, options)(config, memory)
 
     return never if scenario == "loading" else run
 

@@ -10,6 +10,7 @@ import torch
 from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig, ImagePath
+from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import ImageCache
 from staged_pool.runtime.models.images.decode import Encoded, Limits
@@ -45,13 +46,15 @@ class ImageReader:
     Args:
         settings: Of the model's folder.
         config: Limits, and which path is wanted.
+        memory: Where decodes find room. None: as much as they like.
 
     Raises:
         ConfigError: The folder's image processor cannot be loaded, or fails on a plain picture.
     """
 
-    def __init__(self, settings: ImageSettings, config: EngineConfig) -> None:
+    def __init__(self, settings: ImageSettings, config: EngineConfig, memory: MemoryBudget | None = None) -> None:
         self.settings = settings
+        self._decodes = (memory or MemoryBudget(2**62)).decodes
         self._limits = Limits(config.max_image_bytes, config.max_image_pixels)
         self._draft = config.image_draft
         self._options = Options(settings, config.max_image_pixels)

@@ -1,0 +1,148 @@
+"""The memory governor: less is done at once the nearer the real figures come to the limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.device import DeviceThreads
+from staged_pool.runtime.engine import run_engine
+from staged_pool.runtime.memory import governor as module
+from staged_pool.runtime.memory.governor import (
+    EVERY_S,
+    IDLE_S,
+    LEAST_BUDGET_BYTES,
+    MemoryGovernor,
+    Pressure,
+)
+from staged_pool.runtime.memory.machine import Machine
+from staged_pool.stages.errors import Overloaded
+from tests.doubles import LetterModel, captured_logs
+
+pytestmark = pytest.mark.anyio
+
+GIB = 2**30
+
+
+class Figures(Machine):
+    """A machine whose figures the test says."""
+
+    def __init__(self, *, limit: int = 4 * GIB, resident: int = 0, full: float = 0.0) -> None:
+        super().__init__(Path("/nowhere"))
+        self.limit, self.resident, self.full = limit, resident, full
+
+    def limit_bytes(self) -> int:
+        return self.limit
+
+    def resident_bytes(self) -> int:
+        return self.resident
+
+    def fullness(self, limit_bytes: int) -> float:
+        return self.full
+
+
+def test_requests_get_what_models_and_caches_leave() -> None:
+    figures = Figures(limit=4 * GIB, resident=0)
+    governor = MemoryGovernor(machine=figures)
+    governor.measure()
+    assert governor.limit_bytes == 4 * GIB
+    assert governor.budget.limit_bytes == int(0.85 * 4 * GIB)
+    figures.resident, figures.limit = GIB, 3 * GIB  # loaded; and less is left on the machine, of which it has taken it
+    governor.measure(reserved_bytes=GIB)
+    assert governor.limit_bytes == 4 * GIB
+    assert governor.budget.limit_bytes == int(0.85 * 4 * GIB) - 2 * GIB
+
+
+def test_a_limit_that_is_asked_for_counts() -> None:
+    governor = MemoryGovernor(2 * GIB, Figures(limit=8 * GIB))
+    governor.measure()
+    assert governor.limit_bytes == 2 * GIB
+
+
+def test_where_little_is_left_it_says_so_and_goes_on() -> None:
+    governor = MemoryGovernor(GIB, Figures(resident=GIB))
+    with captured_logs() as logged:
+        governor.measure()
+    assert [entry["event"] for entry in logged] == ["memory.little_left"]
+    assert governor.budget.limit_bytes == LEAST_BUDGET_BYTES
+
+
+@pytest.mark.parametrize(
+    ("full", "pressure"),
+    [
+        (0.84, Pressure.NONE),
+        (0.85, Pressure.SMALLER_BATCHES),
+        (0.93, Pressure.NO_KEEP_ALIVE),
+        (0.99, Pressure.REJECT),
+        (1.2, Pressure.REJECT),
+    ],
+)
+def test_the_nearer_the_limit_the_more_is_given_up(full: float, pressure: Pressure) -> None:
+    governor = MemoryGovernor(GIB, Figures())
+    told: list[Pressure] = []
+    governor.listen(told.append, lambda: True)
+    with captured_logs() as logged:
+        assert governor.look(full) == (pressure > Pressure.NONE), "freed memory goes back"
+        governor.look(full)
+    assert governor.pressure == pressure
+    assert told == ([pressure] if pressure else []), "once"
+    assert [entry["level"] for entry in logged] == ([pressure.name] if pressure else [])
+    governor.look(0.1)
+    assert governor.pressure == Pressure.NONE
+    assert told == ([pressure, Pressure.NONE] if pressure else [])
+
+
+def test_freed_memory_goes_back_once_nobody_has_a_request() -> None:
+    governor, busy = MemoryGovernor(GIB, Figures()), True
+    leave = governor.listen(lambda pressure: None, lambda: busy)
+    looks = round(IDLE_S / EVERY_S)
+    assert not any(governor.look(0.1) for _ in range(3 * looks))
+    busy = False
+    assert [governor.look(0.1) for _ in range(2 * looks)].index(True) == looks - 1
+    assert not governor.look(0.1), "once in each time of rest"
+    leave()
+
+
+async def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = anyio.Event()
+    monkeypatch.setattr(module, "give_back_freed_memory", lambda: anyio.from_thread.run_sync(trimmed.set))
+    governor = MemoryGovernor(GIB, Figures(full=0.86))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(governor.watch)
+        with anyio.fail_after(30):
+            await trimmed.wait()
+        tasks.cancel_scope.cancel()
+    assert governor.pressure == Pressure.SMALLER_BATCHES
+
+
+async def test_an_engine_takes_less_and_then_nothing() -> None:
+    governor = MemoryGovernor(GIB, Figures())
+    model, config = LetterModel(), EngineConfig(max_batch_tokens=5000, result_cache_mb=1)
+    async with (
+        DeviceThreads("test device", watchdog_s=30).running() as device,
+        run_engine(config, model, device=device, memory=governor) as engine,
+    ):
+        await engine.embed("kept")
+        cache = engine.statistics().result_cache
+        assert cache is not None
+        assert cache.entries == 1
+        (stage,) = engine._pipeline.batch.values()
+        former = stage._former
+        governor.look(0.9)
+        assert former.saves_memory
+        cache = engine.statistics().result_cache
+        assert cache is not None
+        assert cache.entries == 0
+        await engine.embed("still answered")
+        governor.look(0.97)
+        with pytest.raises(Overloaded, match="short of memory: 97% of its limit"):
+            await engine.embed("rejected")
+        with pytest.raises(Overloaded):
+            await engine.tokenize("rejected, too")
+        assert governor.rejected == 2
+        governor.look(0.5)
+        assert not former.saves_memory
+        await engine.embed("answered again")
