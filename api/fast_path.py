@@ -22,8 +22,8 @@ from staged_pool.api.app import Application
 from staged_pool.api.asgi import Headers, Message, Scope
 from staged_pool.api.bodies import Body
 from staged_pool.api.call import LINES, PATH_TAKEN, Answer
-from staged_pool.api.protocols import StrictReader
 from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.strict_reader import StrictReader
 
 _UNUSUAL: Final = frozenset({
     b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"http2-settings", b"origin",
@@ -125,7 +125,7 @@ class FastPath:
         return None if head is None else FastRequest(head, data, client)
 
     def _read_head(self, data: bytes) -> _Head | None:
-        reader = StrictReader(h11.SERVER, max_incomplete_event_size=len(data) + 1)
+        reader = StrictReader(len(data) + 1)
         reader.receive_data(data)
         try:
             request = reader.next_event()

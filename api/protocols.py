@@ -6,7 +6,6 @@ connection. `connections.py` makes one of them for a connection that needs it.
 
 from __future__ import annotations
 
-import re
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 
 from staged_pool.api.malformed import problem_of
+from staged_pool.api.strict_reader import StrictReader
 from staged_pool.api.traffic import Traffic
 from staged_pool.stages.log import get_logger
 
@@ -30,11 +30,6 @@ PIECE_BYTES: Final = 2**16
 
 RESETS: Final = 1000
 """Unanswered streams that a client may reset on one connection; more only if it lets as many be answered."""
-
-_LENIENT: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
-"""A line that ends in LF alone, and a header that goes on in the next line (obs-fold)."""
-
-_HEAD_END: Final = b"\r\n\r\n"
 
 log = get_logger("staged_pool.api")
 
@@ -45,6 +40,8 @@ def missing_names(http1: Any, http2: Any) -> list[str]:
         name
         for name, holder in (
             ("h11.Connection._cstate.keep_alive", getattr(http1, "_cstate", None)),
+            ("h11.Connection._reader", http1),
+            ("h11.Connection._receive_buffer._data", getattr(http1, "_receive_buffer", None)),
             ("h2.connection.H2Connection.incoming_buffer._data", getattr(http2, "incoming_buffer", None)),
         )
         if not hasattr(holder, name.rpartition(".")[2])
@@ -58,46 +55,6 @@ if _missing := missing_names(h11.Connection(h11.SERVER), h2.connection.H2Connect
     )
 
 
-class StrictReader(h11.Connection):
-    """An h11 connection that rejects what a proxy in front may read as another request than h11 does.
-
-    It never pauses: what comes behind a request waits in it until the next cycle begins.
-    """
-
-    is_kept = False
-    """The request is of HTTP/1.0, and its client asks to keep the connection (RFC 9112, section C.2.2)."""
-
-    has_more = False
-    """A cycle has begun, and what waits has not been looked at."""
-
-    @property
-    def waiting(self) -> bytes:
-        """What has been received and not read."""
-        data: bytes = self.trailing_data[0]
-        return data
-
-    def start_next_cycle(self) -> None:
-        super().start_next_cycle()
-        self.has_more = bool(self.waiting)
-
-    def next_event(self) -> Any:
-        if self.their_state is h11.IDLE and _LENIENT.search(self.waiting.partition(_HEAD_END)[0]):
-            raise h11.RemoteProtocolError("a line of the head ends in LF alone, or is continued")
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self.is_kept = _keeps_http10(event)
-            if self.is_kept:
-                self._cstate.keep_alive = True  # h11 knows no HTTP/1.0 that does
-        return h11.NEED_DATA if event is h11.PAUSED else event
-
-
-def _keeps_http10(request: h11.Request) -> bool:
-    if request.http_version != b"1.0":
-        return False
-    options = [value.lower() for name, value in request.headers if name == b"connection"]
-    return b"keep-alive" in [part.strip() for part in b",".join(options).split(b",")]
-
-
 class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
     """HTTP/1.1 with a strict head, and without upgrades, which are ignored as the standard allows.
 
@@ -107,7 +64,7 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.connection = StrictReader(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+        self.connection = StrictReader(self.config.h11_max_incomplete_size, self.config.limits.body_limit_bytes)
         self._head = b""
 
     async def _send_h11_event(self, event: Any) -> None:
@@ -132,11 +89,12 @@ class Http1(H11Protocol):  # type: ignore[misc]  # Hypercorn is untyped here
 
     async def _send_error_response(self, status_code: int) -> None:
         """Answer what is no request, with a message as any other error has it."""
-        status, body = problem_of(status_code).answer()
+        status, body = (self.connection.problem or problem_of(status_code)).answer()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += [(b"connection", b"close"), *self.config.response_headers("h11")]
         await self._send_h11_event(h11.Response(status_code=status, headers=headers))
-        await self._send_h11_event(h11.Data(data=body))
+        if not self.connection.asks_head_only:
+            await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
 
     @property

@@ -64,6 +64,8 @@ BAD_CODING: Final = Row(400, "BadRequestError", "bad_coding")
 BODIES_TOO_LARGE: Final = Row(429, "RateLimitError", "bodies_too_large")
 HEADERS_TOO_LARGE: Final = Row(431, "HeadersTooLargeError", "headers_too_large")
 UNSUPPORTED_FRAMING: Final = Row(501, "NotImplementedError", "unsupported_framing")
+UNKNOWN_METHOD: Final = Row(501, "NotImplementedError", "unknown_method")
+UNSUPPORTED_VERSION: Final = Row(505, "HTTPVersionNotSupportedError", "unsupported_version")
 TOO_MANY_REQUESTS: Final = Row(503, "ServiceUnavailableError", "too_many_requests")
 
 _DETAILS: Final = {NO_ROUTE: "Not Found", WRONG_METHOD: "Method Not Allowed"}

@@ -158,7 +158,7 @@ EMBED = post(json.dumps({"input": "a"}).encode())
 
 
 def statuses(received: bytes) -> list[int]:
-    return [int(part[:3]) for part in received.split(b"HTTP/1.1 ")[1:]]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
 
 
 class Http2:

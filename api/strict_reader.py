@@ -1,0 +1,262 @@
+"""A reader of HTTP/1.1 that rejects what a proxy in front may read as another request: h11, made strict.
+
+Both paths through the server read heads with it, so that both reject the same. Its rules are those of RFC 9110 and
+RFC 9112 where h11 is lenient.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import h11
+
+from staged_pool.api import status
+from staged_pool.api.status import Problem, Row
+
+MOST_EMPTY_LINES: Final = 8
+"""Empty lines that may stand before a request (RFC 9112, section 2.2); with more it is no request."""
+
+HEAD_END: Final = b"\r\n\r\n"
+
+METHODS: Final = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"})
+"""Methods that mean something to this server, if only that a path has none of them."""
+
+_PREFACE: Final = b"PRI * HTTP/2.0"
+"""The first line of HTTP/2, which `Http1` looks for."""
+
+_LENIENT: Final = re.compile(rb"(?<!\r)\n|\n[ \t]|\r(?!\n|$)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""A line that ends in LF alone, one that goes on in the next line (obs-fold), a CR alone, and control characters."""
+
+_VERSION: Final = re.compile(rb"HTTP/[0-9]\.[0-9]")
+_TARGET: Final = re.compile(rb"(?:/|[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\\]+)[^#\x7f-\xff]*")
+"""Forms `origin` and `absolute` (RFC 9112, section 3.2); `*` is for OPTIONS alone, and CONNECT is not served."""
+
+_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+_ONE_LENGTH: Final = re.compile(rb"[0-9]{1,20}")
+
+_CHUNK: Final = re.compile(rb"(?P<size>[0-9A-Fa-f]{1,16})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+
+_KNOWN_METHODS: Final = f"The method is not known; expected one of {b', '.join(sorted(METHODS)).decode()}, in capitals"
+_NO_CHUNK: Final = (
+    "A chunk of the body does not begin with a valid line; expected its size in at most 16 hexadecimal digits, "
+    "and CRLF: well-formed chunks"
+)
+_NO_TRAILER: Final = "What follows the last chunk is not valid; expected CRLF, or headers that each end in CRLF"
+
+
+class Malformed(h11.RemoteProtocolError):
+    """Bytes that are no request.
+
+    Args:
+        message: What was wrong, and what would be right. Never what the client sent.
+        row: How it is answered.
+    """
+
+    def __init__(self, message: str, row: Row = status.BAD_FRAMING) -> None:
+        super().__init__(message, error_status_hint=row.status)
+        self.problem = Problem(row=row, message=message)
+
+
+class StrictReader(h11.Connection):
+    """An h11 connection that rejects what a proxy in front may read as another request than h11 does.
+
+    It never pauses: what comes behind a request waits in it until the next cycle begins. What comes behind the last
+    request of a connection is dropped (RFC 9112, section 9.6).
+
+    Args:
+        max_head_bytes: Bytes of a head, or of a chunk's first line, that may wait to be whole; more are 431.
+        max_chunk_bytes: Bytes that one chunk of a body may announce; more are 413.
+    """
+
+    is_kept = False
+    """The request is of HTTP/1.0, and its client asks to keep the connection (RFC 9112, section C.2.2)."""
+
+    asks_head_only = False
+    """The request is a HEAD: its answer, and an error too, has no body."""
+
+    has_more = False
+    """A cycle has begun, and what waits has not been looked at."""
+
+    problem: Problem | None = None
+    """What was found wrong here, and not by h11."""
+
+    def __init__(self, max_head_bytes: int, max_chunk_bytes: int = 2**31) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
+        self._max_chunk_bytes = max_chunk_bytes
+        self._empty_lines = 0
+        self._looked_at = 0
+        """Bytes of an incomplete head in which nothing lenient was found."""
+
+    @property
+    def waiting(self) -> bytes:
+        """What has been received and not read."""
+        data: bytes = self.trailing_data[0]
+        return data
+
+    def receive_data(self, data: bytes) -> None:
+        if self.their_state is not h11.MUST_CLOSE:
+            super().receive_data(data)
+
+    def start_next_cycle(self) -> None:
+        super().start_next_cycle()
+        self.has_more = bool(self._receive_buffer)
+        self._empty_lines = self._looked_at = 0
+        self.asks_head_only = False
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.MUST_CLOSE:
+            return h11.NEED_DATA
+        try:
+            if self.their_state is h11.IDLE and not self._begins():
+                return h11.NEED_DATA
+            event = super().next_event()
+        except Malformed as error:
+            self.problem = error.problem
+            raise
+        if isinstance(event, h11.Request):
+            self.is_kept = _keeps_http10(event)
+            self.asks_head_only = event.method == b"HEAD"
+            if self.is_kept:
+                self._cstate.keep_alive = True  # h11 knows no HTTP/1.0 that does
+            if any(name == b"transfer-encoding" for name, _ in event.headers):
+                self._reader = _Chunks(self._max_chunk_bytes)
+        return h11.NEED_DATA if event is h11.PAUSED else event
+
+    def _begins(self) -> bool:
+        """Skip empty lines, and check as much of a head as is here. False: nothing of a head is here.
+
+        Raises:
+            Malformed: It is wrong.
+        """
+        buffer = self._receive_buffer
+        data: bytearray = buffer._data
+        while data[:2] == b"\r\n":
+            self._empty_lines += 1
+            if self._empty_lines > MOST_EMPTY_LINES:
+                raise Malformed(f"More than {MOST_EMPTY_LINES} empty lines stand before the request; expected none")
+            buffer.maybe_extract_at_most(2)
+        if not data or data == b"\r":
+            return False
+        begin = max(0, self._looked_at - len(HEAD_END))
+        end = data.find(HEAD_END, begin)
+        if _LENIENT.search(data, begin, end + 2 if end >= 0 else len(data)):
+            raise Malformed(
+                "A line of the head ends in CR or LF alone, is continued in the next line, or has a control character; "
+                "expected lines that each end in CRLF"
+            )
+        self._looked_at = len(data)
+        if end >= 0:
+            check_head(bytes(data[:end]))
+        return True
+
+
+def check_head(head: bytes) -> None:
+    """Check a whole head: its lines, without the empty one at the end.
+
+    What h11 checks as strictly, such as the names of headers, is left to it.
+
+    Raises:
+        Malformed: It is wrong.
+    """
+    first, *lines = head.split(b"\r\n")
+    if first != _PREFACE:
+        _check_first(first)
+    is_old = first.endswith(b"/1.0")
+    lengths = 0
+    for line in lines:
+        name, _, value = line.partition(b":")
+        name, value = name.lower(), value.strip(b" \t")
+        if name == b"host" and not _HOST.fullmatch(value):
+            raise Malformed("Host is not valid; expected a name or an address, and perhaps :port")
+        if name == b"content-length":
+            lengths += 1
+            if lengths > 1 or not _ONE_LENGTH.fullmatch(value):
+                raise Malformed("Content-Length is not valid; expected one, of one decimal number")
+        if name == b"transfer-encoding" and is_old:  # RFC 9112, section 6.1
+            raise Malformed("HTTP/1.0 has no Transfer-Encoding; expected a Content-Length, or HTTP/1.1")
+
+
+def _check_first(line: bytes) -> None:
+    parts = line.split(b" ")
+    if len(parts) != 3 or not _VERSION.fullmatch(parts[2]):
+        raise Malformed(
+            "The request line is not valid HTTP/1.1; expected a method, a target and HTTP/1.1, one space between"
+        )
+    method, target, spoken = parts
+    if spoken not in (b"HTTP/1.1", b"HTTP/1.0"):
+        raise Malformed("The version of HTTP is not served; expected HTTP/1.1 or HTTP/1.0", status.UNSUPPORTED_VERSION)
+    if method not in METHODS:
+        raise Malformed(_KNOWN_METHODS, status.UNKNOWN_METHOD)
+    if not (_TARGET.fullmatch(target) or (target == b"*" and method == b"OPTIONS")):
+        raise Malformed("The target of the request is not valid; expected a path that begins with /, or a URL")
+
+
+class _Chunks:
+    """Reads a chunked body (RFC 9112, section 7.1), in the place of h11's reader.
+
+    Args:
+        most: Bytes that one chunk may have.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._left = 0
+        """Bytes of the chunk that have not been read."""
+        self._at_end = False
+        """The chunk is read, and the CRLF behind it is not."""
+        self._in_trailers = False
+
+    def __call__(self, buffer: Any) -> h11.Data | h11.EndOfMessage | None:
+        if self._at_end:
+            if len(buffer) < 2:
+                return None
+            if buffer.maybe_extract_at_most(2) != b"\r\n":
+                raise Malformed("A chunk of the body is longer than its size; expected well-formed chunks")
+            self._at_end = False
+        if self._left == 0 and not self._in_trailers:
+            line = buffer.maybe_extract_next_line()
+            if line is None:
+                return None
+            self._begin(line)
+        if self._in_trailers:
+            return self._trailers(buffer)
+        data = buffer.maybe_extract_at_most(self._left)
+        if data is None:
+            return None
+        self._left -= len(data)
+        self._at_end = self._left == 0
+        return h11.Data(data=data, chunk_end=self._at_end)
+
+    def _begin(self, line: bytearray) -> None:
+        found = _CHUNK.fullmatch(line)
+        if found is None:
+            raise Malformed(_NO_CHUNK)
+        self._left = int(found["size"], 16)
+        self._in_trailers = self._left == 0
+        if self._left > self._most:
+            raise Malformed(f"A chunk is larger than this server's limit of {self._most} bytes", status.BODY_TOO_LARGE)
+
+    def _trailers(self, buffer: Any) -> h11.EndOfMessage | None:
+        """Read to the end of the trailers, and drop them: nothing here has a use for any."""
+        data: bytearray = buffer._data
+        if data[:2] != b"\r\n":
+            end = data.find(HEAD_END)
+            if _LENIENT.search(data, 0, end + 2 if end >= 0 else len(data)):
+                raise Malformed(_NO_TRAILER)
+            if end < 0:
+                return None
+        for line in buffer.maybe_extract_lines() or []:
+            if b":" not in line:
+                raise Malformed(_NO_TRAILER)
+        return h11.EndOfMessage()
+
+    def read_eof(self) -> None:
+        raise Malformed("The connection closed within a chunked body")
+
+
+def _keeps_http10(request: h11.Request) -> bool:
+    if request.http_version != b"1.0":
+        return False
+    options = [value.lower() for name, value in request.headers if name == b"connection"]
+    return b"keep-alive" in [part.strip() for part in b",".join(options).split(b",")]
