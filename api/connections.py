@@ -179,7 +179,7 @@ class Connection:
                     return await self._transport.receive()
             finally:
                 self._receives = False
-        if self._service.time() < self._patient_until:
+        if self._service.time() < self._patient_until or self._has_more:
             return None  # requests came meanwhile, or one has its answer
         if not self._looked_last:
             self._looked_last = True  # once: a client that talks on and asks nothing is no reason to stay
@@ -236,6 +236,11 @@ class Connection:
     def _is_engaged(self) -> bool:
         """A request is in hand, and what arrives is behind it."""
         return self._answering or (self._protocol is not None and self._protocol.is_answering)
+
+    @property
+    def _has_more(self) -> bool:
+        """What came behind a request, which has its answer, is here and not looked at."""
+        return bool(self._ahead) or (self._protocol is not None and bool(self._protocol.has_more))
 
     # The fast path
 
@@ -376,7 +381,7 @@ class Connection:
         self._patient_until = self._service.time() + patience_s
         if not self._receives:
             return
-        if idle and (self._ahead or (self._protocol is not None and self._protocol.has_more)):
+        if idle and self._has_more:
             self._receiving.cancel()
         elif self._patient_until < self._receiving.deadline:  # a later one is looked at when the earlier one is over
             self._receiving.deadline = self._patient_until

@@ -104,7 +104,7 @@ async def test_both_paths_answer_odd_requests_the_same(monkeypatch: pytest.Monke
     choice = random.Random(SEED)
     sent = [post(BODY), *(made_up(choice) for _ in range(HEADS))]
     said: dict[bytes, list[bytes]] = {request: [] for request in sent}
-    limits: dict[str, Any] = {"body_timeout_s": 0.3, "head_timeout_s": 0.3, "keep_alive_s": 0.3}
+    limits: dict[str, Any] = {"body_timeout_s": 0.5, "head_timeout_s": 1.0, "keep_alive_s": 5.0}
     monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.05)
     for has_fast_path in (True, False):
         if not has_fast_path:
