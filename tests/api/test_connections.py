@@ -364,7 +364,7 @@ async def test_requests_sent_ahead_are_answered_however_late_the_event_loop_is(s
 
         async def be_late() -> None:
             while True:
-                time.sleep(0.005)  # each turn of the event loop takes longer than a connection may be idle
+                time.sleep(0.005)  # noqa: ASYNC251  # each turn takes longer than a connection may be idle
                 await anyio.lowlevel.checkpoint()
 
         async with anyio.create_task_group() as tasks:
