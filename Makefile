@@ -7,6 +7,7 @@
 # make lowest  the tests with the oldest versions that pyproject.toml allows, in .venv-lowest; gigabytes
 # make sim     many random schedules of the real engine in virtual time
 # make fuzz    requests made up from /openapi.json, to a server with tiny models
+# make hostile attacks on a real server, and what a bystander sees beside them
 # make perf    the measurements of the README
 # make format  let ruff rewrite the files
 # make clean   remove what make made
@@ -16,6 +17,7 @@ SERVE_ARGS ?=
 PYTEST_ARGS ?=
 SEEDS ?= 20000
 EXAMPLES ?= 100
+HOSTILE_ARGS ?=
 LOWEST_TESTS ?= tests/stages tests/runtime tests/api tests/models
 # Which build of torch: see README.md, "Set-up". Empty takes what the package index offers.
 TORCH_PIP_ARGS ?=
@@ -30,7 +32,9 @@ DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
 LITELLM := $(VENV)/.litellm
 
-.PHONY: install serve test long check clients lowest sim fuzz perf format clean
+
+
+.PHONY: install serve test long check clients lowest sim fuzz hostile perf format clean
 .DELETE_ON_ERROR:
 
 install: $(RUN)
@@ -67,6 +71,9 @@ lowest:
 
 sim: $(DEV)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+hostile: $(DEV)
+	$(BIN)/python -m tests.hostile $(HOSTILE_ARGS)
 
 fuzz: $(DEV)
 	$(BIN)/python -m tests.fuzz --examples $(EXAMPLES)

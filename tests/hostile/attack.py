@@ -1,0 +1,96 @@
+"""Attacks: small functions that do to a server what nobody should, for some seconds."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from tests.hostile import attacks
+
+BYSTANDER_KEY: Final = "key-of-the-bystander"
+ATTACKER_KEY: Final = "key-of-the-attacker"
+"""Another tenant's: attacks have a key where they need one."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server that is attacked."""
+
+    port: int
+    seconds: float
+    """Time that the attack has."""
+    quic_port: int | None = None
+    unix_time_s: float = field(default_factory=time.time)
+
+    @property
+    def time_is_up(self) -> bool:
+        return time.time() - self.unix_time_s >= self.seconds
+
+    def headers(self, *more: str, path: str = "/v1/embeddings", method: str = "POST", key: str = ATTACKER_KEY) -> bytes:
+        """The head of an HTTP/1.1 request with the attacker's key."""
+        lines = [f"{method} {path} HTTP/1.1", "host: test", f"authorization: Bearer {key}", *more]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the server of an attack is started."""
+
+    flags: tuple[str, ...] = ()
+    model: str | None = None
+    """A kind of tiny model, see `tests.models.tiny`. None: the embedding model that is installed."""
+    address_space_bytes: int | None = None
+    """Limit of its address space (RLIMIT_AS). None: no limit."""
+
+
+Seen: TypeAlias = Mapping[str, int]
+"""Counts of what an attack has done and been told. One that counts nothing has not attacked, which is a failure."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attack.
+
+    `run` is called in a process of its own, with any number of threads or with an event loop, and comes back when
+    `target.time_is_up`.
+    """
+
+    name: str
+    run: Callable[[Target], Seen]
+    setting: Setting
+    may_lose: bool
+    """The server may reject the bystander meanwhile, clearly and at once: only where nothing better is possible."""
+
+
+_REGISTRY: Final[dict[str, Attack]] = {}
+
+
+def attack(
+    name: str, setting: Setting | None = None, *, may_lose: bool = False
+) -> Callable[[Callable[[Target], Seen]], Callable[[Target], Seen]]:
+    """Register an attack under a name."""
+
+    def register(run: Callable[[Target], Seen]) -> Callable[[Target], Seen]:
+        if name in _REGISTRY:
+            raise ValueError(f"two attacks have the name {name!r}")
+        _REGISTRY[name] = Attack(name, run, setting or Setting(), may_lose)
+        return run
+
+    return register
+
+
+def all_attacks() -> Iterator[Attack]:
+    """Every attack of the modules in `attacks`, those of one setting together."""
+    for module in pkgutil.iter_modules(attacks.__path__):
+        importlib.import_module(f"{attacks.__name__}.{module.name}")
+    yield from sorted(_REGISTRY.values(), key=lambda each: (repr(each.setting), each.name))
+
+
+def run_attack(name: str, target: Target) -> Seen:
+    """Run one attack here."""
+    found = {each.name: each for each in all_attacks()}
+    return found[name].run(target)

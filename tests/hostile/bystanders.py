@@ -1,0 +1,129 @@
+"""Those who suffer: a client with a key and a text every 50 ms, and a probe of `/health` on a new connection."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tests.hostile.attack import BYSTANDER_KEY
+
+TEXT_EVERY_S = 0.05
+PROBE_EVERY_S = 0.1
+TIMEOUT_S = 10.0
+"""As many clients and supervisors have."""
+
+
+@dataclass
+class Observed:
+    """What one of them has seen."""
+
+    seconds: list[float] = field(default_factory=list)
+    """From when a request was due to its answer: one that could not be sent in time counts with its wait."""
+    errors: list[str] = field(default_factory=list)
+
+    def quantile_s(self, part: float) -> float:
+        ordered = sorted(self.seconds)
+        return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else TIMEOUT_S
+
+    @property
+    def p99_s(self) -> float:
+        return self.quantile_s(0.99)
+
+
+@dataclass
+class Both:
+    """What a client and a probe have seen in the same time."""
+
+    client: Observed = field(default_factory=Observed)
+    probe: Observed = field(default_factory=Observed)
+
+    @property
+    def errors(self) -> list[str]:
+        return [*(f"client: {each}" for each in self.client.errors), *(f"probe: {each}" for each in self.probe.errors)]
+
+
+@contextmanager
+def observing(port: int) -> Iterator[Both]:
+    """Ask a server during the block, and note how it answers."""
+    both, stop = Both(), threading.Event()
+    client = threading.Thread(target=_every, args=(TEXT_EVERY_S, _Client(port), both.client, stop))
+    probe = threading.Thread(target=_every, args=(PROBE_EVERY_S, lambda: _probe(port), both.probe, stop))
+    client.start()
+    probe.start()
+    try:
+        yield both
+    finally:
+        stop.set()
+        client.join()
+        probe.join()
+
+
+def _every(interval_s: float, ask: Callable[[], None], observed: Observed, stop: threading.Event) -> None:
+    due = time.monotonic()
+    while not stop.is_set():
+        try:
+            ask()
+        except (OSError, http.client.HTTPException, _WrongAnswerError) as error:
+            observed.errors.append(f"{type(error).__name__}: {error}")
+        observed.seconds.append(time.monotonic() - due)
+        due += interval_s
+        stop.wait(max(0.0, due - time.monotonic()))
+
+
+class _WrongAnswerError(Exception):
+    pass
+
+
+class _Client:
+    """Asks for a vector on one connection, and on a new one where the server has closed it meanwhile."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._count = 0
+        self._connection: http.client.HTTPConnection | None = None
+
+    def __call__(self) -> None:
+        self._count += 1  # no text comes twice
+        is_known = self._connection is not None
+        try:
+            self._ask()
+        except (ConnectionError, http.client.BadStatusLine):
+            self._connection = None
+            if not is_known:
+                raise
+            self._ask()  # a connection that was idle may be closed at any time (RFC 9112, section 9.5)
+
+    def _ask(self) -> None:
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
+        body = json.dumps({"input": f"text number {self._count}"})
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {BYSTANDER_KEY}"}
+        try:
+            self._connection.request("POST", "/v1/embeddings", body, headers)
+            answer = self._connection.getresponse()
+            content = answer.read()
+        except BaseException:
+            self._connection.close()
+            self._connection = None
+            raise
+        if answer.status != 200:
+            raise _WrongAnswerError(f"{answer.status} {content[:200]!r}")
+        if not json.loads(content)["data"]:
+            raise _WrongAnswerError(f"no vector: {content[:200]!r}")
+
+
+def _probe(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/health")
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != 200:
+            raise _WrongAnswerError(str(answer.status))
+    finally:
+        connection.close()

@@ -1,0 +1,107 @@
+"""One attack beside its bystanders: what they see calm, and what they see under attack."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import groupby
+from multiprocessing.connection import Connection
+
+from tests.hostile.attack import Attack, Seen, Target, run_attack
+from tests.hostile.bystanders import Both, observing
+from tests.hostile.server import Running, running
+
+OVERTIME_S = 60.0
+"""Seconds that an attack may take beyond its time, as it waits for answers."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attack has brought about."""
+
+    attack: Attack
+    calm: Both
+    under_attack: Both
+    seen: Seen
+    """By the attack."""
+    fault: str | None
+    """The exception that ended the attack; None: it went as it should."""
+    resident_bytes: int
+    """Before the attack."""
+    peak_bytes: int
+    alive: bool
+    """The server answers afterwards."""
+
+    def faults(self, slack_s: float) -> list[str]:
+        """Everything that should not be.
+
+        Args:
+            slack_s: Seconds by which a machine that does other things may be late.
+        """
+        found = [f"it did not attack: {self.fault}"] if self.fault or not self.seen else []
+        if not self.alive:
+            found.append("the server answers no more")
+        if not self.attack.may_lose:
+            found += self.under_attack.errors
+        for name in ("client", "probe"):
+            calm_s, now_s = getattr(self.calm, name).p99_s, getattr(self.under_attack, name).p99_s
+            if now_s > 3 * calm_s + slack_s:
+                found.append(f"{name}: p99 {now_s * 1e3:.0f} ms, {calm_s * 1e3:.0f} ms when it is calm")
+        return found
+
+
+def outcomes(attacks: list[Attack], seconds: float) -> Generator[Outcome, None, None]:
+    """Run attacks, one after the other, each kind of server once.
+
+    Args:
+        attacks: Those of one setting stand together.
+        seconds: Time of each, and of the calm before it.
+    """
+    for setting, group in groupby(attacks, key=lambda each: each.setting):
+        with running(setting) as server:
+            with observing(server.port):
+                time.sleep(1.0)  # the first batches are slow
+            for attack in group:
+                yield _outcome(attack, server, seconds)
+
+
+def _outcome(attack: Attack, server: Running, seconds: float) -> Outcome:
+    with observing(server.port) as calm:
+        time.sleep(seconds)
+    resident = server.resident_bytes
+    server.forget_peak()
+    target = Target(server.port, seconds, server.quic_port)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    attacker = multiprocessing.get_context("spawn").Process(target=_attack, args=(attack.name, target, theirs))
+    with observing(server.port) as under_attack:
+        attacker.start()
+        theirs.close()
+        try:
+            seen, fault = ours.recv() if ours.poll(seconds + OVERTIME_S) else ({}, "it does not end")
+        except EOFError:
+            seen, fault = {}, "its process ended"
+        attacker.kill()
+        attacker.join()
+    with observing(server.port) as afterwards:
+        time.sleep(0.2)
+    return Outcome(
+        attack=attack,
+        calm=calm,
+        under_attack=under_attack,
+        seen=seen,
+        fault=fault,
+        resident_bytes=resident,
+        peak_bytes=server.peak_bytes,
+        alive=server.process.poll() is None and not afterwards.errors,
+    )
+
+
+def _attack(name: str, target: Target, told: Connection) -> None:
+    os.nice(19)  # it has the cores that server and bystanders leave: an attacker has a machine of its own
+    try:
+        told.send((dict(run_attack(name, target)), None))
+    except Exception as error:  # noqa: BLE001  # it is told, and fails the attack
+        told.send(({}, f"{type(error).__name__}: {error}"))
