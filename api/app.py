@@ -17,7 +17,7 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.dialects import words_of
 from staged_pool.api.entrance import METHODS, is_preflight
 from staged_pool.api.front_door import FrontDoor
-from staged_pool.api.keys import TENANT, Keys
+from staged_pool.api.keys import TENANT, Keys, party_of
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import HTML, PAGES
@@ -27,6 +27,8 @@ from staged_pool.api.sampling import Sample
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
+from staged_pool.runtime.memory.answers import AnswerMemory
+from staged_pool.runtime.memory.governor import Pressure
 from staged_pool.stages.errors import shortened
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.ticket import Timeline
@@ -52,7 +54,7 @@ class Application:
     def __init__(self, lobby: Lobby, traffic: Traffic | None = None, config: ServerConfig | None = None) -> None:
         self._lobby = lobby
         self._config = config or ServerConfig()
-        traffic = traffic or Traffic()
+        self._traffic = traffic = traffic or Traffic()
         self._metrics = ServerMetrics(lobby.statistics, traffic)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         resources = Routes(lobby, self._metrics, self._config).table()
@@ -77,8 +79,8 @@ class Application:
 
     @property
     def closes_connections(self) -> bool:
-        """The server drains: each answer closes its connection."""
-        return self._lobby.leaving
+        """Each answer closes its connection: the server drains, or is short of memory."""
+        return self._lobby.leaving or self._traffic.memory.pressure >= Pressure.NO_KEEP_ALIVE
 
     def answer_now(self, given: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
         """Make, log and count an answer that nothing has to be done for; and its headers."""
@@ -105,28 +107,31 @@ class Application:
         started = time.perf_counter()
         call = _call(scope, receive)
         outcome = Answer(status=499, word="abandoned")  # unless the answer gets out
-        try:
-            call.lines = Lines(send, partial(self._line_headers, scope, call.request_id))
-            answer = await _answer(handler, call)
-            if call.lines.begun:
-                await call.lines.end(b"".join(answer.pieces))
-                outcome = replace(answer, status=200)  # which is what was sent; the word says how it went
-                return
-            headers = self._headers(call, answer, time.perf_counter() - started)
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            *others, last = answer.pieces
-            for piece in others:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": last})
-            outcome = answer
-        finally:
-            self._finish(call, outcome, time.perf_counter() - started)
+        with AnswerMemory(self._traffic.memory.budget.answers, party_of(scope), is_written=True) as memory:
+            call.answer = memory
+            try:
+                call.lines = Lines(send, partial(self._line_headers, scope, call.request_id))
+                answer = await _answer(handler, call)
+                if call.lines.begun:
+                    await call.lines.end(b"".join(answer.pieces))
+                    outcome = replace(answer, status=200)  # which is what was sent; the word says how it went
+                    return
+                memory.made(sum(map(len, answer.pieces)))
+                headers = self._headers(call, answer, time.perf_counter() - started)
+                await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+                *others, last = answer.pieces
+                for piece in others:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": last})
+                outcome = answer
+            finally:
+                self._finish(call, outcome, time.perf_counter() - started)
 
     def _line_headers(self, scope: Scope, request_id: str) -> Headers:
         return [(b"content-type", LINES), (b"x-request-id", request_id.encode()), *self._closing(scope)]
 
     def _closing(self, scope: Scope) -> Headers:
-        if self._lobby.leaving and scope["http_version"].startswith("1"):
+        if self.closes_connections and scope["http_version"].startswith("1"):
             return [(b"connection", b"close")]
         return []
 

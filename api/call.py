@@ -19,6 +19,7 @@ from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
 from staged_pool.api.wire.pieces import Pieces
 from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import ENGINE_WORDS, InvalidInput, Words
 from staged_pool.stages.ticket import Timeline
 from staged_pool.stages.work import Priority
@@ -101,6 +102,7 @@ class Call:
 
     __slots__ = (
         "_receive",
+        "answer",
         "body_bytes",
         "describe",
         "headers",
@@ -115,6 +117,8 @@ class Call:
 
     def __init__(self, scope: Scope, receive: Receive, describe: Describe) -> None:
         self.scope = scope
+        self.answer: AnswerMemory | None = None
+        """Account of the memory of its answer. None: nothing is computed for it."""
         self.lines: Lines | None = None
         """For an answer that does not wait for its end; None where nothing can be sent yet."""
         self.describe = describe

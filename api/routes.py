@@ -134,6 +134,7 @@ class Routes:
                 tenant=call.tenant,
                 timeline=call.timeline,
                 images=task.shown_images(engine.card, body, call.headers.get(b"content-type", b"")),
+                answer=call.answer,
             )
         return Answer(written.content, content_type=written.content_type, headers=list(written.headers))
 
@@ -154,6 +155,7 @@ class Routes:
                 tenant=call.tenant,
                 timeline=call.timeline,
                 images=task.shown_images(engine.card, body, call.headers.get(b"content-type", b"")),
+                answer=call.answer,
             )
         return Answer(exchange.last(tokens))
 

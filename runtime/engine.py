@@ -23,10 +23,11 @@ from staged_pool.runtime.host_loop import HostLoop
 from staged_pool.runtime.identity import SharingScopes
 from staged_pool.runtime.lanes import LaneLimits, LaneParts, lane_service_time
 from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, refuse
+from staged_pool.runtime.memory.answers import AnswerMemory, expected_numbers
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor, Pressure
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
 from staged_pool.runtime.pipeline import POSTPROCESS_WORKERS, Pipeline
-from staged_pool.runtime.requests import Chat, content_bytes
+from staged_pool.runtime.requests import Chat, EmbedRequest, TokenClassifyRequest, content_bytes
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
 from staged_pool.stages.errors import (
@@ -162,6 +163,7 @@ class Engine(EngineTasks):
         tenant: Hashable = None,
         images: int | None = None,
         stream: RowStream | None = None,
+        answer: AnswerMemory | None = None,
     ) -> R:
         """Take one request through the four stages and return its answer.
 
@@ -184,6 +186,7 @@ class Engine(EngineTasks):
             images: Images that the bytes of the request show, by which it is judged before it is decoded. None: not
                 known.
             stream: For `stream`, below. Its rows are given once, so no deadline of a scope drops its work early.
+            answer: Account of the memory of the answer, which its owner gives back. None: it counts until this returns.
 
         Raises:
             Overloaded: Rejected at the door; nothing was done.
@@ -194,11 +197,13 @@ class Engine(EngineTasks):
         self._host.check(_SUBJECT)
         arguments.time_limit(timeout_s)
         late_at = self._clock() + timeout_s
+        own = AnswerMemory(self.memory.budget.answers, tenant) if answer is None else None
         while True:
             scope_ends_at = anyio.current_effective_deadline()
             left_s = math.inf if scope_ends_at == math.inf else scope_ends_at - anyio.current_time()
             if left_s > 0:
                 room, now, deadline = self._enter(body_bytes, timeout_s, RequestClass(priority, tenant), images)
+                room.answer = answer or own
                 ticket = Ticket(
                     decode,
                     encode,
@@ -214,6 +219,9 @@ class Engine(EngineTasks):
                     return cast(R, await self._answer(ticket, room, Arrival(ticket, body_bytes, now), timeout_s))
                 except ScopeEnds:
                     pass
+                finally:
+                    if own is not None:
+                        own.give_back()
             await _scope_moved(scope_ends_at)
             timeout_s = late_at - self._clock()
             if timeout_s <= 0:
@@ -267,6 +275,7 @@ class Engine(EngineTasks):
         priority: Priority = Priority.INTERACTIVE,
         tenant: Hashable = None,
         images: int | None = None,
+        answer: AnswerMemory | None = None,
     ) -> int:
         """Submit a request, and hand over results as they are done, in any order. Returns its tokens.
 
@@ -283,13 +292,15 @@ class Engine(EngineTasks):
             priority: See `submit`.
             tenant: See `submit`.
             images: See `submit`.
+            answer: See `submit`. None: it counts until everything is given.
 
         Raises:
             StagedPoolError: As for `submit`.
         """
         self._host.check(_SUBJECT)
         rows, failure, tokens = RowStream(), None, 0
-        with single_errors():
+        own = AnswerMemory(self.memory.budget.answers, tenant)
+        with single_errors(), own:
             async with anyio.create_task_group() as giving:
                 giving.start_soon(give_rows, rows, self._offload, write, give)
                 try:
@@ -303,6 +314,7 @@ class Engine(EngineTasks):
                         tenant=tenant,
                         images=images,
                         stream=rows,
+                        answer=answer or own,
                     )
                 except StagedPoolError as error:
                     failure = detached(error)  # its traceback leads here, and to the body
@@ -422,6 +434,9 @@ class Engine(EngineTasks):
             _check_pictures(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
         if (room := self._tickets.get(ticket)) is not None:
             self._admission.count_items(room, lanes)
+            if room.answer is not None:
+                is_answer = isinstance(request, EmbedRequest | TokenClassifyRequest)
+                room.answer.expect(expected_numbers(plan.inputs, room.tokens, card), in_answer=is_answer)
         ticket.sharing_scope = scope = self._scopes_of_sharing.scope(ticket.tenant, request.cache_salt)
         if scope is None or "image" not in lanes or not self._config.image_cache_mb:
             return plan

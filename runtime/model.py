@@ -178,6 +178,8 @@ class ModelCard:
     """Of two vectors, where `scoring` compares vectors."""
     width: int
     """Values of one dense vector; 0 where there is none."""
+    token_width: int = 0
+    """Values of one token's vector; 0 where there are none."""
     matryoshka: bool = False
     """Whether dense vectors may be cut: the model was trained for it."""
     dimensions: tuple[int, ...] = ()

@@ -82,6 +82,9 @@ class Load(Protocol):
     def recalled(self, lane: Hashable, tokens: int) -> None:
         """Count tokens whose rows are kept from earlier."""
 
+    def delivered(self, numbers: int) -> StagedPoolError | None:
+        """Count numbers of a row that is kept for the answer; returns the error of one that has grown too large."""
+
 
 class Ticket:
     """Settles once: the first writer wins, and every later one is told so.
@@ -202,6 +205,9 @@ class Ticket:
         if self.settled:
             return False
         self.numbers += numbers
+        if (too_large := self.load.delivered(numbers)) is not None:
+            self.fail(too_large)
+            return False
         if isinstance(parts := self._rows[item.index], Parts):
             parts[item.part] = item.payload
         else:

@@ -192,6 +192,9 @@ class NoLoad:
     def spared(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
+    def delivered(self, numbers: int) -> None:
+        pass
+
     def recalled(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 

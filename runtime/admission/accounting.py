@@ -10,7 +10,9 @@ from math import ceil
 from typing import Final, NamedTuple, cast
 
 from staged_pool.runtime.admission.estimates import Estimates
+from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.model import Lane
+from staged_pool.stages.errors import Overloaded
 from staged_pool.stages.work import Priority
 
 
@@ -73,6 +75,7 @@ class Reservation:
 
     __slots__ = (
         "_in_flight",
+        "answer",
         "body_bytes",
         "counted_in",
         "entered_at",
@@ -100,6 +103,8 @@ class Reservation:
         self.counted_in = counted_in
         """Amounts of all requests, of its priority, and of its tenant in that."""
         self.body_bytes = body_bytes
+        self.answer: AnswerMemory | None = None
+        """None: no answer is expected yet."""
         self.items = 1
         self.lanes: dict[Lane, LaneUsage] = {}
         self.entered_at = entered_at
@@ -156,6 +161,10 @@ class Reservation:
     def recalled(self, lane: Hashable, tokens: int) -> None:
         """See `Load.recalled`."""
         self.spared(lane, tokens)
+
+    def delivered(self, numbers: int) -> Overloaded | None:
+        """See `Load.delivered`."""
+        return None if self.answer is None else self.answer.delivered(numbers)
 
 
 class InFlight:

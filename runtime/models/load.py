@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import numpy as np
 import torch
 
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.cores import usable_cores
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.runtime.model import Lane, ModelCard
+from staged_pool.runtime.model import Lane, ModelCard, Row
 from staged_pool.runtime.models.accelerators import (
     bytes_a_token,
     fitting_tokens,
@@ -156,6 +157,7 @@ def _load(config: EngineConfig, resolved: FoundModel, memory: MemoryBudget | Non
             scoring=folder.scoring,
             similarity=folder.similarity or "cosine",
             width=first.width,
+            token_width=_token_width(replicas[0], first),
             matryoshka=folder.matryoshka if config.matryoshka is None else config.matryoshka,
             dimensions=folder.dimensions,
             labels=folder.labels,
@@ -196,6 +198,15 @@ def _load(config: EngineConfig, resolved: FoundModel, memory: MemoryBudget | Non
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
     _say(encoder.card)
     return encoder
+
+
+def _token_width(replica: Replica, tower: Tower) -> int:
+    """Return the values of one token's vector; 0 where the tower gives none."""
+    if Output.MULTI_VECTOR not in tower.outputs:
+        return 0
+    (row,) = _run(replica, tower, [2])
+    vectors = row.values[Output.MULTI_VECTOR] if isinstance(row, Row) else None
+    return vectors.shape[-1] if isinstance(vectors, np.ndarray) else 0
 
 
 def _short_tokens(text: Tower | None) -> int:

@@ -62,6 +62,8 @@ class Attack:
     name: str
     run: Callable[[Target], Seen]
     setting: Setting
+    work_s: float
+    """Seconds of honest work, such as a forward, that the bystander may find on the device."""
     may_lose: bool
     """The server may reject the bystander meanwhile, clearly and at once: only where nothing better is possible."""
 
@@ -70,14 +72,14 @@ _REGISTRY: Final[dict[str, Attack]] = {}
 
 
 def attack(
-    name: str, setting: Setting | None = None, *, may_lose: bool = False
+    name: str, setting: Setting | None = None, *, work_s: float = 0.0, may_lose: bool = False
 ) -> Callable[[Callable[[Target], Seen]], Callable[[Target], Seen]]:
     """Register an attack under a name."""
 
     def register(run: Callable[[Target], Seen]) -> Callable[[Target], Seen]:
         if name in _REGISTRY:
             raise ValueError(f"two attacks have the name {name!r}")
-        _REGISTRY[name] = Attack(name, run, setting or Setting(), may_lose)
+        _REGISTRY[name] = Attack(name, run, setting or Setting(), work_s, may_lose)
         return run
 
     return register

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from tests.hostile.attack import BYSTANDER_KEY
 
 TEXT_EVERY_S = 0.05
 PROBE_EVERY_S = 0.1
+AT_ONCE = 32
+"""Requests of each that may be on their way: one that takes long does not keep the next from being asked."""
+
 TIMEOUT_S = 10.0
 """As many clients and supervisors have."""
 
@@ -51,32 +59,48 @@ class Both:
 def observing(port: int) -> Iterator[Both]:
     """Ask a server during the block, and note how it answers."""
     both, stop = Both(), threading.Event()
-    client = threading.Thread(target=_every, args=(TEXT_EVERY_S, _Client(port), both.client, stop))
-    probe = threading.Thread(target=_every, args=(PROBE_EVERY_S, lambda: _probe(port), both.probe, stop))
-    client.start()
-    probe.start()
-    try:
-        yield both
-    finally:
-        stop.set()
-        client.join()
-        probe.join()
+    kinds = (
+        (TEXT_EVERY_S, both.client, [_Client(port) for _ in range(AT_ONCE)]),
+        (PROBE_EVERY_S, both.probe, [partial(_probe, port) for _ in range(AT_ONCE)]),
+    )
+    with ThreadPoolExecutor(2 * AT_ONCE + len(kinds)) as pool:
+        for interval_s, observed, clients in kinds:
+            due: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+            pool.submit(_call_at, interval_s, due, stop)
+            for ask in clients:
+                pool.submit(_answer_calls, ask, observed, due)
+        try:
+            yield both
+        finally:
+            stop.set()
 
 
-def _every(interval_s: float, ask: Callable[[], None], observed: Observed, stop: threading.Event) -> None:
-    due = time.monotonic()
+def _call_at(interval_s: float, due: queue.SimpleQueue[float | None], stop: threading.Event) -> None:
+    """Say when the next request is due, however long the earlier ones take."""
+    now = time.monotonic()
     while not stop.is_set():
+        due.put(now)
+        now += interval_s
+        stop.wait(max(0.0, now - time.monotonic()))
+    for _ in range(AT_ONCE):
+        due.put(None)
+
+
+def _answer_calls(ask: Callable[[], None], observed: Observed, due: queue.SimpleQueue[float | None]) -> None:
+    while (began := due.get()) is not None:
         try:
             ask()
         except (OSError, http.client.HTTPException, _WrongAnswerError) as error:
             observed.errors.append(f"{type(error).__name__}: {error}")
-        observed.seconds.append(time.monotonic() - due)
-        due += interval_s
-        stop.wait(max(0.0, due - time.monotonic()))
+        observed.seconds.append(time.monotonic() - began)
 
 
 class _WrongAnswerError(Exception):
     pass
+
+
+_NUMBERS: Final = itertools.count()
+"""No text comes twice."""
 
 
 class _Client:
@@ -84,11 +108,9 @@ class _Client:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._count = 0
         self._connection: http.client.HTTPConnection | None = None
 
     def __call__(self) -> None:
-        self._count += 1  # no text comes twice
         is_known = self._connection is not None
         try:
             self._ask()
@@ -101,7 +123,7 @@ class _Client:
     def _ask(self) -> None:
         if self._connection is None:
             self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
-        body = json.dumps({"input": f"text number {self._count}"})
+        body = json.dumps({"input": f"text number {next(_NUMBERS)}"})
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {BYSTANDER_KEY}"}
         try:
             self._connection.request("POST", "/v1/embeddings", body, headers)

@@ -48,7 +48,7 @@ class Outcome:
             found += self.under_attack.errors
         for name in ("client", "probe"):
             calm_s, now_s = getattr(self.calm, name).p99_s, getattr(self.under_attack, name).p99_s
-            if now_s > 3 * calm_s + slack_s:
+            if now_s > 3 * calm_s + slack_s + self.attack.work_s:
                 found.append(f"{name}: p99 {now_s * 1e3:.0f} ms, {calm_s * 1e3:.0f} ms when it is calm")
         return found
 

@@ -44,6 +44,9 @@ class CountingLoad(NoLoad):
     def spared(self, lane: Hashable, tokens: int) -> None:
         self.tokens -= tokens
 
+    def delivered(self, numbers: int) -> None:
+        pass
+
     def recalled(self, lane: Hashable, tokens: int) -> None:
         self.tokens -= tokens
 

@@ -11,13 +11,13 @@ from tests.hostile.attack import Seen, Setting, Target, attack
 
 WORDS = 250
 """Of one text: 252 tokens, which become as many vectors of 384 numbers."""
-TEXTS = 250
+TEXTS = 100
 READERS = 8
 
 
-@attack("answers of token vectors that are hardly read (F6)", Setting(("--memory-limit", "2G")))
+@attack("answers of token vectors that are hardly read (F6)", Setting(("--memory-limit", "3G")), work_s=0.5)
 def slow_readers_of_token_vectors(target: Target) -> Seen:
-    """250 KB of texts become 590 MB of JSON, eight times."""
+    """100 KB of texts become 120 MB of JSON, eight times."""
     seen: Counter[str] = Counter()
     texts = [" ".join(["word"] * WORDS + [str(place)]) for place in range(TEXTS)]
     body = json.dumps({"inputs": texts}).encode()

@@ -1,0 +1,161 @@
+"""Memory of answers: admitted before they are computed, held until they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.device import DeviceThreads
+from staged_pool.runtime.engine import run_engine
+from staged_pool.runtime.memory.answers import (
+    RESULT_NUMBER_BYTES,
+    ROW_NUMBER_BYTES,
+    WRITTEN_NUMBER_BYTES,
+    AnswerMemory,
+    expected_numbers,
+)
+from staged_pool.runtime.memory.budget import SHARES, ByteAccount
+from staged_pool.runtime.memory.governor import MemoryGovernor
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
+from staged_pool.stages.errors import Overloaded, TooLarge
+from tests.api.task_doubles import TaskModel
+from tests.doubles import CARD, Gate, LetterModel, until
+
+pytestmark = pytest.mark.anyio
+
+
+def test_an_answer_takes_its_room_before_it_is_computed() -> None:
+    account = ByteAccount(100 * WRITTEN_NUMBER_BYTES)
+    with AnswerMemory(account, "a", is_written=True) as first, AnswerMemory(account, "b", is_written=True) as second:
+        first.expect(80, in_answer=True)
+        with pytest.raises(Overloaded, match="as many bytes of answers as it may"):
+            second.expect(30, in_answer=True)
+        assert second.held_bytes == 0
+        first.made(50)
+        assert account.held_bytes == 50
+        second.expect(30, in_answer=True)
+    assert account.held_bytes == 0
+
+
+def test_one_that_never_fits_is_told_so() -> None:
+    with pytest.raises(TooLarge, match="about 21 MB of memory; 20 MB are given to one at most: send fewer inputs"):
+        AnswerMemory(ByteAccount(20_000_000), is_written=True).expect(1_000_000, in_answer=True)
+
+
+@pytest.mark.parametrize(
+    ("is_written", "in_answer", "number_bytes"),
+    [
+        (True, True, WRITTEN_NUMBER_BYTES),
+        (False, True, RESULT_NUMBER_BYTES),
+        (True, False, ROW_NUMBER_BYTES),
+        (False, False, ROW_NUMBER_BYTES),
+    ],
+)
+def test_a_score_is_small_however_large_its_rows_are(is_written: bool, in_answer: bool, number_bytes: int) -> None:
+    memory = AnswerMemory(ByteAccount(10**9), is_written=is_written)
+    memory.expect(1000, in_answer=in_answer)
+    assert memory.held_bytes == 1000 * number_bytes
+
+
+def test_rows_that_are_more_than_was_thought_are_counted_as_they_come() -> None:
+    memory = AnswerMemory(ByteAccount(120 * RESULT_NUMBER_BYTES))
+    memory.expect(10, in_answer=True)
+    assert memory.delivered(10) is None
+    assert memory.held_bytes == 10 * RESULT_NUMBER_BYTES
+    assert memory.delivered(90) is None
+    assert memory.held_bytes == 100 * RESULT_NUMBER_BYTES
+    assert isinstance(memory.delivered(10), Overloaded), "an eighth is left to others"
+
+
+def test_the_numbers_of_an_answer_follow_from_what_is_asked() -> None:
+    card = replace(CARD, width=10, token_width=7, labels=("a", "b", "c"))
+
+    def numbers(*outputs: Sequence[Output]) -> int:
+        return expected_numbers([ModelInput(TextInput("a"), frozenset(each)) for each in outputs], 60, card)
+
+    assert numbers([Output.DENSE], [Output.DENSE]) == 20
+    assert numbers([Output.MULTI_VECTOR], [Output.MULTI_VECTOR], [Output.MULTI_VECTOR]) == 60 * 7
+    assert numbers([Output.LABELS]) == 3
+    assert numbers([Output.TOKEN_LABELS], [Output.TOKEN_LABELS]) == 60 * 3
+    assert numbers([Output.TOKEN_WEIGHTS]) == 60
+    assert numbers([Output.DENSE, Output.SPARSE], [Output.DENSE]) == 20 + 30 * 2
+
+
+async def test_an_engine_rejects_before_it_computes() -> None:
+    governor = MemoryGovernor(10**9)
+    governor.budget.resize(int(100 * CARD.width * RESULT_NUMBER_BYTES / SHARES["answers"]))
+    forwards: list[int] = []
+    model = LetterModel(on_forward=lambda texts: forwards.append(len(texts)))
+    async with (
+        DeviceThreads("test device", watchdog_s=30).running() as device,
+        run_engine(EngineConfig(), model, device=device, memory=governor) as engine,
+    ):
+        with pytest.raises(TooLarge, match="send fewer inputs"):
+            await engine.embed(["a"] * 200)
+        assert forwards == []
+        result = await engine.embed([f"text {number}" for number in range(50)])
+        assert result.dense is not None
+        assert governor.budget.answers.held_bytes == 0, "the caller has it now"
+
+
+async def test_what_is_held_comes_back_however_a_request_ends() -> None:
+    governor, gate = MemoryGovernor(10**9), Gate()
+    async with (
+        DeviceThreads("test device", watchdog_s=30).running() as device,
+        run_engine(EngineConfig(), LetterModel(on_forward=gate), device=device, memory=governor) as engine,
+    ):
+        answers = governor.budget.answers
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.embed, "left")
+            await until(lambda: answers.held_bytes > 0)
+            tasks.cancel_scope.cancel()
+        assert answers.held_bytes == 0
+        gate.open()
+        await engine.embed("answered")
+        assert answers.held_bytes == 0
+
+
+async def test_rows_of_a_stream_count_until_all_are_given() -> None:
+    governor, may_go_on = MemoryGovernor(10**9), anyio.Event()
+    answers = governor.budget.answers
+
+    async def give(given: Any) -> None:
+        await may_go_on.wait()
+
+    async def stream() -> None:
+        await engine.stream(
+            lambda: EmbedRequest(inputs=(TextInput("a"), TextInput("b"))), lambda places, result: places, give
+        )
+
+    async with (
+        DeviceThreads("test device", watchdog_s=30).running() as device,
+        run_engine(EngineConfig(), LetterModel(), device=device, memory=governor) as engine,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(stream)
+        await until(lambda: engine.statistics().admission.admitted == 1 and not engine.statistics().admission.requests)
+        assert answers.held_bytes > 0, "it has left the engine, and its rows have not"
+        may_go_on.set()
+    assert answers.held_bytes == 0
+
+
+async def test_an_answer_that_grows_beyond_its_room_fails_alone() -> None:
+    """The card says nothing of the width of token vectors, so that they are known once they are there."""
+    governor = MemoryGovernor(10**9)
+    async with (
+        DeviceThreads("test device", watchdog_s=30).running() as device,
+        run_engine(EngineConfig(), TaskModel(), device=device, memory=governor) as engine,
+    ):
+        governor.budget.answers.limit_bytes = 100
+        with pytest.raises(Overloaded, match="until their clients have read them"):
+            await engine.embed("abcdefgh" * 8, outputs=["multi_vector"])
+        governor.budget.answers.limit_bytes = 2 * 64 * RESULT_NUMBER_BYTES
+        result = await engine.embed("abcdefgh" * 8, outputs=["multi_vector"])
+        assert result.multi_vector is not None
+    assert governor.budget.answers.held_bytes == 0
