@@ -372,7 +372,6 @@ def serve(
             access_log=access_log,
             log_clients=log_clients,
             body_limit_bytes=body_limit_bytes,
-            bodies_limit_bytes=max(_SERVER.bodies_limit_bytes, 4 * body_limit_bytes),
             body_timeout_s=body_timeout,
             write_timeout_s=write_timeout,
             max_connections=max_connections,

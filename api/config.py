@@ -62,11 +62,8 @@ class ServerConfig:
     """Whether that line has the client's address, which in many places is personal data."""
 
     body_limit_bytes: int = 32 * 2**20
-    """One request's body at most; a longer one is answered 413 and never held."""
-
-    bodies_limit_bytes: int = 512 * 2**20
-    """All bodies that are held at once, also while they arrive; beyond that requests are answered 429. More let
-    many slow uploads in at once and cost that much memory."""
+    """One request's body at most; a longer one is answered 413 and never held. All bodies together have a part of the
+    memory that models leave (`EngineConfig.memory_limit_bytes`)."""
 
     body_timeout_s: float = 30.0
     """How long a body may take to arrive; then 408. Longer serves slower lines, and lets slow clients hold memory
@@ -111,7 +108,6 @@ class ServerConfig:
         check_root_path(self.root_path)
         self._check_tls()
         self._check("body_limit_bytes", 1, 2**31)
-        self._check("bodies_limit_bytes", self.body_limit_bytes, 2**40)
         self._check("body_timeout_s", 0.001, 86_400)
         self._check("header_limit_bytes", 256, 64 * 2**10)
         self._check("header_limit", 1, 10_000)

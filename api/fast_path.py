@@ -160,7 +160,9 @@ class FastPath:
         answer to a request that is here already and has no key."""
         problem = self._door.reject(request.scope)
         if problem is None:
-            return None if self._limits.has_room(request.length) else False
+            limits, scope = self._limits, request.scope
+            fits = request.length <= limits.body_limit_bytes(scope) and limits.has_room(request.length, scope)
+            return None if fits else False
         if request.missing or problem.row is not status.UNAUTHORIZED or self._application.closes_connections:
             return False
         return self._answered_now(request, problem)
@@ -168,14 +170,9 @@ class FastPath:
     @contextmanager
     def receiving(self, request: FastRequest) -> Iterator[Callable[[bytes], None]]:
         """Count a request while its body arrives; the block gives each part of that to the function that it gets."""
-        with self._limits.hold() as held:
-            held.count(request.length - request.missing)
-
-            def add(data: bytes) -> None:
-                held.count(min(len(data), request.missing))
-                request.add(data)
-
-            yield add
+        with self._limits.hold(request.scope) as held:
+            held.keep(request.length)  # it was found to have room
+            yield request.add
 
     def decide(self, request: FastRequest) -> bytes | None:
         """Decide about a request whose body is here: the whole answer; None if it enters."""
@@ -199,8 +196,8 @@ class FastPath:
             The connection is to be closed now.
         """
         exchange = _Exchange(request.body, send, self._head)
-        with self._limits.hold() as held:
-            held.count(request.length)
+        with self._limits.hold(request.scope) as held:
+            held.keep(request.length)
             await self._application(request.scope, exchange.receive, exchange.send)
         return exchange.closes
 

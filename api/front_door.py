@@ -15,7 +15,7 @@ from staged_pool.api.call import ENGINE, Answer, priority_of
 from staged_pool.api.entrance import is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
-from staged_pool.api.request_limits import RequestLimits
+from staged_pool.api.request_limits import RequestLimits, is_open
 from staged_pool.api.routes import TASKS, answer_alive
 from staged_pool.api.status import Problem
 from staged_pool.api.wire.exchange import Body
@@ -50,7 +50,7 @@ class FrontDoor:
             problem = self._keys.admit(scope)
             if problem is not None:
                 return problem
-        return self.limits.too_many()
+        return None if is_open(scope) else self.limits.too_many(scope)  # probes depend on nothing
 
     def decide(self, scope: Scope, body: Body) -> Problem | Answer | None:
         """Decide about a request that is here, and was not rejected.

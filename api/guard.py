@@ -23,8 +23,9 @@ from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.bodies import Body
 from staged_pool.api.call import Answer
 from staged_pool.api.content_coding import coding_of, unpack
-from staged_pool.api.request_limits import Held, RequestLimits
+from staged_pool.api.request_limits import Held, RequestLimits, announced_bytes, is_open
 from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.stages.log import get_logger
 
 LINGER_S = 2.0
 """How long a rejected client may go on sending. Closing while its bytes are in flight resets the connection, and the
@@ -34,6 +35,8 @@ FREE_PIECES = 2**12
 PIECE_BYTES = 8
 """A body may come in 4096 pieces and one more for each eight bytes. Each costs the event loop as much as a kilobyte
 does, so a body in crumbs is a way to keep it busy."""
+
+log = get_logger("staged_pool.api")
 
 
 class Guard:
@@ -69,17 +72,23 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         intake = _Intake(receive)
         problem = self._reject(scope)
-        with self._limits.hold() as held:
+        with self._limits.hold(scope) as held:
             if problem is not None:
                 linger_s = 0 if problem.row is status.TOO_MANY_REQUESTS else LINGER_S
                 await self._decline(problem, scope, intake, send, linger_s=linger_s)
                 return
             try:
                 self._limits.check_head(scope)
+                held.announce(announced_bytes(scope))
                 body = await self._read(scope, intake, held)
             except HttpRefusal as refusal:
+                problem = refusal.problem
+            except MemoryError as error:
+                log.warning("request.no_memory", announced_bytes=announced_bytes(scope))
+                problem = status.problem(error)
+            if problem is not None:
                 held.give_back()
-                await self._decline(refusal.problem, scope, intake, send, linger_s=LINGER_S)
+                await self._decline(problem, scope, intake, send, linger_s=LINGER_S)
                 return
             if not intake.client_left:
                 await self._pass_on(body, scope, intake, send)
@@ -99,7 +108,7 @@ class Guard:
 
     async def _read(self, scope: Scope, intake: _Intake, held: Held) -> bytes | bytearray:
         coding = coding_of(scope["headers"])
-        packed = await self._receive(intake, held)
+        packed = await self._receive(scope, intake, held)
         if coding is None or intake.client_left:
             return packed
         held.begin_to_unpack()
@@ -107,7 +116,7 @@ class Guard:
         held.give_back(packed_only=True)
         return body
 
-    async def _receive(self, intake: _Intake, held: Held) -> bytes | bytearray:
+    async def _receive(self, scope: Scope, intake: _Intake, held: Held) -> bytes | bytearray:
         body = Body()
         pieces = 0
         timeout_s = self._limits.config.body_timeout_s
@@ -119,6 +128,8 @@ class Guard:
                 if pieces > FREE_PIECES + body.size // PIECE_BYTES:
                     raise HttpRefusal(status.TOO_MANY_PIECES, "The body comes in too many pieces")
                 body.add(chunk)
+                if is_open(scope) and not intake.ended and (problem := self._limits.too_many(scope)) is not None:
+                    raise HttpRefusal(problem.row, problem.message, retry_after_s=problem.retry_after_s)
         if not intake.ended:
             raise HttpRefusal(status.SLOW_BODY, f"The body did not arrive in time; it has {timeout_s:g} s")
         return await body.whole(self._traffic)

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Hashable
+from functools import lru_cache
 from types import TracebackType
 from typing import Final
 
 from staged_pool.api import status
 from staged_pool.api.asgi import Scope
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.keys import OPEN, TENANT
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.traffic import Traffic
+from staged_pool.runtime.memory.budget import ByteAccount
 
 TARGET_LIMIT_BYTES: Final = 2**13
 """Of path and query. No route needs a hundredth of it."""
+
+PROBE_BODY_BYTES: Final = 2**12
+"""Of a body on a path that is open to everyone. No probe sends any."""
+
+SMALL_BODY_BYTES: Final = 2**16
+"""Up to this size a body is let in as long as there is room at all, whatever its party holds already."""
 
 
 class RequestLimits:
@@ -26,6 +37,8 @@ class RequestLimits:
     def __init__(self, config: ServerConfig, traffic: Traffic) -> None:
         self.config = config
         self.traffic = traffic
+        self._requests = ByteAccount(config.max_http_requests)  # of requests, which are shared like bytes
+        self._bodies = traffic.memory.budget.bodies
 
     def check_head(self, scope: Scope) -> None:
         """Check what the head alone shows, before any of the body is read.
@@ -49,76 +62,146 @@ class RequestLimits:
             raise HttpRefusal(status.BAD_FRAMING, message)
         if not length.isdigit():
             raise HttpRefusal(status.BAD_FRAMING, "Content-Length is not a number")
-        if len(length) > 18 or int(length) > config.body_limit_bytes:
-            raise self.body_too_large()
+        limit_bytes = self.body_limit_bytes(scope)
+        if len(length) > 18 or int(length) > limit_bytes:
+            raise body_too_large(limit_bytes)
 
-    def body_too_large(self) -> HttpRefusal:
-        message = f"The body is larger than this server's limit of {self.config.body_limit_bytes} bytes"
-        return HttpRefusal(status.BODY_TOO_LARGE, message)
+    def body_limit_bytes(self, scope: Scope) -> int:
+        """Bytes that the body of a request may have: few where it needs no key."""
+        limit_bytes = min(self.config.body_limit_bytes, self._bodies.limit_bytes)
+        return min(limit_bytes, PROBE_BODY_BYTES) if is_open(scope) else limit_bytes
 
-    def too_many(self) -> Problem | None:
-        """The problem of one request more than may be handled at once; None while there is room."""
-        if self.traffic.requests < self.config.max_http_requests:
+    def too_many(self, scope: Scope) -> Problem | None:
+        """The problem of one request more than may be handled at once; None while there is room for its party."""
+        if self._requests.has_room(1, party_of(scope)):
             return None
         message = f"The server handles as many requests at once as it may: {self.config.max_http_requests}"
         return Problem(row=status.TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)
 
-    def has_room(self, body_bytes: int) -> bool:
-        """All bodies together may have so many bytes more."""
-        return self.traffic.body_bytes + body_bytes <= self.config.bodies_limit_bytes
+    def has_room(self, body_bytes: int, scope: Scope, held_bytes: int = 0) -> bool:
+        """True where the party of a request may hold so many bytes more of bodies.
 
-    def hold(self) -> Held:
+        Args:
+            body_bytes: Bytes more.
+            scope: Of the request.
+            held_bytes: Bytes that the request holds already.
+        """
+        bodies = self._bodies
+        if not body_bytes:
+            return True
+        if held_bytes + body_bytes <= SMALL_BODY_BYTES:
+            return bodies.held_bytes + body_bytes <= bodies.limit_bytes
+        return bodies.has_room(body_bytes, party_of(scope))
+
+    def hold(self, scope: Scope) -> Held:
         """Make the account of one request: counted from when the block begins to its end."""
-        return Held(self)
+        return Held(self, scope)
 
 
 class Held:
     """What one request holds; given back when the block ends."""
 
-    __slots__ = ("_bytes", "_limits", "_packed")
+    __slots__ = ("_arrived", "_body", "_limits", "_packed", "_request", "_scope")
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, scope: Scope) -> None:
+        party = party_of(scope)
         self._limits = limits
-        self._bytes = self._packed = 0
+        self._scope = scope
+        self._request = limits._requests.hold(party)
+        self._packed = limits._bodies.hold(party)
+        self._body = limits._bodies.hold(party)
+        self._arrived = 0
 
     def __enter__(self) -> Held:
         self._limits.traffic.requests += 1
+        self._request.add(1)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.give_back()
+        self._request.give_back()
         self._limits.traffic.requests -= 1
 
-    def count(self, count: int) -> None:
-        """Count bytes of a body that there is room for."""
-        self._bytes += count
-        self._limits.traffic.body_bytes += count
-
-    def take(self, count: int) -> None:
-        """Count bytes of a body.
+    def announce(self, count: int) -> None:
+        """Hold the bytes of a body before they arrive. What arrives is counted as part of them.
 
         Raises:
-            HttpRefusal: It has more than one body may have, or all bodies together have.
+            HttpRefusal: There is no room for them.
         """
-        limits = self._limits
-        self.count(count)
-        if self._bytes > limits.config.body_limit_bytes:
-            raise limits.body_too_large()
-        if not limits.has_room(0):
-            message = "The server holds as many bytes of request bodies as it may"
-            raise HttpRefusal(status.BODIES_TOO_LARGE, message, retry_after_s=1.0)
+        if not self._limits.has_room(count, self._scope, self._body.held_bytes):
+            self._limits._bodies.rejected += 1
+            raise bodies_too_large()
+        self.keep(count)
+
+    def keep(self, count: int) -> None:
+        """Count bytes of a body that are here already, with or without room."""
+        self._body.add(count)
+
+    def take(self, count: int) -> None:
+        """Count bytes of a body that arrive.
+
+        Raises:
+            HttpRefusal: It has more than one body may have, or there is no room for it.
+        """
+        self._arrived += count
+        limit_bytes = self._limits.body_limit_bytes(self._scope)
+        if self._arrived > limit_bytes:
+            raise body_too_large(limit_bytes)
+        if (more := self._arrived - self._body.held_bytes) > 0:
+            self.announce(more)
 
     def begin_to_unpack(self) -> None:
         """Count from now on what its body unpacks to, under a limit of its own."""
-        self._packed, self._bytes = self._bytes, 0
+        self._packed, self._body = self._body, self._packed
+        self._arrived = 0
 
     def give_back(self, *, packed_only: bool = False) -> None:
         """Count its bytes no more: those that were unpacked, or all."""
-        kept = self._bytes if packed_only else 0
-        self._limits.traffic.body_bytes -= self._packed + self._bytes - kept
-        self._bytes, self._packed = kept, 0
+        self._packed.give_back()
+        if not packed_only:
+            self._body.give_back()
+
+
+def is_open(scope: Scope) -> bool:
+    """Tell if a request is for a path that probes ask: it needs no key, and is answered however full the server is."""
+    return scope.get("path") in OPEN
+
+
+def party_of(scope: Scope) -> Hashable:
+    """The party that what a request holds counts for: its tenant, or else the client's address."""
+    if (tenant := scope.get(TENANT)) is not None:
+        return tenant
+    client = scope.get("client")
+    return None if not client else ("address", _network(client[0]))
+
+
+@lru_cache(1024)
+def _network(address: str) -> str:
+    """The network that one client has to itself: of IPv6 64 bits, of which each client has all addresses below."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address  # of a Unix socket
+    if parsed.version == 4 or parsed.ipv4_mapped is not None:
+        return address
+    return parsed.exploded[:19]
+
+
+def announced_bytes(scope: Scope) -> int:
+    """The length of a body that its head has told, and `check_head` has checked; 0 where there is none."""
+    return int(dict(scope["headers"]).get(b"content-length", 0))
+
+
+def body_too_large(limit_bytes: int) -> HttpRefusal:
+    message = f"The body is larger than the limit of {limit_bytes} bytes"
+    return HttpRefusal(status.BODY_TOO_LARGE, message)
+
+
+def bodies_too_large() -> HttpRefusal:
+    message = "The server holds as many bytes of request bodies as it may"
+    return HttpRefusal(status.BODIES_TOO_LARGE, message, retry_after_s=1.0)
 
 
 def _size(header: tuple[bytes, bytes]) -> int:

@@ -43,6 +43,7 @@ TABLE: Final[dict[type[BaseException], Row]] = {
     errors.MediaUnavailable: Row(502, "BadGatewayError", "media_unavailable"),
     errors.EngineStopped: Row(503, "ServiceUnavailableError", "unavailable"),
     errors.OutOfMemory: Row(503, "ServiceUnavailableError", "out_of_memory"),
+    MemoryError: Row(503, "ServiceUnavailableError", "out_of_memory"),
     errors.MediaTimedOut: Row(504, "TimeoutError", "media_timed_out"),
     errors.DeadlineExceeded: Row(504, "TimeoutError", "deadline_exceeded"),
 }
@@ -129,6 +130,8 @@ def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> 
     row = TABLE.get(type(error)) or next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), UNEXPECTED)
     if row is UNEXPECTED:
         return Problem(row=row, message="Internal server error")
+    if isinstance(error, MemoryError):
+        return Problem(row=row, message="The server has no memory for this request now", retry_after_s=1.0)
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is None:
         retry_after_s = RETRY_S.get(type(error))

@@ -113,7 +113,13 @@ class StrictReader(h11.Connection):
             event = super().next_event()
         except Malformed as error:
             self.problem = error.problem
-            raise
+            if not self._is_answering:
+                raise
+            return h11.NEED_DATA
+        except h11.RemoteProtocolError:
+            if not self._is_answering:
+                raise
+            return h11.NEED_DATA
         if isinstance(event, h11.Request):
             self.is_kept = _keeps_http10(event)
             self.asks_head_only = event.method == b"HEAD"
@@ -122,6 +128,11 @@ class StrictReader(h11.Connection):
             if any(name == b"transfer-encoding" for name, _ in event.headers):
                 self._reader = _Chunks(self._max_chunk_bytes)
         return h11.NEED_DATA if event is h11.PAUSED else event
+
+    @property
+    def _is_answering(self) -> bool:
+        """An answer has begun to be sent, such as a rejection by the head. It is more use than one about the body."""
+        return self.our_state is h11.SEND_BODY
 
     def _begins(self) -> bool:
         """Skip empty lines, and check as much of a head as is here. False: nothing of a head is here.
@@ -163,7 +174,7 @@ def check_head(head: bytes) -> None:
     if first != _PREFACE:
         _check_first(first)
     is_old = first.endswith(b"/1.0")
-    lengths = 0
+    lengths, is_coded = 0, False
     for line in lines:
         name, _, value = line.partition(b":")
         name, value = name.lower(), value.strip(b" \t")
@@ -173,8 +184,12 @@ def check_head(head: bytes) -> None:
             lengths += 1
             if lengths > 1 or not _ONE_LENGTH.fullmatch(value):
                 raise Malformed("Content-Length is not valid; expected one, of one decimal number")
-        if name == b"transfer-encoding" and is_old:  # RFC 9112, section 6.1
-            raise Malformed("HTTP/1.0 has no Transfer-Encoding; expected a Content-Length, or HTTP/1.1")
+        if name == b"transfer-encoding":
+            if is_old:  # RFC 9112, section 6.1
+                raise Malformed("HTTP/1.0 has no Transfer-Encoding; expected a Content-Length, or HTTP/1.1")
+            is_coded = True
+    if is_coded and lengths:  # the way requests are smuggled
+        raise Malformed("Transfer-Encoding and Content-Length exclude each other; expected one of them")
 
 
 def _check_first(line: bytes) -> None:

@@ -27,8 +27,6 @@ class Traffic:
         self.memory = memory or MemoryGovernor(UNLIMITED_BYTES)
         self.requests = 0
         """Being handled, over all connections; streams that their client has reset leave at once."""
-        self.body_bytes = 0
-        """Of all bodies that are arriving or being worked on."""
         self.connections_refused = 0
         """Closed as soon as they came, for there were as many as may be."""
         self._turns = anyio.Lock(fast_acquire=True)
@@ -41,6 +39,11 @@ class Traffic:
         self._leave: Final[set[Callable[[], None]]] = set()
         self._waits: Final[set[anyio.CancelScope]] = set()
         self._gone = anyio.Event()
+
+    @property
+    def body_bytes(self) -> int:
+        """Of all bodies that were announced, are arriving, or are being worked on."""
+        return self.memory.budget.bodies.held_bytes
 
     @property
     def connections(self) -> int:

@@ -47,7 +47,7 @@ class KeepingModel(SeeingModel):
 
 
 def opens(model: SeeingModel) -> OpenEngine:
-    return lambda config: engine_on(model)
+    return lambda config, memory: engine_on(model)
 
 
 def file_of(body_bytes: int) -> bytes:

@@ -235,14 +235,15 @@ async def test_one_connection_too_many_is_closed_at_once_and_counted() -> None:
 
 async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -> None:
     gate = Gate()
-    async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=2) as served:
+    async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=3) as served:
         async with await served.connect() as stream:
             client = Http2(stream)
             for stream_id in (1, 3, 5):
                 await client.request(stream_id, path=b"/v1/embeddings", body=b'{"input":"a"}')
             assert await client.ends(5) == {5: "503"}
             async with served.client() as other:
-                refused = await other.get("/health")
+                refused = await other.get("/v1/models")
+                assert (await other.get("/health")).status_code == 200
             gate.open()
             assert await client.ends(1, 3) == {1: "200", 3: "200"}
         await served.assert_alive()

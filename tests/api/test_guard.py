@@ -99,7 +99,7 @@ class Client:
 
 def guard(app: App = echo, traffic: Traffic | None = None, **config: Any) -> Guard:
     limits = RequestLimits(ServerConfig(**config), traffic or Traffic())
-    return Guard(app, say, limits, reject=lambda scope: limits.too_many(), decide=lambda scope, body: None)
+    return Guard(app, say, limits, reject=limits.too_many, decide=lambda scope, body: None)
 
 
 @asynccontextmanager
@@ -162,7 +162,9 @@ async def test_all_bodies_together_are_limited_too() -> None:
         await leave.wait()
         await answer(send, 200)
 
-    protected = guard(wait, body_limit_bytes=10, bodies_limit_bytes=15)
+    traffic = Traffic()
+    traffic.memory.budget.bodies.limit_bytes = 15
+    protected = guard(wait, traffic, body_limit_bytes=10)
     first = Client().feed(chunk(b"x" * 10), END)
     async with during(first, protected):
         await entered.wait()
@@ -170,6 +172,7 @@ async def test_all_bodies_together_are_limited_too() -> None:
         leave.set()
     third = await Client().feed(chunk(b"x" * 10), END).call(protected)
     assert (first.status, second.status, third.status) == (200, 429, 200)
+    assert traffic.memory.budget.bodies.rejected == 1
 
 
 async def test_no_more_requests_are_handled_at_once_than_allowed() -> None:
@@ -319,9 +322,12 @@ async def test_a_compressed_body_is_unpacked_and_its_limit_is_that_of_what_comes
         assert client.status == status
         assert client.body == (body if status == 200 else b"body_too_large")
         assert traffic.body_bytes == 0
-    traffic.body_bytes = ServerConfig().bodies_limit_bytes - 2**20  # of other requests
-    others = guard(echo, traffic)
-    full = await Client(gzipped).feed(chunk(gzip.compress(body)), END).call(others)
+    traffic = Traffic()
+    bodies = traffic.memory.budget.bodies
+    bodies.limit_bytes = 2**23
+    with bodies.hold("another") as held:
+        held.add(2**23 - 2**20)
+        full = await Client(gzipped).feed(chunk(gzip.compress(body)), END).call(guard(echo, traffic))
     assert (full.status, full.body) == (429, b"bodies_too_large")
     nothing = await Client(gzipped).feed(END).call(guard())
     assert (nothing.status, nothing.body) == (200, b"")

@@ -64,6 +64,7 @@ WRONG = [
     ("one length, said twice", post(b"{}", "content-length: 2, 2"), 400),
     ("two lengths that are the same", post(b"{}", "content-length: 2", "content-length: 2"), 400),
     ("an empty length", post(b"{}", "content-length:"), 400),
+    ("chunks and a length", post(b"2\r\n{}\r\n0\r\n\r\n", "transfer-encoding: chunked", "content-length: 2"), 400),
     ("chunks in HTTP/1.0", chunked(b"0\r\n\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"), 400),
     ("a CR in a value", get("/health", "x: a\rb"), 400),
     ("a bell in a value", get("/health", "x: a\x07b"), 400),
