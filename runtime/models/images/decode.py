@@ -13,11 +13,8 @@ What becomes of what a file may hold:
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from PIL import Image, ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
@@ -26,43 +23,32 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from staged_pool.runtime.models.images.containers import BoundedFile, check_bmp, check_png
+from staged_pool.runtime.models.images.decoded import WHITE, Colour, Decoded, calling_pillow, damaged
+from staged_pool.runtime.models.images.footprint import decoder_memory
 from staged_pool.runtime.models.images.formats import Format, find_format
-from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, read_structure
+from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, JpegStructure, decodable, read_structure
+from staged_pool.runtime.models.images.orientation import UPRIGHT, read_orientation
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.images.transparent_colour import TransparentColour, find_transparent_colour
 from staged_pool.stages.errors import TooLarge, UnsupportedMedia, UnusableMedia
 
-Colour: TypeAlias = tuple[int, int, int]
+__all__ = ["WHITE", "Colour", "Encoded", "Limits"]
 
-WHITE: Final[Colour] = (255, 255, 255)
-
-_BROKEN: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, AttributeError,
-                  RuntimeError, struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
-"""What Pillow raises on files that are damaged on purpose; warnings, where the host makes errors of them."""
-
-_ORIENTATION: Final = 0x0112
-"""The EXIF tag."""
-
-_ORIENTED_PNG: Final = frozenset({"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"})
-"""Where Pillow finds an orientation in a PNG: its own chunk, the text that ImageMagick writes, and XMP."""
-
-_UPRIGHT: Final = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What makes a picture upright, by its orientation. 5 to 8 swap the edges."""
+_RUN_LENGTHS: Final = frozenset({1, 2})
+"""Compressions of a BMP that Pillow undoes in Python."""
 
 MAX_SCANS: Final = 100
-"""Of one JPEG. Each goes over the whole picture, so that a small file of many is hours of work; real ones have about
-ten. (libjpeg-turbo's own tools stop at such a number, its library does not.)"""
+"""Scans of one JPEG. Real ones have about ten. (libjpeg-turbo's own tools stop at such a number, its library does not.)
+"""
 
-_STRIP_PIXELS: Final = 2**14
-"""What is blended at a time: a fraction of a millisecond."""
+MAX_PASSES: Final = 10
+FREE_SAMPLES: Final = 2**27
+"""The scans of a JPEG may go over its samples ten times, or over 134 million samples, where that is more: 0.2 s. A
+usual progressive JPEG goes over them 5 to 6 times."""
+
+MAX_TABLE_BYTES: Final = 2**16
+"""Bytes of quantization tables in a JPEG, which Pillow reads in Python. A scan has four at most, of 129 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,37 +71,53 @@ class Encoded:
     def __init__(self, data: bytes, limits: Limits) -> None:
         if len(data) > limits.image_bytes:
             raise TooLarge(f"The picture has {len(data)} bytes: at most {limits.image_bytes} are taken.")
+        self._limits = limits
         self._format = find_format(data)
-        if self._format == "WebP":
-            # Its decoder takes memory for the whole picture as soon as it is opened.
-            _check_pixels(_webp_size(data), limits)
-        if self._format == "JPEG":
-            _check_jpeg(data)
-        try:
-            # The class, not Image.open(): what that says of large pictures is a setting of the whole process.
-            self._file = _opener(self._format)(io.BytesIO(data))
-        except _BROKEN as error:
-            raise _damaged(self._format) from error
-        _check_pixels((self._file.height, self._file.width), limits)
-        self._orientation = self._read_orientation() if self._format == "JPEG" else None
+        self._jpeg: JpegStructure | None = None
         self._clear: TransparentColour | None = None
-        if isinstance(self._file, PngImageFile):
-            self._clear = find_transparent_colour(self._file, data)
+        self._file: ImageFile.ImageFile | None = None
+        self._orientation = UPRIGHT
+        match self._format:
+            case "WebP":
+                # Opened when it is decoded: its decoder takes memory for the whole picture as soon as it is opened.
+                self._stored = _webp_size(data)
+                _check_pixels(self._stored, limits)
+            case "JPEG":
+                self._jpeg = read_structure(data)
+                _check_jpeg(self._jpeg)
+                self._orientation = read_orientation({"exif": self._jpeg.exif, "xmp": self._jpeg.xmp})
+                data = decodable(data, self._jpeg)
+            case "PNG":
+                check_png(data)
+            case _:
+                pass
+        self._data = data
+        if self._format != "WebP":
+            self._open()
 
     @property
     def size(self) -> Size:
         """Height and width in pixels, upright; for formats other than JPEG, before it is made so."""
-        width, height = self._file.size
-        return (width, height) if (self._orientation or 1) >= 5 else (height, width)
+        height, width = self._stored
+        return (width, height) if self._orientation >= 5 else (height, width)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that `load` takes at most."""
+        height, width = self._stored
+        mode = "" if self._file is None else self._file.mode
+        twice = self._clear is not None and self._clear.decodes_twice
+        return decoder_memory(self._format, mode, height * width, self._jpeg, twice=twice)
 
     def shrink(self, size: Size) -> None:
         """Let the JPEG decoder leave out detail, if the picture stays at least so large. Other formats cannot."""
-        if self._format == "JPEG":
+        if self._format == "JPEG" and self._file is not None:
             height, width = size
-            self._file.draft(None, (height, width) if (self._orientation or 1) >= 5 else (width, height))
+            self._file.draft(None, (height, width) if self._orientation >= 5 else (width, height))
+            self._stored = (self._file.height, self._file.width)
 
-    def decode(self, background: Colour = WHITE) -> Image.Image:
-        """The picture: RGB, upright. To be called once.
+    def load(self, background: Colour = WHITE) -> Decoded:
+        """Decode it. To be called once.
 
         Args:
             background: What is seen where the picture is transparent.
@@ -123,26 +125,31 @@ class Encoded:
         Raises:
             UnusableMedia: The file is damaged.
         """
-        try:
-            self._file.load()
-            orientation = self._read_orientation() if self._orientation is None else self._orientation
-            picture = _as_rgb(self._file, background)
+        file = self._file or self._open()
+        with calling_pillow(self._format):
+            file.load()
             if self._clear is not None:
-                picture = picture.copy() if picture is self._file else picture
-                self._clear.lay(picture, self._file, background)
-            method = _UPRIGHT.get(orientation)
-            return picture if method is None else picture.transpose(method)
-        except _BROKEN as error:
-            raise _damaged(self._format) from error
+                self._clear.prepare()
+            orientation = self._orientation if self._jpeg is not None else read_orientation(file.info)
+        return Decoded(file, orientation, background, self._clear, self._format)
 
-    def _read_orientation(self) -> int:
-        if self._format == "PNG" and _ORIENTED_PNG.isdisjoint(self._file.info):
-            return 1
-        try:
-            value = self._file.getexif().get(_ORIENTATION, 1)
-        except _BROKEN:
-            return 1
-        return value if isinstance(value, int) else 1
+    def decode(self, background: Colour = WHITE) -> Image.Image:
+        """Decode it into RGB, upright; see `load`."""
+        return self.load(background).whole()
+
+    def _open(self) -> ImageFile.ImageFile:
+        data = self._data
+        with calling_pillow(self._format):
+            # The class, not Image.open(): what that says of large pictures is a setting of the whole process.
+            file = _opener(self._format)(BoundedFile(data, self._format))
+        self._file = file
+        self._stored = (file.height, file.width)
+        _check_pixels(self._stored, self._limits)
+        if isinstance(file, PngImageFile):
+            self._clear = find_transparent_colour(file, data)
+        if isinstance(file, BmpImageFile):
+            check_bmp(data, self._stored, in_runs=file.info.get("compression") in _RUN_LENGTHS)
+        return file
 
 
 def _opener(format: Format) -> type[ImageFile.ImageFile]:
@@ -159,37 +166,23 @@ def _opener(format: Format) -> type[ImageFile.ImageFile]:
             return BmpImageFile
 
 
-def _as_rgb(picture: Image.Image, background: Colour) -> Image.Image:
-    if picture.mode.startswith("I;16"):
-        return picture.point(lambda value: value / 256, "L").convert("RGB")
-    if "A" in picture.getbands() or "a" in picture.getbands() or picture.info.get("transparency") is not None:
-        seen = picture.convert("RGBA")
-        return _laid_on(background, seen)
-    return picture if picture.mode == "RGB" else picture.convert("RGB")
-
-
-def _laid_on(background: Colour, picture: Image.Image) -> Image.Image:
-    # In strips: Pillow holds the interpreter's lock while it blends, for half a second where a camera's picture is
-    # transparent.
-    width, height = picture.size
-    rows = max(1, _STRIP_PIXELS // width)
-    below = Image.new("RGBA", (width, min(rows, height)), (*background, 255))
-    laid = Image.new("RGB", picture.size)
-    for top in range(0, height, rows):
-        strip = picture.crop((0, top, width, min(top + rows, height)))
-        under = below if strip.size == below.size else below.crop((0, 0, *strip.size))
-        laid.paste(Image.alpha_composite(under, strip).convert("RGB"), (0, top))
-    return laid
-
-
-def _check_jpeg(data: bytes) -> None:
-    found = read_structure(data)
+def _check_jpeg(found: JpegStructure) -> None:
     if found.segments > MAX_SEGMENTS:
         raise UnusableMedia(f"The picture is a JPEG of more than {MAX_SEGMENTS} segments: no more are read.")
     if found.scans > MAX_SCANS:
         raise UnusableMedia(f"The picture is a JPEG of {found.scans} scans: at most {MAX_SCANS} are read.")
     if found.bits not in (None, 8):
         raise UnsupportedMedia(f"The picture is a JPEG of {found.bits} bits a channel: those of 8 are read.")
+    if found.table_bytes > MAX_TABLE_BYTES:
+        raise UnusableMedia(
+            f"The picture is a JPEG of {found.table_bytes} bytes of quantization tables: at most {MAX_TABLE_BYTES} are "
+            "read."
+        )
+    if found.scanned > max(FREE_SAMPLES, MAX_PASSES * found.samples):
+        raise UnusableMedia(
+            f"The picture is a JPEG of {found.scans} scans, which go over its {found.samples} samples "
+            f"{found.scanned / found.samples:.1f} times: at most {MAX_PASSES} times are read for one so large."
+        )
 
 
 def _check_pixels(size: Size, limits: Limits) -> None:
@@ -217,8 +210,4 @@ def _webp_size(data: bytes) -> Size:
             return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
         if kind == b"VP8 ":
             return int.from_bytes(head[8:10], "little") & 0x3FFF, int.from_bytes(head[6:8], "little") & 0x3FFF
-    raise _damaged("WebP")
-
-
-def _damaged(format: Format) -> UnusableMedia:
-    return UnusableMedia(f"The picture is a {format} that cannot be decoded: the file is damaged or ends early.")
+    raise damaged("WebP")

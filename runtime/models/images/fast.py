@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from staged_pool.runtime.model import Pixels
+from staged_pool.runtime.models.images.decoded import Decoded
 from staged_pool.runtime.models.images.raw import raw_pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Size
@@ -23,23 +24,21 @@ from staged_pool.runtime.models.threads import use_threads
 _MAY_BEGIN_WITH_COLUMNS: Final = int(PIL.__version__.partition(".")[0]) >= 13
 
 
-def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixels:
+def read_fast(picture: Image.Image | Decoded, size: Size, settings: ImageSettings) -> Pixels:
     """Prepare a decoded picture.
 
     Args:
-        picture: RGB.
+        picture: As it was decoded, or RGB.
         size: What it is resized to.
         settings: Fully understood.
+
+    Raises:
+        UnusableMedia: The file is damaged.
     """
     # Preprocess calls run beside each other. The number is the calling thread's, and that with which later threads
     # begin; those of the device set theirs before every forward.
     use_threads(1)
-    raw = raw_pixels(picture)
-    # [4, height, width], the channels of a pixel together, as torch's code for bytes reads them.
-    pixels = torch.from_numpy(raw).permute(2, 0, 1)
-    if size != (picture.height, picture.width):
-        pixels = _resize(pixels, size, settings)
-    pixels = pixels[:3]
+    pixels = _resized(picture if isinstance(picture, Decoded) else Decoded(picture), size, settings)[:3]
     if settings.crop is not None:
         pixels = _crop(pixels, settings.crop)
     if settings.patch_size is not None:
@@ -47,19 +46,43 @@ def read_fast(picture: Image.Image, size: Size, settings: ImageSettings) -> Pixe
     return Pixels(_copied(pixels).numpy())
 
 
-def _resize(pixels: Tensor, size: Size, settings: ImageSettings) -> Tensor:
-    """Resize as the installed Pillow does, rounding included.
+def begins_with_columns(size: Size, target: Size) -> bool:
+    """True where the height is changed before the width, as the installed Pillow does.
+
+    Rows come first, as in torch; from Pillow 13 on, unless the height loses more than twice what the width does
+    (https://github.com/python-pillow/Pillow/pull/9549).
+    """
+    height, width = size
+    return _MAY_BEGIN_WITH_COLUMNS and target[0] < height and height - target[0] > 2 * (width - target[1])
+
+
+def _resized(image: Decoded, size: Size, settings: ImageSettings) -> Tensor:
+    """Resize as the installed Pillow does, rounding included: [4, height, width], the channels of a pixel together.
 
     Along one edge and then along the other, with bytes in between: what overshoots at a hard edge is cut off there, so
-    that the order can be seen. Rows come first, as in torch; from Pillow 13 on, unless the height loses more than twice
-    what the width does (https://github.com/python-pillow/Pillow/pull/9549).
+    that the order can be seen. Along the first edge each row or column is by itself, so that the image is taken in
+    strips, and RGB of all of it never exists.
     """
+    height, width = image.size
+    columns = begins_with_columns(image.size, size)
+    first = (size[0], width) if columns else (height, size[1])
+    made = torch.empty((*first, 4), dtype=torch.uint8).permute(2, 0, 1)
+    for box in image.strips(rows=not columns):
+        left, top, right, bottom = box
+        raw = raw_pixels(image.part(box))
+        strip = torch.from_numpy(raw).permute(2, 0, 1)[None]
+        if columns:
+            made[:, :, left:right] = _interpolated(strip, (size[0], right - left), settings)[0]
+        else:
+            made[:, top:bottom] = _interpolated(strip, (bottom - top, size[1]), settings)[0]
+    return _interpolated(made[None], size, settings)[0]
+
+
+def _interpolated(batch: Tensor, size: Size, settings: ImageSettings) -> Tensor:
+    if batch.shape[-2:] == size:
+        return batch
     assert settings.resample is not None
-    height, width = pixels.shape[-2:]
-    batch = pixels[None]
-    if _MAY_BEGIN_WITH_COLUMNS and size[0] < height and height - size[0] > 2 * (width - size[1]):
-        batch = F.interpolate(batch, (size[0], width), mode=settings.resample, antialias=True)
-    return F.interpolate(batch, size, mode=settings.resample, antialias=True)[0]
+    return F.interpolate(batch, size, mode=settings.resample, antialias=True)
 
 
 def _crop(pixels: Tensor, crop: Size) -> Tensor:

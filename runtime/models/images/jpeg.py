@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,13 @@ _END_OF_IMAGE: Final = 0xD9
 _START_OF_SCAN: Final = 0xDA
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers that begin a frame; the three left out are Huffman tables, an extension, and arithmetic conditioning."""
+_PROGRESSIVE: Final = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+
+_QUANTIZATION: Final = 0xDB
+_EXIF: Final = 0xE1
+_COMMENT: Final = 0xFE
+_UNREAD: Final = (frozenset(range(0xE0, 0xF0)) | {_COMMENT}) - {0xE0, 0xEE}
+"""Comments and the segments of applications, but for JFIF and Adobe, which say what the channels are."""
 
 _BLOCKS: Final = (2**8, 2**12, 2**16, 2**20)
 """Bytes searched at a time, growing: a marker is mostly near, and entropy-coded data is long."""
@@ -25,14 +33,27 @@ _NO_MARKER[[0x00, 0x01, *range(0xD0, 0xD8), 0xFF]] = True
 """Bytes behind 0xFF that begin no segment: stuffed zeros, TEM, restarts inside a scan, and fill bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JpegStructure:
-    """Counts of one JPEG, up to the end of its first image."""
+    """What one JPEG consists of, up to the end of its first image."""
 
-    segments: int
-    scans: int
-    bits: int | None
+    segments: int = 0
+    scans: int = 0
+    bits: int | None = None
     """Bits of a sample; None where no frame was found."""
+    samples: int = 0
+    """Samples of all channels in whole blocks of 8 x 8: fewer than pixels where colour is stored at half the size."""
+    scanned: int = 0
+    """Samples that the scans go over together."""
+    buffered: bool = False
+    """Several scans make the image, so that the decoder holds two bytes for each sample until the last of them."""
+    table_bytes: int = 0
+    """Bytes of quantization tables."""
+    exif: bytes | None = None
+    """As in `PIL.Image.Image.info`."""
+    xmp: bytes | None = None
+    read: list[tuple[int, int]] = field(default_factory=list)
+    """Where the parts that a decoder needs begin and end, in bytes of the file."""
 
 
 def read_structure(data: bytes) -> JpegStructure:
@@ -44,23 +65,84 @@ def read_structure(data: bytes) -> JpegStructure:
     Args:
         data: The file. More than `MAX_SEGMENTS` are not walked over.
     """
-    values = np.frombuffer(data, np.uint8)
-    segments = scans = 0
-    bits = None
-    place = 2
-    while segments <= MAX_SEGMENTS:
-        found = _next_marker(values, place)
-        if found is None:
+    found = JpegStructure(read=[(0, min(2, len(data)))])
+    channels: dict[int, int] = {}
+    exif: list[bytes] = []
+    scanning = False
+    for marker, place, end in _segments(data):
+        if scanning:  # what lies between is the entropy-coded data of a scan
+            found.read[-1] = (found.read[-1][0], place)
+        if marker in _UNREAD:
+            content = data[place + 4 : end] if marker == _EXIF else b""
+            if content.startswith(b"Exif\0\0"):
+                exif.append(content[6:])
+            elif content.startswith(b"http://ns.adobe.com/xap/1.0/\0"):
+                found.xmp = content.split(b"\0", 1)[1]
+        elif found.read[-1][1] == place:
+            found.read[-1] = (found.read[-1][0], end)
+        else:
+            found.read.append((place, end))
+        if marker is None:
             break
+        found.segments += 1
+        scanning = marker == _START_OF_SCAN
+        if marker == _QUANTIZATION:
+            found.table_bytes += end - place
+        elif marker in _FRAMES and end > place + 4:
+            found.bits = data[place + 4]
+            channels = channels or _read_frame(data[place + 4 : end])
+            found.samples = sum(channels.values())
+            found.buffered |= marker in _PROGRESSIVE
+        elif scanning:
+            found.scans += 1
+            seen = data[place + 5 : end : 2][: data[place + 4] if end > place + 4 else 0]
+            found.scanned += sum(channels.get(channel, 0) for channel in seen)
+            found.buffered |= len(seen) < len(channels)
+        if found.segments > MAX_SEGMENTS:
+            break
+    found.exif = b"Exif\0\0" + b"".join(exif) if exif else None
+    return found
+
+
+def decodable(data: bytes, structure: JpegStructure) -> bytes:
+    """Leave out what no decoder needs: comments, profiles, fill bytes between segments, and what lies behind.
+
+    Pillow looks at each of these in Python before it decodes.
+    """
+    if structure.read == [(0, len(data))]:
+        return data
+    whole = memoryview(data)
+    return b"".join(whole[start:end] for start, end in structure.read)
+
+
+def _segments(data: bytes) -> Iterator[tuple[int | None, int, int]]:
+    """Each segment's marker, and where it begins and ends; None is the marker of what ends the image."""
+    values = np.frombuffer(data, np.uint8)
+    place = 2
+    while (found := _next_marker(values, place)) is not None:
         marker, length = data[found + 1], int.from_bytes(data[found + 2 : found + 4], "big")
         if marker in (_START_OF_IMAGE, _END_OF_IMAGE) or length < 2:  # libjpeg gives up at a second start, too
-            break
-        segments += 1
-        scans += marker == _START_OF_SCAN
-        if marker in _FRAMES and found + 4 < len(data):
-            bits = data[found + 4]
+            yield None, found, min(found + 4, len(data))
+            return
         place = found + 2 + length
-    return JpegStructure(segments, scans, bits)
+        yield marker, found, min(place, len(data))
+    yield None, len(data), len(data)
+
+
+def _read_frame(frame: bytes) -> dict[int, int]:
+    """Samples of each channel, by its number, from what a frame's segment holds (section B.2.2)."""
+    height, width = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
+    parts = [frame[start : start + 3] for start in range(6, len(frame) - 2, 3)][: frame[5] if len(frame) > 5 else 0]
+    across, down = (max((each for each in edge if each), default=1) for edge in _factors(parts))
+    samples: dict[int, int] = {}
+    for part, wide, high in zip(parts, *_factors(parts), strict=True):
+        blocks_across, blocks_down = -(-width * wide // (8 * across)), -(-height * high // (8 * down))
+        samples[part[0]] = 64 * blocks_across * blocks_down
+    return samples
+
+
+def _factors(parts: list[bytes]) -> tuple[list[int], list[int]]:
+    return [part[1] >> 4 for part in parts], [part[1] & 15 for part in parts]
 
 
 def _next_marker(values: np.ndarray[tuple[int], np.dtype[np.uint8]], place: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from staged_pool.runtime.models.images.cache import ImageCache
 from staged_pool.runtime.models.images.decode import Encoded, Limits
 from staged_pool.runtime.models.images.exact import read_exact
 from staged_pool.runtime.models.images.fast import read_fast
+from staged_pool.runtime.models.images.footprint import exact_memory, fast_memory
 from staged_pool.runtime.models.images.options import Choice, Options
 from staged_pool.runtime.models.images.own_code import OwnCode
 from staged_pool.runtime.models.images.scale import Scale, to_device
@@ -24,7 +26,7 @@ from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.threads import threads_kept
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
-from staged_pool.stages.errors import ConfigError, UnusableMedia
+from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")
@@ -35,6 +37,9 @@ they resize bytes: by one step, once down the columns and once along the rows.""
 
 _TRIED: Final[tuple[Size, ...]] = ((480, 640), (333, 517), (61, 47), (700, 90))
 """Heights and widths of the pictures that both ways are compared on: to be made smaller, larger, and odd."""
+
+_MOST_MADE: Final[Size] = (2048, 2048)
+"""Height and width up to which memory is reserved for what an unknown processor makes."""
 
 _PLAIN: Final[Size] = (448, 448)
 """Of a picture that every processor can take: whole patches of 14, 16, 28 and 32 pixels, also if it is not resized."""
@@ -132,24 +137,54 @@ class ImageReader:
         if self._own_code is not None:
             self._own_code.close()
 
+    def memory(self, image: Image) -> int:
+        """Bytes that `read` takes at its peak, by the header of the file. Raises what `read` does."""
+        choice = self._options.read(image.options)
+        encoded, _ = self._open(_content(image), choice)
+        return self._memory(encoded, choice)
+
     def _prepare(self, data: bytes, choice: Choice) -> Pixels:
-        if self._own_code is not None:
-            return self._own_code.read(data, choice.background)
+        encoded, target = self._open(data, choice)
+        needed, had = self._memory(encoded, choice), self._decodes.limit_bytes
+        if needed > had:
+            raise TooLarge(
+                f"The image has {encoded.size[1]} x {encoded.size[0]} pixels, and reading it takes {needed // 10**6} "
+                f"MB of memory: this server has {had // 10**6} MB for that."
+            )
+        with self._decodes.room(needed):
+            if self._own_code is not None:
+                return self._own_code.read(data, choice.background)
+            image = encoded.load(choice.background)
+            target = target or self._options.check(choice, image.size)
+            if self.reason is None:
+                return read_fast(image, target, choice.settings)
+            return read_exact(image.whole(), self._processor, self.settings, choice.arguments)
+
+    def _open(self, data: bytes, choice: Choice) -> tuple[Encoded, Size | None]:
+        """Read the header, and reject what can be rejected by it.
+
+        Returns:
+            Where the decoder is to leave out detail, what it leaves is to be resized to; else None.
+        """
         encoded = Encoded(data, self._limits)
-        choice.target(encoded.size)  # a line is refused before it is decoded, however it lies
+        choice.target(encoded.size)  # a line is rejected before it is decoded, however it lies
         if self._draft and self.path == "fast":
             target = self._options.check(choice, encoded.size)
             if all(2 * wanted <= had for wanted, had in zip(target, encoded.size, strict=True)):
                 encoded.shrink(target)
-                return self._from_picture(encoded.decode(choice.background), choice, target)
-        picture = encoded.decode(choice.background)
-        target = self._options.check(choice, (picture.height, picture.width))
-        return self._from_picture(picture, choice, target)
+                return encoded, target
+        return encoded, None
 
-    def _from_picture(self, picture: Pillow.Image, choice: Choice, target: Size) -> Pixels:
-        if self.reason is None:
-            return read_fast(picture, target, choice.settings)
-        return read_exact(picture, self._processor, self.settings, choice.arguments)
+    def _memory(self, encoded: Encoded, choice: Choice) -> int:
+        beside = fast_memory if self.reason is None else exact_memory
+        ways = [encoded.size, encoded.size[::-1]]  # it may have to be turned, which the header does not say
+        return encoded.memory + max(beside(size, self._made(choice, size)) for size in ways)
+
+    def _made(self, choice: Choice, size: Size) -> Size:
+        """What an image is resized to; of a processor that nothing is known of, the most that models here take."""
+        if choice.settings.unknown is not None:
+            return min(size, _MOST_MADE, key=math.prod)
+        return choice.target(size)
 
     def _try_out(self) -> None:
         """Refuse a processor that fails on a picture which nothing is wrong with."""

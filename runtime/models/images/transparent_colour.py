@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ _DEPTHS: Final = {"1": 1, "L;2": 2, "L;4": 4, "L": 8, "RGB": 8, "I;16B": 16, "RG
 """Bits a sample, by what Pillow calls the layout; palettes have none."""
 _STRIP_PIXELS: Final = 2**18
 """Pixels compared at a time: about a millisecond."""
+
+Box: TypeAlias = tuple[int, int, int, int]
+"""Left, top, right and bottom edge, in pixels."""
 
 
 class TransparentColour:
@@ -32,25 +35,39 @@ class TransparentColour:
     def __init__(self, values: Sequence[int], data: bytes) -> None:
         self._values = values
         self._data = data
+        self._needs_lower_bytes = len(values) == 3
+        self._low: Image.Image | None = None
 
-    def lay(self, shown: Image.Image, decoded: Image.Image, background: tuple[int, int, int]) -> None:
-        """Paint the background wherever the decoded image has this colour.
-
-        Args:
-            shown: RGB, which is painted on.
-            decoded: As Pillow decoded the file: one bit or 16 bits of grey, or the upper 8 of RGB.
-            background: What is painted.
+    def prepare(self) -> None:
+        """Decode what Pillow has left out, if it is needed: again as many bytes a pixel as of the image itself.
 
         Raises:
             What Pillow raises on a damaged file.
         """
-        low = _lower_bytes(self._data) if len(self._values) == 3 else None
+        if self._needs_lower_bytes:
+            self._low = _lower_bytes(self._data)
+
+    @property
+    def decodes_twice(self) -> bool:
+        """The file is decoded a second time, into four bytes a pixel."""
+        return self._needs_lower_bytes
+
+    def lay(self, shown: Image.Image, decoded: Image.Image, box: Box, background: tuple[int, int, int]) -> None:
+        """Paint the background wherever a part of the decoded image has this colour.
+
+        Args:
+            shown: RGB, which is painted on.
+            decoded: The part as Pillow decoded it: one bit or 16 bits of grey, or the upper 8 of RGB.
+            box: Where the part lies in the file.
+            background: What is painted.
+        """
+        low = None if self._low is None else self._low.crop(box)
         width, height = shown.size
         rows = max(1, _STRIP_PIXELS // width)
         for top in range(0, height, rows):
-            box = (0, top, width, min(top + rows, height))
-            mask = self._mask(decoded.crop(box), None if low is None else low.crop(box))
-            shown.paste(background, box, Image.fromarray(mask.astype(np.uint8) * np.uint8(255)))
+            strip = (0, top, width, min(top + rows, height))
+            mask = self._mask(decoded.crop(strip), None if low is None else low.crop(strip))
+            shown.paste(background, strip, Image.fromarray(mask.astype(np.uint8) * np.uint8(255)))
 
     def _mask(self, decoded: Image.Image, low: Image.Image | None) -> NDArray[np.bool_]:
         if low is None:

@@ -1,0 +1,180 @@
+"""Measure the memory that reading one image takes at its peak, in bytes a pixel, beside what is reserved for it.
+
+    python -m perf.image_memory              # every kind, both paths; needs Linux and glibc
+    python -m perf.image_memory --pixels 64  # millions of pixels an image
+
+The kernel is asked for the largest resident set while an image is read. `ImageReader` reserves what
+`runtime/models/images/footprint.py` reckons: a figure there must not be below what is seen here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import os
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image as Pillow
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from staged_pool.runtime.config import EngineConfig, ImagePath
+from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.images.settings import read_image_settings
+from staged_pool.runtime.requests import Image
+
+Make = Callable[[int], bytes]
+"""Makes an encoded image whose edges have so many pixels."""
+
+
+def png(depth: int, colour: int, *, interlaced: bool = False, clear: bytes = b"") -> Make:
+    """Make a PNG of zeros: a few kilobytes, whatever it unpacks to."""
+    samples = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+
+    def make(edge: int) -> bytes:
+        packer = zlib.compressobj(9)
+        passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+        packed = []
+        for left, top, across, down in passes if interlaced else [(0, 0, 1, 1)]:
+            wide, high = -(-(edge - left) // across), -(-(edge - top) // down)
+            row = bytes(1 + -(-wide * depth * samples // 8))
+            packed += [packer.compress(row * min(256, high - done)) for done in range(0, high, 256)]
+        header = struct.pack(">IIBBBBB", edge, edge, depth, colour, 0, 0, int(interlaced))
+        parts = [(b"IHDR", header)]
+        parts += [(b"PLTE", bytes(range(6)))] if colour == 3 else []
+        parts += [(b"tRNS", clear)] if clear else []
+        parts += [(b"IDAT", b"".join(packed) + packer.flush()), (b"IEND", b"")]
+        return b"\x89PNG\r\n\x1a\n" + b"".join(
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+            for kind, body in parts
+        )
+
+    return make
+
+
+def saved(mode: str, format: str, **options: object) -> Make:
+    """Have Pillow write a plain image."""
+
+    def make(edge: int) -> bytes:
+        file = io.BytesIO()
+        Pillow.new(mode, (edge, edge)).save(file, format, **options)
+        return file.getvalue()
+
+    return make
+
+
+def noisy(format: str, **options: object) -> Make:
+    """Have Pillow write an image that cannot be packed."""
+
+    def make(edge: int) -> bytes:
+        file = io.BytesIO()
+        Pillow.effect_noise((edge, edge), 100).convert("RGB").save(file, format, **options)
+        return file.getvalue()
+
+    return make
+
+
+def _turned() -> bytes:
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    return exif.tobytes()
+
+
+KINDS: dict[str, Make] = {
+    "png 1": png(1, 0),
+    "png 1, clear": png(1, 0, clear=b"\0\1"),
+    "png grey": png(8, 0),
+    "png grey, clear": png(8, 0, clear=b"\0\1"),
+    "png grey 16": png(16, 0),
+    "png grey 16, clear": png(16, 0, clear=b"\0\1"),
+    "png grey alpha": png(8, 4),
+    "png palette": png(8, 3),
+    "png palette, clear": png(8, 3, clear=b"\x80"),
+    "png rgb": png(8, 2),
+    "png rgb, clear": png(8, 2, clear=bytes(6)),
+    "png rgb 16": png(16, 2),
+    "png rgb 16, clear": png(16, 2, clear=bytes(6)),
+    "png rgba": png(8, 6),
+    "png rgba 16": png(16, 6),
+    "png rgba, interlaced": png(8, 6, interlaced=True),
+    "png 1, interlaced": png(1, 0, interlaced=True),
+    "jpeg": saved("RGB", "JPEG"),
+    "jpeg, turned": saved("RGB", "JPEG", exif=_turned()),
+    "jpeg grey": saved("L", "JPEG"),
+    "jpeg cmyk": saved("CMYK", "JPEG"),
+    "jpeg progressive": saved("RGB", "JPEG", progressive=True),
+    "jpeg progressive 4:4:4": saved("RGB", "JPEG", progressive=True, subsampling=0),
+    "jpeg progressive cmyk": saved("CMYK", "JPEG", progressive=True),
+    "jpeg progressive grey": saved("L", "JPEG", progressive=True),
+    "webp": saved("RGB", "WebP", method=0),
+    "webp alpha": saved("RGBA", "WebP", method=0),
+    "webp lossless": saved("RGB", "WebP", lossless=True, method=0),
+    "webp lossless alpha": saved("RGBA", "WebP", lossless=True, method=0),
+    "webp lossless, noise": noisy("WebP", lossless=True, method=0),
+    "webp, noise": noisy("WebP", method=0),
+    "jpeg progressive, noise": noisy("JPEG", progressive=True),
+    "gif": saved("P", "GIF"),
+    "gif, clear": saved("P", "GIF", transparency=0),
+    "bmp 1": saved("1", "BMP"),
+    "bmp palette": saved("P", "BMP"),
+    "bmp": saved("RGB", "BMP"),
+}
+
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+"""glibc gives memory back as soon as it is freed: what one image has left would count as none for the next."""
+
+
+def measure(reader: ImageReader, data: bytes) -> tuple[int, int]:
+    """The peak while an image is read, and what is reserved for it, in bytes."""
+    image = Image(data)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _resident("VmRSS")
+    reader.read(image)
+    return _resident("VmHWM") - before, reader.memory(image)
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def main() -> int:
+    """Print a line for each kind. Returns the number of those that take more than is reserved."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--pixels", type=float, default=16, help="millions, of each image")
+    arguments.add_argument("--kinds", nargs="*", help="only those that begin so")
+    given = arguments.parse_args()
+    if _ALLOCATOR.items() - os.environ.items():
+        os.execve(sys.executable, [sys.executable, "-m", "perf.image_memory", *sys.argv[1:]], os.environ | _ALLOCATOR)
+    edge = int((given.pixels * 1e6) ** 0.5)
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        CLIPImageProcessorPil().save_pretrained(folder)
+        settings = read_image_settings(Path(folder))
+        paths: tuple[ImagePath, ...] = ("fast", "exact")
+        limits = {"max_image_pixels": 2**40, "max_image_bytes": 2**40}
+        readers = [ImageReader(settings, EngineConfig(image_path=path, **limits)) for path in paths]
+        for reader in readers:
+            reader.read(Image(KINDS["png rgba"](1000)))  # what is imported or made once
+        for kind, make in KINDS.items():
+            if given.kinds and not kind.startswith(tuple(given.kinds)):
+                continue
+            data = make(edge)
+            for reader in readers:
+                peak, reserved = (value / edge**2 for value in measure(reader, data))
+                wrong += peak > reserved
+                mark = "  more than is reserved" if peak > reserved else ""
+                print(
+                    f"{kind:24} {reader.path:5} {len(data):9} bytes  {peak:5.1f} of {reserved:5.1f}{mark}", flush=True
+                )
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""A decoded image as its decoder has left it, of which upright RGB is made part by part.
+
+A decoder leaves one byte a pixel of grey or palettes, and four of colours. Making RGB of the whole at once would add
+four more, blending another eight, and turning it upright the same again.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, TypeAlias
+
+from PIL import Image
+
+from staged_pool.runtime.models.images.formats import Format
+from staged_pool.runtime.models.images.sizes import Size
+from staged_pool.runtime.models.images.transparent_colour import Box, TransparentColour
+from staged_pool.stages.errors import UnusableMedia
+
+Colour: TypeAlias = tuple[int, int, int]
+WHITE: Final[Colour] = (255, 255, 255)
+
+_BROKEN: Final = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, AttributeError,
+                  RuntimeError, struct.error, zlib.error, Image.DecompressionBombError, Warning)  # fmt: skip
+"""What Pillow raises on files that are damaged on purpose; warnings, where the host makes errors of them."""
+
+STRIP_PIXELS: Final = 2**18
+"""Pixels of a part, a megabyte of RGB as Pillow has it: it stays in the cache of a core, and takes about a millisecond.
+A part has one row or column at least."""
+
+_BLENDED_PIXELS: Final = 2**14
+"""Pixels blended at a time. Pillow holds the interpreter's lock for it: a fraction of a millisecond."""
+
+_UPRIGHT: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image upright, by its orientation. 5 to 8 swap the edges."""
+
+
+def damaged(format: Format | None) -> UnusableMedia:
+    """The error for a file that no image can be made of."""
+    named = "" if format is None else f" is a {format} that"
+    return UnusableMedia(f"The picture{named} cannot be decoded: the file is damaged or ends early.")
+
+
+@contextmanager
+def calling_pillow(format: Format | None) -> Iterator[None]:
+    """A block that fails with the error for a damaged file where Pillow fails.
+
+    Raises:
+        UnusableMedia: Pillow has failed.
+    """
+    try:
+        yield
+    except _BROKEN as error:
+        raise damaged(format) from error
+
+
+class Decoded:
+    """A decoded image of any kind, seen as upright RGB.
+
+    Args:
+        image: As it was decoded.
+        orientation: As in EXIF; what is none of 2 to 8 changes nothing.
+        background: Colour that is seen where the image is transparent.
+        clear: Transparent colour that Pillow does not heed.
+        format: Format of the file.
+    """
+
+    def __init__(
+        self,
+        image: Image.Image,
+        orientation: int = 1,
+        background: Colour = WHITE,
+        clear: TransparentColour | None = None,
+        format: Format | None = None,
+    ) -> None:
+        self._image = image
+        self._orientation = orientation if orientation in _UPRIGHT else 1
+        self._background = background
+        self._clear = clear
+        self._format = format
+
+    @property
+    def size(self) -> Size:
+        """Height and width in pixels, upright."""
+        width, height = self._image.size
+        return (width, height) if self._orientation >= 5 else (height, width)
+
+    def part(self, box: Box) -> Image.Image:
+        """Make RGB of a part, upright.
+
+        Raises:
+            UnusableMedia: The file is damaged.
+        """
+        with calling_pillow(self._format):
+            stored = self._stored(box)
+            part = self._image if stored == (0, 0, *self._image.size) else self._image.crop(stored)
+            rgb = _as_rgb(part, self._background)
+            if self._clear is not None:
+                rgb = rgb.copy() if rgb is part else rgb
+                self._clear.lay(rgb, part, stored, self._background)
+            return rgb if self._orientation == 1 else rgb.transpose(_UPRIGHT[self._orientation])
+
+    def whole(self) -> Image.Image:
+        """Make RGB of all of it: four bytes a pixel beside what was decoded, unless that is RGB already.
+
+        Raises:
+            UnusableMedia: The file is damaged.
+        """
+        height, width = self.size
+        if self._image.mode == "RGB" and self._orientation == 1 and not self._is_transparent():
+            return self._image
+        if width * height <= STRIP_PIXELS:
+            return self.part((0, 0, width, height))
+        rgb = Image.new("RGB", (width, height))
+        for box in self.strips(rows=True):
+            rgb.paste(self.part(box), box)
+        return rgb
+
+    def strips(self, *, rows: bool) -> Iterator[Box]:
+        """Cut it into parts of about `STRIP_PIXELS`, whole rows or whole columns of the upright image."""
+        height, width = self.size
+        edge, other = (height, width) if rows else (width, height)
+        step = max(1, STRIP_PIXELS // other)
+        for start in range(0, edge, step):
+            end = min(start + step, edge)
+            yield (0, start, width, end) if rows else (start, 0, end, height)
+
+    def _is_transparent(self) -> bool:
+        return self._clear is not None or _has_alpha(self._image)
+
+    def _stored(self, box: Box) -> Box:
+        """Find a part of the upright image in the one that was decoded."""
+        left, top, right, bottom = box
+        width, height = self._image.size
+        match self._orientation:
+            case 2:
+                return width - right, top, width - left, bottom
+            case 3:
+                return width - right, height - bottom, width - left, height - top
+            case 4:
+                return left, height - bottom, right, height - top
+            case 5:
+                return top, left, bottom, right
+            case 6:
+                return top, height - right, bottom, height - left
+            case 7:
+                return width - bottom, height - right, width - top, height - left
+            case 8:
+                return width - bottom, left, width - top, right
+            case _:
+                return box
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    bands = image.getbands()
+    return "A" in bands or "a" in bands or image.info.get("transparency") is not None
+
+
+def _as_rgb(image: Image.Image, background: Colour) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        return image.point(lambda value: value / 256, "L").convert("RGB")
+    if _has_alpha(image):
+        return _laid_on(background, image.convert("RGBA"))
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _laid_on(background: Colour, image: Image.Image) -> Image.Image:
+    width, height = image.size
+    rows = max(1, _BLENDED_PIXELS // width)
+    below = Image.new("RGBA", (width, min(rows, height)), (*background, 255))
+    laid = Image.new("RGB", image.size)
+    for top in range(0, height, rows):
+        strip = image.crop((0, top, width, min(top + rows, height)))
+        under = below if strip.size == below.size else below.crop((0, 0, *strip.size))
+        laid.paste(Image.alpha_composite(under, strip).convert("RGB"), (0, top))
+    return laid

@@ -1,0 +1,69 @@
+"""Bytes that reading one image takes at its peak, reckoned from its header before anything is decoded.
+
+`python -m perf.image_memory` measures each figure; `tests/models/images/test_footprint.py` holds them to it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from staged_pool.runtime.models.images.decoded import STRIP_PIXELS
+from staged_pool.runtime.models.images.fast import begins_with_columns
+from staged_pool.runtime.models.images.formats import Format
+from staged_pool.runtime.models.images.jpeg import JpegStructure
+from staged_pool.runtime.models.images.sizes import Size
+
+_STORED: Final = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}
+"""Bytes a pixel as Pillow keeps it, by its mode. All others have four, RGB included."""
+
+_WEBP: Final = 18
+"""Bytes a pixel of a WebP: libwebp's two canvases and its decoder's pixels, a copy in bytes, and Pillow's image."""
+
+_RUN_LENGTH: Final = 2
+"""Bytes a pixel beside the image where Pillow unpacks run-length codes, into an array of which it makes bytes."""
+
+_STRIP: Final = 40
+"""Bytes a pixel of a strip: as it is stored, RGBA, blended or compared, turned, resized."""
+
+_WHOLE: Final = 4
+"""Bytes a pixel of an RGB image."""
+
+_PROCESSOR: Final = 10
+"""Bytes a pixel that an image processor of transformers takes beside the image: two arrays and an image."""
+
+_PROCESSED: Final = 48
+"""Bytes a pixel of what it makes: float32 of three channels, in several steps."""
+
+
+def decoder_memory(format: Format, mode: str, pixels: int, jpeg: JpegStructure | None, *, twice: bool) -> int:
+    """Bytes that decoding takes, the decoded image included.
+
+    Args:
+        format: Of the file.
+        mode: Pillow's name for how a pixel is stored.
+        pixels: Of the image as it is decoded.
+        jpeg: Structure of a JPEG. Where several scans make the image, two bytes for each sample are held.
+        twice: The file is decoded a second time beside the first.
+    """
+    if format == "WebP":
+        return _WEBP * pixels
+    stored = _STORED.get(mode, _WHOLE) + (_WHOLE if twice else 0) + (_RUN_LENGTH if format == "BMP" else 0)
+    return stored * pixels + (2 * jpeg.samples if jpeg is not None and jpeg.buffered else 0)
+
+
+def fast_memory(size: Size, target: Size) -> int:
+    """Bytes that the fast path takes beside the decoded image.
+
+    Args:
+        size: Height and width of the image.
+        target: Height and width it is resized to.
+    """
+    height, width = size
+    between = target[0] * width if begins_with_columns(size, target) else height * target[1]
+    strip = min(height * width, max(STRIP_PIXELS, height, width))
+    return _WHOLE * between + 3 * _WHOLE * target[0] * target[1] + _STRIP * strip
+
+
+def exact_memory(size: Size, target: Size) -> int:
+    """Bytes that the exact path takes beside the decoded image; see `fast_memory`."""
+    return (_WHOLE + _PROCESSOR) * size[0] * size[1] + _PROCESSED * target[0] * target[1]

@@ -1,0 +1,67 @@
+"""What is reserved for an image before it is decoded, beside what reading it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.memory.allocator import is_glibc
+from staged_pool.runtime.memory.budget import MemoryBudget
+from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.images.settings import read_image_settings
+from staged_pool.runtime.requests import Image
+from staged_pool.stages.errors import TooLarge, UnusableMedia
+from tests.models.images.pictures import Folder, encode, picture
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not is_glibc(), reason="reads /proc, and has glibc give memory back")
+def test_no_kind_of_image_takes_more_than_is_reserved_for_it() -> None:
+    # In a process of its own, whose peak is that of the images.
+    command = [sys.executable, "-m", "perf.image_memory", "--pixels", "1"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("\n") > 60
+
+
+def test_an_image_waits_for_its_room_and_gives_it_back(family_folder: Folder) -> None:
+    budget = MemoryBudget(2**32)
+    reader = ImageReader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
+    given = Image(encode(picture(400, 300)))
+    done = threading.Event()
+    with budget.decodes.room(budget.decodes.limit_bytes):
+        thread = threading.Thread(target=lambda: (reader.read(given), done.set()))
+        thread.start()
+        while not budget.decodes._waiting:
+            assert not done.is_set()
+    thread.join(60)
+    assert done.is_set()
+    assert budget.decodes.held_bytes == 0
+
+
+@pytest.mark.parametrize("data", [encode(picture(400, 300)), encode(picture(400, 300))[:-60]])
+def test_an_image_gives_its_room_back_also_where_it_is_damaged(data: bytes, family_folder: Folder) -> None:
+    budget = MemoryBudget(2**32)
+    reader = ImageReader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
+    with suppress(UnusableMedia):
+        reader.read(Image(data))
+    assert budget.decodes.held_bytes == 0
+
+
+def test_an_image_that_needs_more_than_there_is_is_rejected(family_folder: Folder) -> None:
+    budget = MemoryBudget(2**20)
+    reader = ImageReader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
+    with pytest.raises(
+        TooLarge, match=r"2000 x 1000 pixels, and reading it takes \d+ MB of memory: this server has 0 MB"
+    ):
+        reader.read(Image(encode(picture(2000, 1000))))
+
+
+def test_an_image_that_may_be_turned_has_room_either_way(family_folder: Folder) -> None:
+    reader = ImageReader(read_image_settings(family_folder("qwen2-vl")), EngineConfig())
+    lying, standing = (reader.memory(Image(encode(picture(*size)))) for size in ((3000, 300), (300, 3000)))
+    assert lying == standing
