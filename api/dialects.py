@@ -13,7 +13,7 @@ from staged_pool.api.wire import ollama, weaviate
 from staged_pool.api.wire.errors import cohere_error, nim_error, plain_error, shared_error
 from staged_pool.api.wire.pieces import dump
 from staged_pool.api.wire.tei_tokens import tei_error
-from staged_pool.stages.errors import Unsupported
+from staged_pool.stages.errors import TooLarge, Unsupported
 
 TEI_PATHS: Final = frozenset({
     "/", "/embed", "/embed_all", "/embed_sparse", "/predict", "/similarity", "/decode", "/info",
@@ -77,6 +77,8 @@ class Listings:
     async def _show(self, call: Call) -> Answer:
         cards = [engine.card for engine in self._lobby.listed(call.named_model)]
         body = await call.json_body(any_type=True)
+        if len(body) > NAME_BYTES:
+            raise TooLarge(f"The body has {len(body)} bytes; one that names a model has at most {NAME_BYTES}")
         return Answer(ollama.encode_show(body, cards, started=self._started))
 
     async def _meta(self, call: Call) -> Answer:
@@ -96,6 +98,9 @@ class Listings:
 
 
 NO_CONTENT: Final = Answer(status=204)
+
+NAME_BYTES: Final = 2**16
+"""Of a body that asks about a model. It is read on the event loop."""
 
 
 def _health(message: str) -> bytes:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import anyio
 import anyio.to_thread
 import msgspec
 
@@ -27,12 +26,15 @@ from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.pages import HTML, PAGES
 from staged_pool.api.tasks import Task, tasks
 from staged_pool.api.wire import aside, infinity, inputs, invocations, openai, tei_tokens, tokens
+from staged_pool.api.wire.density import Limits, check_density, is_small
 from staged_pool.api.wire.exchange import Body, Exchange, Received
 from staged_pool.api.wire.forms import read_form
 from staged_pool.api.wire.lines import LineExchange
 from staged_pool.api.wire.pieces import dump
+from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine import Engine
 from staged_pool.stages.errors import InvalidInput, TooLarge, Unsupported, Words
+from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.ticket import Timeline
 
 R = TypeVar("R")
@@ -66,7 +68,7 @@ class Routes:
         self._metrics = metrics
         self._tasks = tasks(auto_truncate=self._config.auto_truncate)
         self._started = int(time.time())
-        self._readers = anyio.CapacityLimiter(1)
+        self._readers = ThreadOffload(1)
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
         """What answers each path, by method."""
@@ -104,8 +106,9 @@ class Routes:
                 raise no_model(task, engines)
         if task.forms:
             body, boundary = await call.form_or_json_body()
+            await self._check_density(body, boundary)
         else:
-            body, boundary = await call.json_body(any_type=task.any_type), None
+            body, boundary = await self._json_body(call, any_type=task.any_type), None
         if task.at_once is not None and (at_once := task.at_once(body)) is not None:
             await self._engine_for(task, call, body, boundary)
             call.timeout_s()  # these two raise what is wrong with the headers, whatever is asked
@@ -123,7 +126,9 @@ class Routes:
         if task.read_lines is not None and call.wants_lines and theirs is None:
             return await self._stream(task, engine, call, body, boundary)
         placed = call.named_model is not None
-        exchange = Exchange(task.read, body, engine.card, call.request_id, boundary=boundary, placed=placed)
+        exchange = Exchange(
+            task.read, body, engine.card, call.request_id, self._limits(), boundary=boundary, placed=placed
+        )
         with _in_words_of(exchange, call):
             written = await engine.submit(
                 exchange.decode,
@@ -143,7 +148,9 @@ class Routes:
         if call.lines is None or task.read_lines is None:
             raise RuntimeError("lines are for requests that are answered by their handler")
         placed = call.named_model is not None
-        exchange = LineExchange(task.read_lines, body, engine.card, call.request_id, boundary=boundary, placed=placed)
+        exchange = LineExchange(
+            task.read_lines, body, engine.card, call.request_id, self._limits(), boundary=boundary, placed=placed
+        )
         with _in_words_of(exchange, call):
             tokens = await engine.stream(
                 exchange.decode,
@@ -184,7 +191,7 @@ class Routes:
 
     async def _invocations(self, call: Call) -> Answer:
         self._lobby.enter(call.named_model)
-        body = await call.json_body()
+        body = await self._json_body(call)
         paths = await self._peek(invocations.candidates, body)
         engines = self._lobby.engines
         name = call.named_model or (await self._model_of(body, None) if len(engines) > 1 else None)
@@ -201,7 +208,7 @@ class Routes:
     async def _root(self, call: Call) -> Answer:
         """A request of text-embeddings-inference to its root: what it is for follows from the body and the model."""
         engines = self._lobby.listed(call.named_model)
-        body = await call.json_body()
+        body = await self._json_body(call)
         cards = [engine.card for engine in engines]
         path = await self._peek(partial(invocations.root_path, cards=cards), body)
         task = self._tasks[path]
@@ -212,7 +219,7 @@ class Routes:
 
     async def _tokenize(self, call: Call) -> Answer:
         self._lobby.enter(call.named_model)
-        body = await call.json_body()
+        body = await self._json_body(call)
         if await self._peek(tei_tokens.is_tokenize, body):
             call.describe = tei_tokens.tei_error
             return await self._tokenize_texts(body, call)
@@ -240,13 +247,13 @@ class Routes:
 
     async def _detokenize(self, call: Call) -> Answer:
         self._lobby.enter(call.named_model)
-        wanted = await self._read(tokens.decode_detokenize, await call.json_body())
+        wanted = await self._read(tokens.decode_detokenize, await self._json_body(call))
         engine = self._tokenizer(call, wanted.model)
         return Answer(tokens.encode_text(await engine.detokenize(wanted.tokens)))
 
     async def _decode(self, call: Call) -> Answer:
         engine = self._tokenizer(call)
-        lists, skips, call.words = await self._read(tei_tokens.decode_ids, await call.json_body())
+        lists, skips, call.words = await self._read(tei_tokens.decode_ids, await self._json_body(call))
         _check_count(len(lists), engine, "ids")
         found = []
         for index, ids in enumerate(lists):
@@ -276,7 +283,26 @@ class Routes:
     async def _model_of(self, body: Body, boundary: bytes | None) -> str | None:
         if boundary is None:
             return await self._peek(inputs.model_of, body)
-        return await self._read(lambda form: inputs.model_of(read_form(form, boundary).json), body)
+        return await self._read(lambda form: inputs.model_of(read_form(form, boundary, self._limits()).json), body)
+
+    async def _json_body(self, call: Call, *, any_type: bool = False) -> Body:
+        """See `Call.json_body`; a body with more values than a request may have is rejected before it is read."""
+        body = await call.json_body(any_type=any_type)
+        await self._check_density(body, None)
+        return body
+
+    async def _check_density(self, body: Body, boundary: bytes | None) -> None:
+        limits = self._limits()
+        if boundary is None and not is_small(body, limits):  # the parts of a form are looked at one by one
+            await self._readers(partial(check_density, limits=limits), body)
+
+    def _limits(self) -> Limits:
+        """Limits of the model that allows most: which one is meant is not known before a body is read."""
+        configs = [engine.config for engine in self._lobby.engines] or [EngineConfig()]
+        return Limits(
+            items=max(config.max_request_items for config in configs),
+            tokens=max(config.max_tokens for config in configs),
+        )
 
     async def _peek(self, reader: Callable[[Body], R], body: Body) -> R:
         """As `_read`, of what stands in short fields."""
@@ -286,7 +312,7 @@ class Routes:
         """What a body says; read in a thread if it is large."""
         if len(body) <= INLINE_BYTES:
             return decode(body)
-        return await anyio.to_thread.run_sync(decode, body, limiter=self._readers)
+        return await self._readers(decode, body)
 
     async def _models(self, call: Call) -> Answer:
         cards = [engine.card for engine in self._lobby.listed(call.named_model)]
@@ -347,7 +373,7 @@ class Routes:
         cards = [engine.card for engine in self._lobby.engines]
         paths = [path for path in OPERATIONS if path not in TASKS or any(map(TASKS[path].able, cards))]
         if self._description[0] != paths:
-            made = await anyio.to_thread.run_sync(document, paths, self._config, limiter=self._readers)
+            made = await anyio.to_thread.run_sync(document, paths, self._config, limiter=self._readers.limiter)
             self._description = paths, made
         return Answer(self._description[1])
 

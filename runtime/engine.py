@@ -381,8 +381,12 @@ class Engine(EngineTasks):
 
         Raises:
             InvalidInput: An id is not in the model's vocabulary.
+            TooLarge: There are more ids than preprocess and the device hold at most, or the model reads.
             Overloaded, EngineStopped: As for `submit`.
         """
+        if len(ids) > (most := max(self._config.waiting_tokens, self._model.card.max_tokens)):
+            message = f"There are {len(ids)} token ids; at most {most} become one text."
+            raise TooLarge(message, param="tokens")
         detokenize = partial(self._detokenize, skip_special_tokens=skip_special_tokens)
         return await self._preprocess(detokenize, ids, len(ids), "text")
 

@@ -49,6 +49,9 @@ class Limits:
         return LEAST_VALUES + VALUES_PER_ITEM * self.items
 
 
+UNLIMITED: Final = Limits(items=2**31, tokens=2**40)
+
+
 def is_small(body: Body, limits: Limits) -> bool:
     """True for a body that cannot hold too many values, as each needs a byte at least."""
     return len(body) <= min(limits.values, limits.tokens)

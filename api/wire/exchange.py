@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from staged_pool.api.wire import aside, forms
+from staged_pool.api.wire import aside, forms, jsons
+from staged_pool.api.wire.density import UNLIMITED, Limits
 from staged_pool.api.wire.pieces import Pieces, dump_around
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
@@ -56,11 +57,12 @@ class Received(Generic[W]):
         body: As received.
         card: Of the served model.
         request_id: Becomes part of the answer's `id`.
+        limits: What the request may hold.
         boundary: Of a form. None: the body is JSON.
         placed: The path names the model; what the body says of it does not count.
     """
 
-    __slots__ = ("_body", "_boundary", "_card", "_placed", "_read", "_request_id", "_writer", "words")
+    __slots__ = ("_body", "_boundary", "_card", "_limits", "_placed", "_read", "_request_id", "_writer", "words")
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Received(Generic[W]):
         body: Body,
         card: ModelCard,
         request_id: str,
+        limits: Limits = UNLIMITED,
         *,
         boundary: bytes | None = None,
         placed: bool = False,
@@ -78,6 +81,7 @@ class Received(Generic[W]):
         self._boundary = boundary
         self._card = card
         self._request_id = request_id
+        self._limits = limits
         self._writer: W | None = None
         self.words: Words = ENGINE_WORDS
         """The caller's names for the fields of the request, once it is decoded."""
@@ -85,10 +89,12 @@ class Received(Generic[W]):
     def decode(self) -> Request:
         """The request, once. Runs in the parse stage."""
         body, self._body = self._body, b""
-        if self._boundary is None:
-            request, self._writer = aside.read(self._read_json, body)
-        else:
-            request, self._writer = aside.read_marked(self._read_json, forms.read_form(body, self._boundary))
+        with jsons.at_most(self._limits.items):
+            if self._boundary is None:
+                request, self._writer = aside.read(self._read_json, body)
+            else:
+                form = forms.read_form(body, self._boundary, self._limits)
+                request, self._writer = aside.read_marked(self._read_json, form)
         self.words = request.words
         return replace(request, model=None) if self._placed else request
 

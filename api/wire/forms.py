@@ -15,6 +15,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from staged_pool.api.wire.aside import Aside
+from staged_pool.api.wire.density import UNLIMITED, Limits, check_density
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 MAX_PARTS: Final = 1000
@@ -43,12 +44,12 @@ def boundary_of(content_type: bytes) -> bytes:
     return boundary
 
 
-def read_form(body: bytes | bytearray, boundary: bytes) -> Aside:
+def read_form(body: bytes | bytearray, boundary: bytes, limits: Limits = UNLIMITED) -> Aside:
     """The JSON that a form stands for, with its files set aside.
 
     Raises:
         InvalidInput: It is no form, or says which field is wrong.
-        TooLarge: It has more than `MAX_PARTS`.
+        TooLarge: It has more than `MAX_PARTS`, or more in it than the limits allow.
     """
     parts = _Parts()
     parser = MultipartParser(boundary, parts.callbacks())
@@ -60,6 +61,8 @@ def read_form(body: bytes | bytearray, boundary: bytes) -> Aside:
         raise _not_a_form("a part or its headers are not written as they should be, or are too long") from None
     if not parts.ended:
         raise _not_a_form("it ends before its last boundary")
+    for part in parts.found:
+        check_density(b"".join(part.data), limits)
     return _as_json(parts.found)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from types import UnionType
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from staged_pool.stages.errors import InvalidInput, shortened
+from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 T = TypeVar("T")
 
@@ -31,12 +33,26 @@ INPUTS: Final = frozenset({
 """Fields whose lists have an entry for each input of a request: an error in one carries the place as its index."""
 
 
+_MOST_ITEMS: Final[ContextVar[int | None]] = ContextVar("most_items", default=None)
+
+
+@contextmanager
+def at_most(items: int) -> Iterator[None]:
+    """Reject lists of more inputs in the block as soon as they are read, before anything is made of each."""
+    token = _MOST_ITEMS.set(items)
+    try:
+        yield
+    finally:
+        _MOST_ITEMS.reset(token)
+
+
 def decode(
     decoder: msgspec.json.Decoder[T],
     body: msgspec.Raw | bytes | bytearray,
     *,
     root: str = "",
     single: bool = False,
+    counted: bool = True,
 ) -> T:
     """Decode `body`, or say which field is wrong, what was expected there and what was found.
 
@@ -45,18 +61,35 @@ def decode(
         body: JSON text.
         root: The field that `body` is the value of; empty for a whole request.
         single: The value is one input, also where it is a list.
+        counted: A list has an entry for each input. False: it is one input, whose errors have an index all the same.
 
     Raises:
         InvalidInput: `body` is not JSON, not UTF-8, nested too deeply, or not of the expected type.
+        TooLarge: There are more inputs than a request may have, see `at_most`.
     """
     try:
-        return decoder.decode(body)
+        value = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _explain(str(error), root, decoder.type, single=single) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"The body is not valid JSON: {_reason(error, body)}") from None
     except RecursionError:
         raise InvalidInput("The body is not valid JSON: it is nested too deeply") from None
+    if counted and not single:
+        _check_items(value, root)
+    return value
+
+
+def _check_items(value: object, root: str) -> None:
+    """Reject a list of too many inputs: `value` itself, or in one of its fields that are named in `INPUTS`."""
+    most = _MOST_ITEMS.get()
+    if most is None:
+        return
+    named = ((root, value),) if root else ((name, getattr(value, name, None)) for name in INPUTS)
+    for name, inputs in named:
+        if isinstance(inputs, list) and len(inputs) > most:
+            message = f"The request has {len(inputs)} inputs; at most {most} are accepted."
+            raise TooLarge(message, param=name)
 
 
 def _reason(error: msgspec.DecodeError | UnicodeDecodeError, body: msgspec.Raw | bytes | bytearray) -> str:

@@ -55,9 +55,10 @@ def id_lists(raw: msgspec.Raw, root: str) -> list[tuple[int, ...]]:
 
     Raises:
         InvalidInput: It is something else, or an id is negative.
+        TooLarge: See `jsons.decode`.
     """
     nested = jsons.shape(raw)[0] == 2
-    lists = jsons.decode(_ID_LISTS, raw, root=root) if nested else [jsons.decode(_IDS, raw, root=root)]
+    lists = jsons.decode(_ID_LISTS, raw, root=root) if nested else [jsons.decode(_IDS, raw, root=root, counted=False)]
     for index, ids in enumerate(lists):
         if ids and (lowest := min(ids)) < 0:
             place = f"{root}[{index}]: " if nested else ""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from staged_pool.runtime.requests import MODEL_MAX, Side
 from staged_pool.stages.errors import InvalidInput, InvalidSetting
 
 T = TypeVar("T")
+
+MOST_CHARACTERS: Final = 2**20
+"""Of a text that is tokenized in one go: a tokenizer takes up to 400 bytes of memory for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,20 @@ class InputLimits:
         """The end that is cut off an input of a request that asks for this one; None: it does not say."""
         return self.truncation_side if asked is None else asked
 
-    def check_length(self, tokens: int) -> None:
-        """Raises `InvalidInput` for an input that is not to be cut and is longer than the model takes."""
+    def check_length(self, tokens: int, *, is_all: bool = True) -> None:
+        """Reject an input that is not to be cut and is longer than the model takes.
+
+        Args:
+            tokens: Of the input, or of as much of it as was tokenized.
+            is_all: All of the input was tokenized.
+
+        Raises:
+            InvalidInput: It is longer.
+        """
         if tokens > self.max_tokens:
             raise InvalidInput(
-                f"This model's maximum context length is {self.max_tokens} tokens. However, your input "
-                f"contains {tokens} tokens. Please reduce the length of the input prompt, "
+                f"This model's maximum context length is {self.max_tokens} tokens. However, your input contains "
+                f"{'' if is_all else 'at least '}{tokens} tokens. Please reduce the length of the input prompt, "
                 "or set $max_tokens.",
                 param="input",
             )
@@ -100,6 +111,19 @@ def check_text(text: str) -> None:
     except UnicodeEncodeError:
         message = "The input is not valid Unicode: it holds half of a surrogate pair."
         raise InvalidInput(message, param="input") from None
+
+
+def check_characters(text: str) -> None:
+    """Reject a text that is too long to be tokenized in one go.
+
+    Raises:
+        InvalidInput: It is longer than `MOST_CHARACTERS`.
+    """
+    if len(text) > MOST_CHARACTERS:
+        message = (
+            f"A text has {len(text)} characters; at most {MOST_CHARACTERS} are tokenized. Please send its beginning."
+        )
+        raise InvalidInput(message, param="input")
 
 
 def not_to_be_cut(limit: int) -> InvalidInput:

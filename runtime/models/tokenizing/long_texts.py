@@ -35,6 +35,8 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from staged_pool.runtime.models.tokenizing.limits import MOST_CHARACTERS
+
 CUT: Final = re.compile(r"(?<=\S) (?=\S)")
 """Python's whitespace holds all of Unicode's White_Space, which is what tokenizers know as whitespace."""
 
@@ -137,10 +139,13 @@ def can_cut(tokenizer: Tokenizer) -> bool:
 
 
 def _beginning(text: str, size: int) -> str:
-    """The text up to the first place behind `size` characters where it may be cut; all of it if there is none."""
+    """The text up to the first place behind `size` characters where it may be cut; all of it if there is none.
+
+    It is looked for in as many characters as can be tokenized. A search holds the interpreter's lock.
+    """
     if len(text) <= size:
         return text
-    found = CUT.search(text, size)
+    found = CUT.search(text, size, max(MOST_CHARACTERS, size) + 1)
     return text if found is None else text[: found.start()]
 
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
+from staged_pool.runtime.models.tokenizing.limits import check_characters
 from staged_pool.runtime.models.tokenizing.long_texts import can_cut, encode_beginnings, without_middle
 
 Encoding: TypeAlias = Any
@@ -55,12 +56,21 @@ class SharedTokenizer:
             wanted: For each text how many of its leading tokens are looked at; a long text may give no more than
                 that. None: all.
             offsets: Whether `offsets` and `word_ids` are needed, which cost a little.
+
+        Raises:
+            InvalidInput: A text is too long for that, see `check_characters`.
         """
-        call = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
+        call = partial(self._encode_whole, offsets=offsets)
         if wanted is None or not self._can_cut or not any(wanted):
-            encodings: list[Encoding] = call(list(texts), add_special_tokens=False)
-            return encodings
-        return encode_beginnings(partial(call, add_special_tokens=False), texts, wanted)
+            return call(texts)
+        return encode_beginnings(call, texts, wanted)
+
+    def _encode_whole(self, texts: Sequence[str], *, offsets: bool) -> list[Encoding]:
+        for text in texts:
+            check_characters(text)
+        call = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
+        encodings: list[Encoding] = call(list(texts), add_special_tokens=False)
+        return encodings
 
     def without_middle(self, text: str, start: int, end: int, tokens: int) -> str:
         """See `long_texts.without_middle`; the text itself where that does not hold for this tokenizer."""

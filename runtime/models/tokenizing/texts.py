@@ -26,6 +26,9 @@ from staged_pool.stages.work import Prepared
 _MOST_PARTS: Final = 1024
 """Into which one input may be cut."""
 
+_PORTION: Final = 2**18
+"""Characters of several texts that are tokenized in one call, about."""
+
 _NO_SPAN: Final = Span(0, 0, None)
 _NONE: Final = SpecialTokens([], [])
 
@@ -53,6 +56,25 @@ class _Reading:
     bare: TokenIds | None = None
     """The ids of all of it, without special tokens."""
     encoding: Encoding = None
+
+    @property
+    def is_long(self) -> bool:
+        """No model takes so much, but for texts of long words: a beginning of it says that it is too long."""
+        return len(self.written) > _PORTION
+
+
+def _portions(readings: Sequence[_Reading]) -> Iterator[list[_Reading]]:
+    """Divide texts into what is tokenized in one call: what a tokenizer finds takes much more memory than their ids."""
+    portion: list[_Reading] = []
+    characters = 0
+    for reading in readings:
+        if portion and characters + len(reading.written) > _PORTION:
+            yield portion
+            portion, characters = [], 0
+        portion.append(reading)
+        characters += len(reading.written)
+    if portion:
+        yield portion
 
 
 class TextReader:
@@ -137,8 +159,9 @@ class TextReader:
         written = [reading for reading in readings if reading.bare is None]
         with_spans = [reading for reading in written if Output.TOKEN_LABELS in reading.given.outputs]
         others = [reading for reading in written if Output.TOKEN_LABELS not in reading.given.outputs]
-        for reading, encoding in zip(others, self._encodings(others), strict=True):
-            reading.bare = encoding.ids
+        for portion in _portions(others):
+            for reading, encoding in zip(portion, self._encodings(portion), strict=True):
+                reading.bare = encoding.ids
         for reading, encoding in zip(with_spans, self._encodings(with_spans, offsets=True), strict=True):
             reading.bare = encoding.ids
             reading.encoding = encoding
@@ -152,6 +175,8 @@ class TextReader:
         own = reading.text.max_own_tokens
         limit = reading.limit if reading.side == "right" else None
         if own is None:
+            if limit is None and reading.is_long and not reading.given.may_split:
+                return reading.longest + 1  # more is not needed to reject it
             return None if limit is None else limit + 1
         if self._limits.truncation_side == "left":
             return None
@@ -192,7 +217,7 @@ class TextReader:
             elif tokens > reading.longest:
                 if reading.given.may_split and limit is None:
                     return tuple(self._split(reading, bare))
-                replace(self._limits, max_tokens=reading.longest).check_length(tokens)
+                replace(self._limits, max_tokens=reading.longest).check_length(tokens, is_all=not reading.is_long)
             # A limit below the special tokens leaves no text at all, and not even all of them.
             ids = [*special.prefix, *bare[start:end], *special.suffix][:limit]
             self._limits.check_ids(ids)

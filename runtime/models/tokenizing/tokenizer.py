@@ -10,7 +10,7 @@ from staged_pool.runtime.model import ModelInput, Role, Tokens, TokenSequence
 from staged_pool.runtime.models.specs import PairForm, PairPieces
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.decoding import without_gaps
-from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text
+from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_characters, check_text
 from staged_pool.runtime.models.tokenizing.pair_pieces import PieceReader
 from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
 from staged_pool.runtime.models.tokenizing.pairs import PairReader
@@ -142,6 +142,7 @@ class TextTokenizer:
         """
         text = source if isinstance(source, str) else self._texts.write_chat(source)
         check_text(text)
+        check_characters(text)
         encoding = self.shared.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         spans = [
             None if special else span
@@ -158,7 +159,8 @@ class TextTokenizer:
         if not ids:
             return ""
         self.limits.check_ids(ids)
-        text: str = self.shared.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        text: str
+        (text,) = self.shared.tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         return without_gaps(text) if self._cleans_up else text
 
     def _read_pairs(
