@@ -513,3 +513,41 @@ async def test_load_is_the_number_of_requests_inside() -> None:
         busy = await client.get("/load")
         gate.open()
     assert (empty.json(), busy.json()) == ({"server_load": 0}, {"server_load": 1})
+
+
+async def test_more_ids_than_preprocess_holds_become_no_text() -> None:
+    async with served(LetterModel(), waiting_tokens=100) as client:
+        most = LetterModel().card.max_tokens
+        enough = await client.post("/detokenize", json={"tokens": [97] * max(100, most)})
+        more = await client.post("/detokenize", json={"tokens": [97] * (max(100, most) + 1)})
+        one_of_several = await client.post("/decode", json={"ids": [[97], [97] * (max(100, most) + 1)]})
+    assert enough.status_code == 200
+    assert "at most" in error_of(more, 413)["message"]
+    assert one_of_several.status_code == 413
+
+
+DENSE = b'{"%s":[' + b",".join([b"[]"] * 200_000) + b"]}"
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/embeddings", b"input"), ("/pooling", b"messages"), ("/tokenize", b"messages"), ("/detokenize", b"tokens"),
+        ("/decode", b"ids"), ("/invocations", b"input"), ("/", b"inputs"), ("/api/show", b"model"),
+    ],
+)  # fmt: skip
+async def test_a_body_of_more_values_than_a_request_has_is_not_decoded(path: str, field: bytes) -> None:
+    async with served(LetterModel(), max_request_items=1) as client:
+        answered = await client.post(path, content=DENSE % field, headers={"content-type": "application/json"})
+    assert answered.status_code == 413
+    assert ("lists, objects, fields and texts" in answered.text) is (path != "/api/show")
+
+
+async def test_inputs_are_counted_before_anything_is_made_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr("staged_pool.api.wire.inputs.TextInput", lambda *args, **fields: made.append(args))
+    async with served(LetterModel(), max_request_items=2) as client:
+        error = error_of(await client.post("/v1/embeddings", json={"input": ["a", "b", "c"]}), 413)
+    assert error["message"] == "The request has 3 inputs; at most 2 are accepted."
+    assert error["param"] == "input"
+    assert made == []

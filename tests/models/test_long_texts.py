@@ -9,10 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from staged_pool.runtime.model import ModelInput
+from staged_pool.runtime.models.tokenizing.limits import MOST_CHARACTERS
 from staged_pool.runtime.models.tokenizing.long_texts import CUT, EXPRESSIONS, can_cut, encode_beginnings
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
+from staged_pool.runtime.requests import Output, TextInput
+from staged_pool.stages.errors import InvalidInput
 from tests.models.conftest import TinyFolder
-from tests.models.reading import STRANGE, WORDS, load
+from tests.models.reading import STRANGE, WORDS, load, reader
 
 PIECES = [
     *STRANGE,
@@ -204,3 +208,23 @@ def test_a_long_text_is_not_read_to_its_end(tokenizer: Tokenizer) -> None:
     seen.clear()
     encode_beginnings(call, ["a few words " * 1_000], [None])
     assert seen == [12_000]
+
+
+def test_a_text_that_cannot_be_cut_and_is_too_long_is_not_tokenized(tokenizer: Tokenizer) -> None:
+    shared = SharedTokenizer(tokenizer)
+    with pytest.raises(InvalidInput, match=f"A text has {MOST_CHARACTERS + 1} characters; at most {MOST_CHARACTERS} "):
+        shared.encode(["," * (MOST_CHARACTERS + 1)], [64])
+    with pytest.raises(InvalidInput, match="Please send its beginning"):
+        shared.encode(["a few words " * MOST_CHARACTERS], None)
+    (encoding,) = shared.encode(["a few words " * MOST_CHARACTERS], [64])
+    assert 64 <= len(encoding.ids) < 1000
+
+
+def test_a_long_text_that_is_not_to_be_cut_is_read_as_far_as_that_shows(tiny_folder: TinyFolder) -> None:
+    model = reader(load("bert-mean", tiny_folder)[0])
+    words = "a few words " * 50_000
+    given = [ModelInput(TextInput(text), (Output.DENSE,)) for text in (words, "short")]
+    too_long, short = model.preprocess(given)
+    assert isinstance(too_long, InvalidInput)
+    assert "your input contains at least " in str(too_long)
+    assert not isinstance(short, InvalidInput)
