@@ -27,6 +27,8 @@ class _List(Generic[S]):
     cost: int
     woken: Wakeup
     is_fed: bool = False
+    waits: bool = True
+    """It is in the queue."""
     batch_key: Hashable = None
 
 
@@ -92,7 +94,11 @@ class FeedQueue(Generic[S]):
             waiting = _List(ticket, items, ticket.load.tokens_of(self._lane, len(items)), wakeup())
             self._queue.add(waiting)
             self.grant()
-            await waiting.woken.wait()
+            try:
+                await waiting.woken.wait()
+            finally:
+                if waiting.waits:  # its request is settled: nothing of it may wait behind a lane that hangs
+                    self._queue.drop((waiting,))
             if not waiting.is_fed:
                 raise anyio.BrokenResourceError
 
@@ -110,7 +116,7 @@ class FeedQueue(Generic[S]):
         self._is_granting = True
         try:
             while (first := self._queue.first(_is_wanted)) is not None and self._may_pass(first.ticket, first.items):
-                self._queue.take(first)
+                self._take(first)
                 self._queue.end_round()
                 first.woken.set()
                 self._send(first.ticket, first.items)
@@ -118,7 +124,7 @@ class FeedQueue(Generic[S]):
             self._queue.end_round()
         except ENDED:
             while (left := self._queue.first(_is_wanted)) is not None:
-                self._queue.take(left)
+                self._take(left)
                 left.woken.set()
             self._queue.end_round()
         finally:
@@ -129,6 +135,10 @@ class FeedQueue(Generic[S]):
                 told.set()
             else:
                 self._for_room.append((ticket, told))
+
+    def _take(self, waiting: _List[S]) -> None:
+        self._queue.take(waiting)
+        waiting.waits = False
 
     def close(self) -> None:
         """Say that nothing more will come."""
@@ -147,4 +157,5 @@ class FeedQueue(Generic[S]):
 
 
 def _is_wanted(waiting: _List[S]) -> bool:
-    return not waiting.ticket.settled
+    waiting.waits = not waiting.ticket.settled  # else the queue lets go of it
+    return waiting.waits

@@ -138,3 +138,23 @@ async def test_items_of_callers_who_left_do_not_pile_up_behind_a_device_that_han
             most = max(most, batch._queue.waiting.cost)
         gate.open()
     assert 0 < most <= 2 * 20
+
+
+async def test_lists_of_callers_who_left_do_not_pile_up_in_front_of_a_preprocess_that_hangs() -> None:
+    gate = Gate()
+    model = LetterModel(on_preprocess=gate)
+    async with engine_on(model, preprocess_limit=1, chunk_items=1, channel_capacity=1) as engine:
+        feed = engine._pipeline.feeds["text"]
+        async with anyio.create_task_group() as tasks:
+            for number in range(4):  # one in the thread, and one in the channel, at least
+                tasks.start_soon(engine.embed, f"first {number}")
+            await gate.arrived()
+            await until(lambda: bool(feed._queue))
+            stay = len(feed._queue)
+            for number in range(20):
+                async with anyio.create_task_group() as caller:
+                    caller.start_soon(engine.embed, f"{number:02}")
+                    await until(lambda: len(feed._queue) > stay)
+                    caller.cancel_scope.cancel()
+                await until(lambda: len(feed._queue) == stay)
+            gate.open()
