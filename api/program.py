@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
 import re
@@ -19,6 +20,9 @@ from staged_pool.stages.errors import ConfigError, StagedPoolError
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
 
+_STDERR: Final = 2
+"""Its file descriptor."""
+
 _RENAMED: Final = {"allow_media_domains": "allow_media_domain", "memory_limit_bytes": "memory_limit"}
 """Settings whose flags have another name."""
 
@@ -26,6 +30,7 @@ _RENAMED: Final = {"allow_media_domains": "allow_media_domain", "memory_limit_by
 def prepare_environment(*, offline: bool) -> None:
     """Settle what libraries read from the environment when they are imported, and how memory is allocated. What the
     user has set stays."""
+    tell_of_crashes()
     keep_freed_memory()
     spin_briefly()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # preprocess has its own threads
@@ -33,6 +38,15 @@ def prepare_environment(*, offline: bool) -> None:
         os.environ.setdefault(cache, "256")  # the sizes of packed batches fit; padded ones have no end of sizes
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def tell_of_crashes() -> None:
+    """Have a signal that ends the process, such as SIGSEGV or SIGBUS, write its name and all stacks to stderr.
+
+    To the descriptor: a handler must not use Python's streams. Where it is on already, it stays as it is.
+    """
+    if not faulthandler.is_enabled():
+        faulthandler.enable(_STDERR)
 
 
 def run(backend: Backend, program: Callable[[], Awaitable[None]]) -> None:

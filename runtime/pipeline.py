@@ -38,6 +38,9 @@ PARSE_WORKERS: Final = 8
 
 POSTPROCESS_WORKERS: Final = 4
 
+LEAST_LOOK: Final = 0.01
+"""Part of `preprocess_alarm_s` that passes at least between two looks for calls that take longer."""
+
 log = get_logger("staged_pool.engine")
 
 
@@ -229,19 +232,18 @@ class Pipeline:
                 stage.close()
 
     async def _watch_preprocess(self) -> None:
-        """Raise the alarm about calls that do not end. Nothing can end a thread; an operator can end the process."""
+        """Raise the alarm about calls that do not end. Nothing can end a thread; an operator can end the process.
+
+        The next look is when one more call would be overdue, so that none that begins between two looks is missed.
+        """
         known = dict.fromkeys(self.preprocess, 0)
         while True:
-            await anyio.sleep(self._alarm_s)
+            next_s = min(stage.next_overdue_s(self._alarm_s) for stage in self.preprocess.values())
+            await anyio.sleep(max(next_s, self._alarm_s * LEAST_LOOK))
             for lane, stage in self.preprocess.items():
                 if (overdue := stage.overdue(self._alarm_s)) > known[lane]:
                     log.error(f"{stage.meter.name}.overdue", calls=overdue, limit=stage.meter.workers)
                 known[lane] = overdue
-
-    def save_memory(self, saves: bool) -> None:
-        """Keep batches small, or let them grow again."""
-        for stage in self.batch.values():
-            stage.save_memory(saves)
 
     def overdue_calls(self) -> int:
         """Preprocess calls that take longer than the alarm allows."""

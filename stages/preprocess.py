@@ -171,12 +171,18 @@ class PreprocessStage(Stage, Generic[S, P]):
         return len(self._called_at)
 
     def overdue(self, than_s: float) -> int:
-        """Calls that have been running for longer than `than_s` seconds. Each holds a worker and its thread."""
+        """Calls that have been running for `than_s` seconds or longer. Each holds a worker and its thread."""
         now = self._clock()
-        return sum(now - called_at > than_s for called_at in self._called_at.values())
+        return sum(now - called_at >= than_s for called_at in self._called_at.values())
+
+    def next_overdue_s(self, than_s: float) -> float:
+        """Seconds until one more call has been running for `than_s`; as many where none runs that could."""
+        now = self._clock()
+        left = (called_at + than_s - now for called_at in self._called_at.values())
+        return min((each for each in left if each > 0), default=than_s)
 
     def is_stuck(self, than_s: float) -> bool:
-        """Every worker is in a call that has been running for longer than `than_s` seconds."""
+        """Every worker is in a call that has been running for `than_s` seconds or longer."""
         if len(self._called_at) < self.meter.workers:
             return False
-        return self._clock() - next(reversed(self._called_at.values())) > than_s  # the one that began last
+        return self._clock() - next(reversed(self._called_at.values())) >= than_s  # the one that began last

@@ -1,10 +1,12 @@
-"""Reading a picture from the one folder from which URLs may name files."""
+"""Reading an image from the one folder from which URLs may name files."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -37,30 +39,89 @@ def read_file(folder: Path, path: str, max_bytes: int) -> bytes:
         UnusableMedia: There is no such file, or it is not to be read.
         TooLarge: It is larger.
     """
+    return read_beneath(*find_beneath(folder, path), max_bytes)
+
+
+def find_beneath(folder: Path, path: str) -> tuple[Path, tuple[str, ...]]:
+    """Follow all links of a path.
+
+    Args:
+        folder: What the file must lie in.
+        path: Of the file, absolute.
+
+    Returns:
+        The folder, and the names that lead from it to the file; none of them was a link.
+
+    Raises:
+        UrlNotAllowed: It lies elsewhere, whether or not there is one.
+    """
     try:
-        found = Path(path).resolve()
-        inside = found.is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # links in a circle; a name that no file can have
-        inside = False
-    if not inside:
-        raise _outside()
+        found, root = Path(path).resolve(), folder.resolve()
+        return root, found.relative_to(root).parts
+    except (OSError, RuntimeError, ValueError):  # links in a circle; a name that no file can have; it lies elsewhere
+        raise _outside() from None
+
+
+def read_beneath(root: Path, names: Sequence[str], max_bytes: int) -> bytes:
+    """Read a file, opening one folder after the other and following no link.
+
+    A name that has become a link since `find_beneath`, or leads elsewhere by another way, is not followed: each folder
+    is opened from the one before it, as `openat2` does with RESOLVE_BENEATH.
+
+    Raises:
+        UrlNotAllowed: A name is a link by now.
+        UnusableMedia: There is no such file, or it is not to be read.
+        TooLarge: It is larger.
+    """
     try:
-        # Not waiting: a pipe has an end only when somebody writes into it. No link: it would be one made just now.
-        descriptor = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
+        with _opened(root, names) as descriptor:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
                 raise _unusable("is no file")
             if about.st_size > max_bytes:
                 raise too_large(max_bytes)
-            data = file.read(max_bytes + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(max_bytes + 1)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # Python 3.13 resolves links in a circle to themselves
+        if error.errno == errno.ELOOP:
             raise _outside() from None
         raise _unusable(_WHY.get(error.errno or 0, "cannot be read")) from None
     if len(data) > max_bytes:  # it grew
         raise too_large(max_bytes)
     return data
+
+
+@contextmanager
+def _opened(root: Path, names: Sequence[str]) -> Iterator[int]:
+    """A block that has the file open.
+
+    Raises:
+        OSError: It cannot be opened; ELOOP where a name is a link.
+    """
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in names[:-1]:
+            inner = _open_folder(name, folder)
+            os.close(folder)
+            folder = inner
+        # Not waiting: a pipe has an end only when somebody writes into it.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(names[-1] if names else ".", flags, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_folder(name: str, within: int) -> int:
+    try:
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
+    except NotADirectoryError:  # as Linux says of a link
+        if stat.S_ISLNK(os.stat(name, dir_fd=within, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+        raise
 
 
 def _outside() -> UrlNotAllowed:

@@ -19,7 +19,7 @@ import structlog
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media.fetcher import MediaFetcher
-from staged_pool.runtime.media.files import check_folder
+from staged_pool.runtime.media.files import check_folder, find_beneath, read_beneath
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import (
     ConfigError,
@@ -241,3 +241,47 @@ def test_a_read_that_never_ends_does_not_hold_up_the_end_of_the_process(backend:
     text = textwrap.dedent(program) + f"\nanyio.run(main, backend={backend!r})\n"
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout.splitlines()[-1:]) == (0, ["timed out"]), ended.stderr
+
+
+@pytest.mark.parametrize("swapped", ["below", "below/deeper", "below/deeper/c.png"])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_what_becomes_a_link_after_it_was_found_is_not_followed(tmp_path: Path, swapped: str, absolute: bool) -> None:
+    inside, outside = tmp_path / "open", tmp_path / "closed"
+    for folder in (inside, outside):
+        (folder / "below" / "deeper").mkdir(parents=True)
+        (folder / "below" / "deeper" / "c.png").write_bytes(folder.name.encode())
+    root, names = find_beneath(inside, str(inside / "below" / "deeper" / "c.png"))
+    assert read_beneath(root, names, 100) == b"open"
+    there = inside / swapped
+    target = outside / swapped
+    there.rename(tmp_path / "aside")
+    there.symlink_to(target if absolute else os.path.relpath(target, there.parent))
+    assert (inside / "below" / "deeper" / "c.png").read_bytes() == b"closed"
+    with pytest.raises(UrlNotAllowed, match="outside of the folder"):
+        read_beneath(root, names, 100)
+
+
+def test_a_file_of_a_folder_that_has_gone_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "c.png").write_bytes(b"c")
+    root, names = find_beneath(tmp_path, str(tmp_path / "below" / "c.png"))
+    (tmp_path / "below").rename(tmp_path / "elsewhere")
+    for put in (lambda: None, lambda: (tmp_path / "below").write_bytes(b"")):
+        put()
+        with pytest.raises(UnusableMedia, match="is not there"):
+            read_beneath(root, names, 100)
+
+
+def test_reading_leaves_no_folder_open(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "c.png").write_bytes(b"c")
+    (tmp_path / "a" / "pipe").mkdir()
+    before = sorted(os.listdir("/proc/self/fd")) if sys.platform == "linux" else []
+    root, names = find_beneath(tmp_path, str(tmp_path / "a" / "b" / "c.png"))
+    assert read_beneath(root, names, 1) == b"c"
+    for wrong in (("a", "no"), ("a", "b", "c.png", "d"), ("a", "pipe"), ()):
+        with pytest.raises(UnusableMedia):
+            read_beneath(root, wrong, 1)
+    with pytest.raises(TooLarge):
+        read_beneath(root, names, 0)
+    assert (sorted(os.listdir("/proc/self/fd")) if sys.platform == "linux" else []) == before
