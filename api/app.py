@@ -29,7 +29,8 @@ from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.memory.governor import Pressure
-from staged_pool.stages.errors import shortened
+from staged_pool.stages.errors import StagedPoolError, shortened
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.ticket import Timeline
 
@@ -259,6 +260,8 @@ async def _answer(handler: Handler, call: Call) -> Answer:
     try:
         return await handler(call)
     except Exception as error:
+        if not isinstance(error, StagedPoolError) and is_out_of_memory(error):
+            return Answer.of(status.problem(exhausted(error, "http")), call.describe)
         problem = status.problem(error, call.words)
         if problem.row is status.UNEXPECTED:
             log.exception("request.crashed", path=call.scope["path"], request_id=call.request_id)

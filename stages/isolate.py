@@ -8,6 +8,7 @@ from typing import TypeVar
 import anyio.lowlevel
 
 from staged_pool.stages.errors import Abandoned, DeviceLost, ModelFailed, StagedPoolError
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
 
 P = TypeVar("P")
@@ -59,8 +60,13 @@ async def run_isolated(
 
 
 def failure(error: Exception, stage: str) -> StagedPoolError:
-    """The error for the caller: our own as they are; others are logged, and hidden behind `ModelFailed`."""
+    """The error for the caller: our own as they are; others are logged, and hidden behind `ModelFailed`.
+
+    A failed allocation is no fault of the input: it becomes `OutOfMemory`.
+    """
     if isinstance(error, StagedPoolError):
         return error
+    if is_out_of_memory(error):
+        return exhausted(error, stage)
     log.error("item.failed", stage=stage, exc_info=error)
     return ModelFailed(f"the model failed on this input in the {stage} stage ({type(error).__name__})")

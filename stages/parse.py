@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from staged_pool.stages.channel import Inlet
 from staged_pool.stages.errors import StagedPoolError, StageFailed
 from staged_pool.stages.exception_groups import single_errors
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload
@@ -121,6 +122,10 @@ class ParseStage(Stage, Generic[S]):
             self._fail(ticket, error)
             return
         except Exception as error:  # the boundary to a dialect's code; a bad body must not end a worker
+            if is_out_of_memory(error):
+                error.__traceback__ = None
+                self._fail(ticket, exhausted(error, "parse"))
+                return
             log.error("request.decode_failed", exc_info=error)
             error.__traceback__ = None  # in a thread of anyio's it leads to frames that have the error, and the body
             self._fail(ticket, StageFailed("the request could not be decoded: a bug of the server", stage="parse"))

@@ -10,6 +10,7 @@ import anyio.lowlevel
 
 from staged_pool.stages.channel import Inlet
 from staged_pool.stages.errors import StagedPoolError, StageFailed
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.scheduling.tuning import ANSWERING_S
@@ -108,6 +109,9 @@ class PostprocessStage(Stage, Generic[R]):
             self._fail(ticket, error)
             return
         except Exception as error:  # the boundary to a dialect's code; one answer must not end a worker
+            if is_out_of_memory(error):
+                self._fail(ticket, exhausted(error, "postprocess"))
+                return
             log.error("request.encode_failed", exc_info=error)
             message = "the answer could not be written: a bug of the server"
             self._fail(ticket, StageFailed(message, stage="postprocess"))

@@ -12,6 +12,7 @@ from typing import Self
 import anyio
 
 from staged_pool.stages.errors import DeviceLost, EngineStopped, StagedPoolError, StageFailed
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.meter import StageMeter
 from staged_pool.stages.ticket import Ticket
@@ -44,6 +45,8 @@ class Custody:
             self.settle(error)
         elif isinstance(error, anyio.BrokenResourceError | anyio.get_cancelled_exc_class()):
             self.settle(EngineStopped("the engine was stopped while it worked on this request"))
+        elif isinstance(error, Exception) and is_out_of_memory(error):
+            self.settle(exhausted(error, stage))
         elif isinstance(error, Exception):
             self.settle(StageFailed(f"the {stage} stage failed on this request", stage=stage))
 
@@ -125,7 +128,11 @@ class Supervisor:
                 await worker()
             except (DeviceLost, anyio.BrokenResourceError):
                 raise
-            except Exception:  # the boundary: a crash must end neither the stage nor its host
+            except Exception as error:  # the boundary: a crash must end neither the stage nor its host
+                if is_out_of_memory(error):  # no bug, and no reason to give the engine up
+                    log.error("memory.exhausted", stage=self._meter.name, exc_info=error)
+                    await anyio.sleep(self._policy.first_delay_s)
+                    continue
                 log.exception("stage.worker_crashed", stage=self._meter.name)
                 await anyio.sleep(self._next_delay_s())
             else:

@@ -21,10 +21,7 @@ from staged_pool.runtime.models.tower import Outcome, Tower
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsupported
-
-_NO_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
-"""Words of torch in a `RuntimeError` for an allocation that failed."""
-
+from staged_pool.stages.exhausted import is_out_of_memory
 
 _WARM_UP_TOKENS: Final = 128
 """Enough for torch to share a forward among its threads."""
@@ -154,12 +151,12 @@ def _device_errors() -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise OutOfMemory(str(error)) from error
+        raise OutOfMemory("There was no memory for this batch; it may be sent again.") from error
     except RuntimeError as error:
         text = str(error)
         # Memory first: a failed allocation may come as any of these classes, and the device stands after it.
-        if isinstance(error, torch.OutOfMemoryError) or any(words in text for words in _NO_MEMORY):
-            raise OutOfMemory(text) from error
+        if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):
+            raise OutOfMemory("The device had no memory for this batch; it may be sent again.") from error
         if isinstance(error, torch.AcceleratorError) or "CUDA error" in text:
             raise DeviceLost(text) from error
         raise
