@@ -245,6 +245,11 @@ class Pipeline:
                     log.error(f"{stage.meter.name}.overdue", calls=overdue, limit=stage.meter.workers)
                 known[lane] = overdue
 
+    def save_memory(self, saves: bool) -> None:
+        """Keep batches small, or let them grow again."""
+        for stage in self.batch.values():
+            stage.save_memory(saves)
+
     def overdue_calls(self) -> int:
         """Preprocess calls that take longer than the alarm allows."""
         return sum(stage.overdue(self._alarm_s) for stage in self.preprocess.values())
