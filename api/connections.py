@@ -25,7 +25,8 @@ from hypercorn.utils import parse_socket_addr
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.fast_path import FastPath, FastRequest
-from staged_pool.api.protocols import PIECE_BYTES, Http1, Http2
+from staged_pool.api.http2 import Http2
+from staged_pool.api.protocols import PIECE_BYTES, Http1
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import READ_BYTES, Look, Transport
 from staged_pool.stages.exception_groups import first_error

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import importlib.util
 import socket
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import unquote
 
 import anyio
 import anyio.abc
 
-from staged_pool.api.asgi import App, Message, Scope
+from staged_pool.api.allowance import ANSWER_UNITS, Credit
+from staged_pool.api.asgi import App, Headers
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.protocols import PIECE_BYTES, RESETS
+from staged_pool.api.protocols import PIECE_BYTES
+from staged_pool.api.request_head import Malformed, scope_of
+from staged_pool.api.streams import RequestStream
 from staged_pool.api.traffic import Traffic
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
@@ -35,6 +36,9 @@ Address: TypeAlias = tuple[str, int]
 FIRST_DATAGRAM_BYTES: Final = 1200
 """The least that the first datagram of a client has (RFC 9000, section 14.1): an answer cannot be made to be larger
 than what asks for it."""
+
+REQUEST_UNITS: Final = 10
+"""Price of beginning a request, as over HTTP/2."""
 
 NO_ERROR: Final = 0x100  # RFC 9114, section 8.1
 INTERNAL_ERROR: Final = 0x102
@@ -87,7 +91,7 @@ class Http3:
                 data, address = await udp.receive()
                 if (connection := self._connection(data)) is not None:
                     if not connection.begun:
-                        connection.begin(udp, tasks)
+                        connection.begin(udp, tasks, address[:2])
                     connection.take(data, address)
 
     def _connection(self, data: bytes) -> _Connection | None:
@@ -133,17 +137,18 @@ class _Connection:
         """Something was sent or acknowledged since it was last looked at."""
         self._quic = quic
         self._h3: H3Connection | None = None
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, RequestStream] = {}
         self._names: set[bytes] = {quic.host_cid, quic.original_destination_connection_id}
         self._client: Address = ("", 0)
         self._wake = anyio.Event()
         self._ended = False
-        self._resets = 0
         self._tasks: anyio.abc.TaskGroup
+        self._credit: Credit
 
-    def begin(self, udp: anyio.abc.UDPSocket, tasks: anyio.abc.TaskGroup) -> None:
+    def begin(self, udp: anyio.abc.UDPSocket, tasks: anyio.abc.TaskGroup, client: Address) -> None:
         """Count it, and start its task."""
         self.begun = True
+        self._credit = self.server.traffic.allowances.of(client)
         self._tasks = tasks
         self.server.traffic.enter(self._leave)
         tasks.start_soon(self._run, udp)
@@ -186,7 +191,8 @@ class _Connection:
         self._guarded(lambda: self._quic.receive_datagram(data, address, now=anyio.current_time()))
         self.wake()
 
-    def send(self, stream_id: int, headers: list[tuple[bytes, bytes]] | None, body: bytes, *, ends: bool) -> None:
+    async def respond(self, stream_id: int, headers: Headers | None, body: bytes, *, ends: bool) -> None:
+        """Send a part of an answer, and wait until little of it is left here."""
         if self._ended or self._h3 is None:
             return
         if headers is not None:
@@ -194,6 +200,28 @@ class _Connection:
         if body or (ends and headers is None):
             self._h3.send_data(stream_id, body, end_stream=ends)
         self.wake()
+        await self._until_taken(stream_id)
+        if ends:
+            self._credit.earn(REQUEST_UNITS + ANSWER_UNITS)
+
+    async def _until_taken(self, stream_id: int) -> None:
+        """Wait until little of the answer is left here, as long as the client takes a piece of it in time."""
+        server, stream = self.server, self._streams[stream_id]
+        while not stream.left and (unsent := self.unsent(stream_id)) > PIECE_BYTES:
+            with server.traffic.patience(server.config.write_timeout_s) as patience:
+                while self.unsent(stream_id) > unsent - PIECE_BYTES and not stream.left:
+                    await self.moved.wait()
+            if patience.cancelled_caught:
+                log.info("stream.cut_off", reason="its client does not read the answer")
+                self.reset(stream_id, REQUEST_CANCELLED)
+                return
+
+    async def consumed(self, stream_id: int, count: int) -> None:
+        """Do nothing: aioquic gives back what a client has spent as soon as it arrives."""
+
+    async def break_off(self, stream_id: int, *, failed: bool) -> None:
+        """Reset a stream without an answer."""
+        self.reset(stream_id, INTERNAL_ERROR if failed else REQUEST_CANCELLED)
 
     def reset(self, stream_id: int, code: int) -> None:
         if not self._ended:
@@ -205,7 +233,8 @@ class _Connection:
         stream = self._quic._streams.get(stream_id)  # nothing public tells
         return 0 if stream is None or self._ended else len(stream.sender._buffer)
 
-    def done(self, stream_id: int) -> None:
+    async def done(self, stream_id: int) -> None:
+        """Forget a stream; the connection may end now, if the server does."""
         self._streams.pop(stream_id, None)
         if self.server.traffic.leaving:
             self._leave()
@@ -247,125 +276,37 @@ class _Connection:
             if isinstance(part, HeadersReceived):
                 self._begin(part.stream_id, part.headers, ended=part.stream_ended)
             elif isinstance(part, DataReceived) and (stream := self._streams.get(part.stream_id)) is not None:
-                stream.feed(part.data, ended=part.stream_ended)
+                stream.feed(part.data, 0, ended=part.stream_ended)
 
-    def _begin(self, stream_id: int, headers: list[tuple[bytes, bytes]], *, ended: bool) -> None:
+    def _begin(self, stream_id: int, headers: Headers, *, ended: bool) -> None:
         if (trailers := self._streams.get(stream_id)) is not None:
-            trailers.feed(b"", ended=ended)
+            trailers.feed(b"", 0, ended=ended)
             return
         if self.server.traffic.leaving:
             self.reset(stream_id, REQUEST_REJECTED)
             return
-        if (scope := _scope(headers, self._client)) is None:
+        if not self._credit.spend(REQUEST_UNITS):
+            log.warning("connection.cut_off", reason="it resets its streams before they are answered")
+            self._quic.close(error_code=EXCESSIVE_LOAD)
+            return
+        try:
+            scope = scope_of(headers, ended=ended, version="3", scheme="https", client=self._client, server=None)
+        except Malformed as error:
+            log.info("stream.malformed", reason=str(error))
             self.reset(stream_id, MESSAGE_ERROR)
             return
-        stream = self._streams[stream_id] = _Stream(self, stream_id, scope)
+        stream = self._streams[stream_id] = RequestStream(self, stream_id, scope, self.server.app)
         if ended:
-            stream.feed(b"", ended=True)
+            stream.feed(b"", 0, ended=True)
         self._tasks.start_soon(stream.run)
 
     def _abandon(self, stream_id: int) -> None:
-        if (stream := self._streams.get(stream_id)) is None:
-            return
-        stream.leave()
-        self._resets += 1
-        if self._resets > RESETS:
-            log.warning("connection.cut_off", reason="it resets its streams before they are answered")
-            self._quic.close(error_code=EXCESSIVE_LOAD)
-
-
-class _Stream:
-    """One request."""
-
-    def __init__(self, connection: _Connection, stream_id: int, scope: Scope) -> None:
-        self._connection = connection
-        self._id = stream_id
-        self._scope = scope
-        self._incoming: deque[Message] = deque()
-        self._arrived = anyio.Event()
-        self._head: list[tuple[bytes, bytes]] | None = None
-        self._left = self._answered = False
-
-    async def run(self) -> None:
-        try:
-            await self._connection.server.app(self._scope, self._receive, self._send)
-        except Exception as error:  # noqa: BLE001  # the application answers for its own; this one is of the protocol
-            _log_failure(error)
-        finally:
-            if not self._answered:
-                self._connection.reset(self._id, REQUEST_CANCELLED if self._left else INTERNAL_ERROR)
-            self._connection.done(self._id)
-
-    def feed(self, data: bytes, *, ended: bool) -> None:
-        """A piece of the body. The guard reads all of it, and keeps what it may."""
-        self._incoming.append({"type": "http.request", "body": data, "more_body": not ended})
-        self._arrived.set()
-
-    def leave(self) -> None:
-        """The client wants no answer any more."""
-        self._left = True
-        self._arrived.set()
-
-    async def _receive(self) -> Message:
-        while not self._incoming and not self._left:
-            self._arrived = anyio.Event()
-            await self._arrived.wait()
-        return {"type": "http.disconnect"} if self._left else self._incoming.popleft()
-
-    async def _send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            status = (b":status", str(message["status"]).encode())
-            self._head = [status, *(header for header in message["headers"] if header[0] != b"connection")]
-            return
-        body = b"" if self._scope["method"] == "HEAD" else message.get("body", b"")
-        ends = not message.get("more_body", False)
-        self._answered = self._answered or ends
-        head, self._head = self._head, None
-        self._connection.send(self._id, head, body, ends=ends)
-        await self._until_taken()
-
-    async def _until_taken(self) -> None:
-        """Wait until little of the answer is left here, as long as the client takes a piece of it in time."""
-        server, connection = self._connection.server, self._connection
-        while not self._left and (unsent := connection.unsent(self._id)) > PIECE_BYTES:
-            with server.traffic.patience(server.config.write_timeout_s) as patience:
-                while connection.unsent(self._id) > unsent - PIECE_BYTES and not self._left:
-                    await connection.moved.wait()
-            if patience.cancelled_caught:
-                log.info("stream.cut_off", reason="its client does not read the answer")
-                connection.reset(self._id, REQUEST_CANCELLED)
-                return
+        if (stream := self._streams.get(stream_id)) is not None:
+            stream.leave()
 
 
 def _log_failure(error: Exception) -> None:
     log.warning("connection.failed", error=type(error).__name__, reason=str(error), where="http3")
-
-
-def _scope(headers: list[tuple[bytes, bytes]], client: Address) -> Scope | None:
-    """What the application sees of the head of a request; None where it is malformed (RFC 9114, section 4.3.1)."""
-    pseudo = {name: value for name, value in headers if name.startswith(b":")}
-    method, target = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
-    if not method.isascii() or method in (b"", b"CONNECT") or not target.isascii() or not target.startswith(b"/"):
-        return None
-    path, _, query = target.partition(b"?")
-    fields = [(name, value) for name, value in headers if not name.startswith(b":")]
-    if b":authority" in pseudo and not any(name == b"host" for name, _ in fields):
-        fields.insert(0, (b"host", pseudo[b":authority"]))
-    return {
-        "type": "http",
-        "http_version": "3",
-        "asgi": {"spec_version": "2.1", "version": "3.0"},
-        "method": method.decode(),
-        "scheme": "https",
-        "path": unquote(path.decode()),
-        "raw_path": path,
-        "query_string": query,
-        "root_path": "",
-        "headers": fields,
-        "client": client,
-        "server": None,
-        "extensions": {},
-    }
 
 
 def _settings(config: ServerConfig) -> QuicConfiguration:

@@ -9,6 +9,7 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 
+from staged_pool.api.allowance import Allowances
 from staged_pool.api.lag import LoopLag
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
 
@@ -32,6 +33,8 @@ class Traffic:
         self._turns = anyio.Lock(fast_acquire=True)
         self.joining = anyio.CapacityLimiter(1)
         """Of threads that join the pieces of a large body."""
+        self.allowances = Allowances()
+        """Of clients, for frames that bring nothing."""
         self.lag = LoopLag()
         """Of the event loop that all of this lives on."""
         self.leaving = False

@@ -105,11 +105,11 @@ async def test_the_modules_of_hypercorn_are_as_it_made_them_after_a_server_of_ou
 
 def test_what_is_needed_of_h11_and_h2_beyond_their_interfaces_is_there_or_named() -> None:
     assert missing_names(h11.Connection(h11.SERVER), h2.connection.H2Connection()) == []
-    without = SimpleNamespace(_cstate=SimpleNamespace(), incoming_buffer=SimpleNamespace())
+    without = SimpleNamespace(_cstate=SimpleNamespace())
     assert missing_names(without, without) == [
         "h11.Connection._cstate.keep_alive",
         "h11.Connection._reader",
         "h11.Connection._receive_buffer._data",
-        "h2.connection.H2Connection.incoming_buffer._data",
+        "h2.connection.H2Connection._receive_frame",
     ]
     assert len(missing_names(SimpleNamespace(), SimpleNamespace())) == 4

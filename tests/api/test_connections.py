@@ -24,10 +24,10 @@ import sniffio
 from blockbuster import BlockBuster
 
 from staged_pool.api.accept import ACCEPTED_AT_ONCE
+from staged_pool.api.allowance import CLIENT_UNITS, CONNECTION_UNITS
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connections import AHEAD_BYTES
 from staged_pool.api.listener import bind
-from staged_pool.api.protocols import RESETS
 from staged_pool.api.server import Server
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import EMBED, Http2, engine_on, only, post, read_answer, read_to_end, serving, statuses
@@ -262,7 +262,7 @@ async def test_streams_that_are_reset_cancel_their_handlers_until_the_connection
                     client.h2.reset_stream(2 * number + 1)
                     await client.flush()
                     most = max(most, served.server.traffic.requests)
-            assert RESETS <= number < 9_999
+            assert (CONNECTION_UNITS + CLIENT_UNITS) / 12 <= number < 9_999
         assert most <= 50 + 10  # those beyond the limit are being refused
         await until(lambda: served.server.traffic.requests == 0)
         await until(lambda: served.inside == 0)

@@ -136,14 +136,14 @@ async def test_a_bug_in_the_protocol_ends_one_connection(
     files: Files,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = http3._scope
+    whole = http3.scope_of
 
-    def buggy(headers: list[tuple[bytes, bytes]], client: tuple[str, int]) -> Any:
+    def buggy(headers: list[tuple[bytes, bytes]], **rest: Any) -> Any:
         if (b":path", b"/bug") in headers:
             raise KeyError("a bug")
-        return whole(headers, client)
+        return whole(headers, **rest)
 
-    monkeypatch.setattr(http3, "_scope", buggy)
+    monkeypatch.setattr(http3, "scope_of", buggy)
     async with serving_http3(files) as (_, port), http3_client(port, files.roots) as other:
         async with http3_client(port, files.roots) as client:
             await client.request(b"/bug")

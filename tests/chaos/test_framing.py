@@ -186,13 +186,11 @@ def http2_frame(kind: int, payload: bytes, *, flags: int = 0, stream_id: int = 0
 
 HEADER_BLOCK = b"\x82\x86\x84\x41\x01a"  # GET http / with authority a
 FLOODS = {
-    "101 streams": b"".join(http2_frame(1, HEADER_BLOCK, flags=4, stream_id=i) for i in range(1, 203, 2)),
     "CONTINUATION without an end": http2_frame(1, HEADER_BLOCK, stream_id=1)
     + http2_frame(9, b"\x00\x01x\x01y", stream_id=1) * 100_000,
     "HPACK bomb": http2_frame(1, b"\x40\x01x\x7f\x80\x1e" + b"y" * 3967 + b"\xbe" * 12_000, flags=5, stream_id=1),
     "a frame larger than agreed": http2_frame(0, b"x" * 20_000, stream_id=1),
     "the beginning of a frame of 16 MiB": b"\xff" * 100,
-    "an empty path": http2_frame(1, b"\x82\x86\x04\x00\x41\x01a", flags=5, stream_id=1),
     "DATA on a stream that never was": http2_frame(0, b"x", stream_id=7),
     "a window that overflows": http2_frame(8, b"\x7f\xff\xff\xff") * 2,
     "a stream that depends on itself": http2_frame(2, b"\x00\x00\x00\x01\x10", stream_id=1),
