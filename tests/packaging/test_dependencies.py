@@ -41,7 +41,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
     assert imported - declared == set()
 
 
-@pytest.mark.parametrize("name", ["hypercorn", "h11", "h2", "transformers"])
+@pytest.mark.parametrize("name", ["hypercorn", "h11", "h2", "hpack", "transformers"])
 def test_what_is_subclassed_is_capped(name: str) -> None:
     with Path(PROJECT).open("rb") as file:
         dependencies: list[str] = tomllib.load(file)["project"]["dependencies"]
