@@ -46,7 +46,7 @@ class VectorLines:
             BadAnswer: It is not what is expected.
         """
         self._left += data
-        if not self._in_lines:
+        if not self._in_lines or b"\n" not in data:  # a long line is not looked through with each of its pieces
             return []
         *lines, rest = self._left.split(b"\n")
         self._left = rest
