@@ -17,18 +17,17 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.dialects import words_of
 from staged_pool.api.entrance import METHODS, is_preflight
 from staged_pool.api.front_door import FrontDoor
-from staged_pool.api.keys import TENANT, Keys, party_of
+from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.lobby import Lobby
 from staged_pool.api.metrics import ServerMetrics
 from staged_pool.api.pages import HTML, PAGES
-from staged_pool.api.request_limits import RequestLimits
+from staged_pool.api.request_limits import RequestLimits, party_of
 from staged_pool.api.routes import PROBES, Routes, alive
 from staged_pool.api.sampling import Sample
 from staged_pool.api.status import Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.wire.tei_tokens import tei_error, timing_headers
 from staged_pool.runtime.memory.answers import AnswerMemory
-from staged_pool.runtime.memory.governor import Pressure
 from staged_pool.stages.errors import StagedPoolError, shortened
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
@@ -81,7 +80,7 @@ class Application:
     @property
     def closes_connections(self) -> bool:
         """Each answer closes its connection: the server drains, or is short of memory."""
-        return self._lobby.leaving or self._traffic.memory.pressure >= Pressure.NO_KEEP_ALIVE
+        return self._lobby.leaving or not self._traffic.keeps_alive
 
     def answer_now(self, given: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
         """Make, log and count an answer that nothing has to be done for; and its headers."""

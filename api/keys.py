@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -131,12 +131,3 @@ def check_tenant_header(name: str) -> None:
 def _tenant(name: bytes) -> str:
     """What logs and queues call the owner of a key, or whoever a header names: too little of a hash to find it by."""
     return hashlib.blake2b(name, digest_size=4, person=b"tenant").hexdigest()
-
-
-def party_of(scope: Scope) -> Hashable:
-    """Return whom the memory of a request counts for: its tenant, or else its client's address."""
-    tenant: str | None = scope.get(TENANT)
-    if tenant is not None:
-        return tenant
-    client = scope.get("client")
-    return client[0] if client else None

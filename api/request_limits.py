@@ -15,6 +15,7 @@ from staged_pool.api.keys import OPEN, TENANT
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.traffic import Traffic
 from staged_pool.runtime.memory.budget import ByteAccount
+from staged_pool.runtime.memory.governor import Pressure
 
 TARGET_LIMIT_BYTES: Final = 2**13
 """Of path and query. No route needs a hundredth of it."""
@@ -73,6 +74,9 @@ class RequestLimits:
 
     def too_many(self, scope: Scope) -> Problem | None:
         """The problem of one request more than may be handled at once; None while there is room for its party."""
+        memory = self.traffic.memory
+        if memory.pressure >= Pressure.REJECT:
+            return status.problem(memory.rejection())
         if self._requests.has_room(1, party_of(scope)):
             return None
         message = f"The server handles as many requests at once as it may: {self.config.max_http_requests}"

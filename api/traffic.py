@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 from staged_pool.api.allowance import Allowances
 from staged_pool.api.lag import LoopLag
-from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor
+from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor, Pressure
 
 GRACE_S: Final = 2.0
 """What a client gets to take the next piece of its answer, or to send the rest of its request, once the server ends."""
@@ -42,6 +42,21 @@ class Traffic:
         self._leave: Final[set[Callable[[], None]]] = set()
         self._waits: Final[set[anyio.CancelScope]] = set()
         self._gone = anyio.Event()
+        self.memory.listen(self._heed, lambda: self.requests > 0)
+
+    @property
+    def keeps_alive(self) -> bool:
+        """A connection may wait for its next request: the server does not end, and has memory for it."""
+        return not self.leaving and self.memory.pressure < Pressure.NO_KEEP_ALIVE
+
+    def _heed(self, pressure: Pressure) -> None:
+        """Let the idle connections go while memory is short."""
+        if pressure >= Pressure.NO_KEEP_ALIVE:
+            self._tell_to_leave()
+
+    def _tell_to_leave(self) -> None:
+        for leave in list(self._leave):
+            leave()
 
     @property
     def body_bytes(self) -> int:
@@ -82,8 +97,7 @@ class Traffic:
     def end(self) -> None:
         """Let the connections go: the idle ones at once, the others as soon as their clients have their answers."""
         self.leaving = True
-        for leave in list(self._leave):
-            leave()
+        self._tell_to_leave()
         latest = anyio.current_time() + GRACE_S
         for scope in list(self._waits):
             scope.deadline = min(scope.deadline, latest)

@@ -23,7 +23,10 @@ EVERY_S: Final = 0.25
 """Seconds between two looks. Reading the figures takes some 50 microseconds."""
 
 IDLE_S: Final = 5.0
-"""Seconds without requests after which freed memory goes back to the system."""
+"""Seconds without requests after which freed memory goes back to the system, if there may be much of it."""
+
+MUCH_BYTES: Final = 64 * 2**20
+"""Growth since the last time that makes it worth while: what is given back is taken anew page by page."""
 
 RETRY_AFTER_S: Final = 1.0
 """Seconds after which a rejected request may come again: four looks, and what is in work has had its time to end."""
@@ -76,6 +79,8 @@ class MemoryGovernor:
         self._listeners: list[Callable[[Pressure], object]] = []
         self._is_busy: list[Callable[[], bool]] = []
         self._idle_looks = 0
+        self._trimmed_bytes = 0
+        """Resident set when freed memory last went back."""
 
     def measure(self, reserved_bytes: int = 0) -> None:
         """Give requests what everything else leaves. Reads files: call it in a thread.
@@ -87,7 +92,8 @@ class MemoryGovernor:
         """
         if self.limit_bytes == UNLIMITED_BYTES:
             self.limit_bytes = self._asked_bytes or self._machine.limit_bytes()
-        taken = self._machine.resident_bytes() + reserved_bytes
+        self._trimmed_bytes = self._machine.resident_bytes()
+        taken = self._trimmed_bytes + reserved_bytes
         left = int(REQUESTS_FROM * self.limit_bytes) - taken
         if left < LEAST_BUDGET_BYTES:
             log.warning("memory.little_left", limit_mb=self.limit_bytes // 10**6, taken_mb=taken // 10**6)
@@ -124,7 +130,7 @@ class MemoryGovernor:
             await anyio.sleep(EVERY_S)
             fullness = await anyio.to_thread.run_sync(self._machine.fullness, self.limit_bytes)
             if self.look(fullness):
-                await anyio.to_thread.run_sync(give_back_freed_memory)
+                await anyio.to_thread.run_sync(self._trim)
 
     def look(self, fullness: float) -> bool:
         """Take note of how full memory is, and tell of a change of pressure.
@@ -145,3 +151,9 @@ class MemoryGovernor:
                 listener(pressure)
         self._idle_looks = 0 if any(is_busy() for is_busy in self._is_busy) else self._idle_looks + 1
         return pressure > Pressure.NONE or self._idle_looks == round(IDLE_S / EVERY_S)
+
+    def _trim(self) -> None:
+        """Give freed memory back to the system, if there may be much of it or little is left."""
+        if self.pressure or self._machine.resident_bytes() > self._trimmed_bytes + MUCH_BYTES:
+            give_back_freed_memory()
+            self._trimmed_bytes = self._machine.resident_bytes()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from staged_pool.api.flags import read_bytes
 from tests.hostile import attacks
 
 BYSTANDER_KEY: Final = "key-of-the-bystander"
@@ -45,6 +47,13 @@ class Setting:
     """A kind of tiny model, see `tests.models.tiny`. None: the embedding model that is installed."""
     address_space_bytes: int | None = None
     """Limit of its address space (RLIMIT_AS). None: no limit."""
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """The limit of memory that its flags give it."""
+        if "--memory-limit" not in self.flags:
+            return math.inf
+        return read_bytes("memory_limit_bytes", self.flags[self.flags.index("--memory-limit") + 1])
 
 
 Seen: TypeAlias = Mapping[str, int]

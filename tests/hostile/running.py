@@ -44,6 +44,8 @@ class Outcome:
         found = [f"it did not attack: {self.fault}"] if self.fault or not self.seen else []
         if not self.alive:
             found.append("the server answers no more")
+        if self.peak_bytes > self.attack.setting.memory_limit_bytes:
+            found.append(f"it took {self.peak_bytes / 1e6:.0f} MB, more than its limit")
         if not self.attack.may_lose:
             found += self.under_attack.errors
         for name in ("client", "probe"):

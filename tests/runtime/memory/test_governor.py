@@ -15,6 +15,7 @@ from staged_pool.runtime.memory.governor import (
     EVERY_S,
     IDLE_S,
     LEAST_BUDGET_BYTES,
+    MUCH_BYTES,
     MemoryGovernor,
     Pressure,
 )
@@ -104,6 +105,24 @@ def test_freed_memory_goes_back_once_nobody_has_a_request() -> None:
     assert [governor.look(0.1) for _ in range(2 * looks)].index(True) == looks - 1
     assert not governor.look(0.1), "once in each time of rest"
     leave()
+
+
+@pytest.mark.parametrize(("grown", "times"), [(MUCH_BYTES, 0), (MUCH_BYTES + 1, 1)])
+def test_little_is_left_where_it_is(monkeypatch: pytest.MonkeyPatch, grown: int, times: int) -> None:
+    trimmed: list[int] = []
+    figures = Figures(resident=GIB)
+    monkeypatch.setattr(module, "give_back_freed_memory", lambda: trimmed.append(figures.resident))
+    governor = MemoryGovernor(4 * GIB, figures)
+    governor.measure()
+    figures.resident += grown
+    governor._trim()
+    governor._trim()
+    assert len(trimmed) == times
+    figures.resident -= grown  # what comes again is measured from here
+    governor.measure()
+    governor.look(0.9)
+    governor._trim()
+    assert len(trimmed) == times + 1, "near the limit all of it goes back"
 
 
 async def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
