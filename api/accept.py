@@ -16,6 +16,7 @@ from hypercorn.config import Config as HypercornConfig
 
 from staged_pool.api.asgi import App
 from staged_pool.api.asyncio_transport import AsyncioTransport
+from staged_pool.api.connection_limit import ConnectionLimit
 from staged_pool.api.connections import Connection, ConnectionConfig, Service
 from staged_pool.api.fast_path import FastPath
 from staged_pool.api.trio_transport import TrioTransport
@@ -25,7 +26,7 @@ ACCEPTED_AT_ONCE: Final = 16
 """Connections that are accepted in one turn of the event loop: thousands may come at once, and each takes 0.2 ms."""
 
 FULL_PAUSE_S: Final = 0.1
-"""How long nothing is accepted when the process may open no more files."""
+"""How long nothing is accepted, at most, when the process may open no more files. One that ends makes room."""
 
 log = get_logger("staged_pool.api")
 
@@ -57,7 +58,8 @@ class Acceptor:
         self, app: App, fast_path: FastPath | None, config: ConnectionConfig, tls: ssl.SSLContext | None
     ) -> None:
         backend = _asyncio if sniffio.current_async_library() == "asyncio" else _trio
-        self._service = Service(ASGIWrapper(app), fast_path, config, tls, *backend())
+        self._limit: ConnectionLimit = config.traffic.limit
+        self._service = Service(ASGIWrapper(app), fast_path, config, tls, *backend(), limit=self._limit)
 
     async def run(self, listener: socket.socket, until: Callable[[], Awaitable[None]], grace_s: float) -> None:
         """Serve until `until` returns; then let the connections go.
@@ -87,26 +89,28 @@ class Acceptor:
             await anyio.wait_readable(listener)
             for _ in range(ACCEPTED_AT_ONCE):
                 try:
-                    accepted, _ = listener.accept()
+                    accepted, address = listener.accept()
                 except (BlockingIOError, ConnectionError):
                     break
                 except OSError as error:
                     log.warning("connection.not_accepted", reason=str(error))
-                    await anyio.sleep(FULL_PAUSE_S)
+                    self._limit.make_room()
+                    with anyio.move_on_after(FULL_PAUSE_S):
+                        await self._service.config.traffic.changed()
                     break
-                self._begin(accepted, connections)
+                self._begin(accepted, address, connections)
             await anyio.lowlevel.checkpoint()
 
-    def _begin(self, accepted: socket.socket, connections: anyio.abc.TaskGroup) -> None:
-        traffic = self._service.config.traffic
-        if traffic.connections >= self._service.config.limits.max_connections:
-            traffic.connections_refused += 1
+    def _begin(self, accepted: socket.socket, address: Any, connections: anyio.abc.TaskGroup) -> None:
+        host = address[0] if isinstance(address, tuple) else None
+        if not self._limit.admit(host):
+            self._service.config.traffic.connections_refused += 1
             accepted.close()
             return
         accepted.setblocking(False)
         if accepted.family != getattr(socket, "AF_UNIX", None):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connections.start_soon(Connection(self._service).run, accepted)
+        connections.start_soon(Connection(self._service, host).run, accepted)
 
 
 def _asyncio() -> tuple[Any, ...]:

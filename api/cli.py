@@ -295,7 +295,11 @@ def serve(
     ] = _SERVER.write_timeout_s,
     max_connections: Annotated[
         int,
-        flag("--max-connections", "Limits", "Connections at once; one more is closed as soon as it comes."),
+        flag(
+            "--max-connections",
+            "Limits",
+            "Connections at once; one more has the one closed that waits longest for its client.",
+        ),
     ] = _SERVER.max_connections,
     max_http_requests: Annotated[
         int,

@@ -76,7 +76,8 @@ class ServerConfig:
     """Headers of one request; more are answered 431."""
 
     head_timeout_s: float = 5.0
-    """How long the head of a request may take, from its first byte. Longer lets slow clients hold more connections."""
+    """How long the head of a request may take, from its first byte, and the first request of a connection to begin.
+    Longer lets slow clients hold more connections."""
 
     keep_alive_s: float = 75.0
     """How long an idle connection stays open. A proxy in front should close its side earlier, or it may send into a
@@ -87,7 +88,9 @@ class ServerConfig:
     Longer serves slower lines, and lets clients that do not read hold memory, and the server's end, longer."""
 
     max_connections: int = 1000
-    """Connections at once; one more is closed as soon as it comes. Each takes one of the process's open files."""
+    """Connections at once. One more has the one closed that has waited longest for its client: an idle one, else one
+    whose request is slow to arrive or whose answer is slow to be read. Where all are at work, a few more may ask what
+    probes ask. One address has seven times what it leaves free at most. Each takes one of the process's open files."""
 
     max_http_requests: int = 4096
     """HTTP requests being handled at once, over all connections; one more is answered 503. A client that opens HTTP/2

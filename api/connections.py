@@ -24,6 +24,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.connection_limit import CONNECTION, ConnectionLimit
 from staged_pool.api.fast_path import FastPath, FastRequest
 from staged_pool.api.http2 import Http2
 from staged_pool.api.protocols import PIECE_BYTES, Http1
@@ -42,6 +43,9 @@ AT_ONCE_BYTES_PER_S: Final = 2**20
 
 AHEAD_BYTES: Final = 2**18
 """What is received behind a request in hand, to notice that its client leaves. Clients that send more wait."""
+
+EVICTION_S: Final = 1.0
+"""What a client gets to close a connection that is evicted, before it is reset: it has a file open meanwhile."""
 
 
 class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is untyped here
@@ -68,6 +72,7 @@ class Service:
     """Hypercorn's `WorkerContext`."""
     time: Callable[[], float]
     """The event loop's clock, in seconds."""
+    limit: ConnectionLimit
 
 
 class Connection:
@@ -75,15 +80,27 @@ class Connection:
 
     Cancellation passes; any other exception ends this connection and is logged in a line.
 
-    - It may be idle for `keep_alive_s`, the first time too; idle is that no request has begun to arrive.
+    - It may be idle for `keep_alive_s`; idle is that no request has begun to arrive. The first one must begin within
+      `head_timeout_s`.
+    - While it waits for its client it may be evicted, to make room for another.
     - A TLS handshake must end within `head_timeout_s`.
     - The head of a request must arrive within `head_timeout_s` of its first byte. (The body has its time in `Guard`.)
     - Of an answer, a piece of 64 KiB must be read within `write_timeout_s`; else the connection is reset.
     - Whatever has arrived when its time is over is looked at first: a request that is here is answered.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, address: str | None = None) -> None:
         self._service = service
+        self.address = address
+        """The client's, for the limit of connections."""
+        self._limit = service.limit
+        self._scope = anyio.CancelScope()
+        """All of it; cancelled by an eviction."""
+        self._is_evicted = False
+        self._working = 0
+        """Requests that are worked on, and wait for nobody here."""
+        self._has_asked = False
+        """A request has come, if not a whole one."""
         self._limits = service.config.limits
         self._traffic = service.config.traffic
         self._fast_path = service.fast_path
@@ -111,6 +128,7 @@ class Connection:
         self._looked_last = False
         """Its time is over, and what had arrived by then has been taken."""
         self._traffic.enter(self._leave)
+        self._limit.enter(self)
 
     async def run(self, accepted: socket.socket) -> None:
         """Serve the connection until it ends.
@@ -119,16 +137,18 @@ class Connection:
             accepted: Its socket. Owned by this from here on.
         """
         try:
-            with self._traffic.patience(self._limits.head_timeout_s) as patience:
-                self._transport = await self._service.open(accepted, self._service.tls, self._taken)
-            if not patience.cancelled_caught:
-                await self._serve()
+            with self._scope:
+                with self._traffic.patience(self._limits.head_timeout_s) as patience:
+                    self._transport = await self._service.open(accepted, self._service.tls, self._taken)
+                if not patience.cancelled_caught:
+                    await self._serve()
         except* OSError:
             pass  # no handshake, or the client left before it could be asked for its address
         except* Exception as errors:  # noqa: BLE001  # it is logged
             _log_failure(errors)
         finally:
             accepted.close()
+            self._limit.leave(self)
             self._traffic.exit(self._leave)
 
     async def _serve(self) -> None:
@@ -142,6 +162,8 @@ class Connection:
                 self._update(idle=True)
                 await self._talk()
         finally:
+            if self._is_evicted and not self._idle:
+                self._transport.cut()  # what it would wait for is what it was evicted for
             await self._close()
 
     async def _talk(self) -> None:
@@ -193,7 +215,7 @@ class Connection:
     async def _take(self, data: bytes) -> None:
         """Do what can be done with what has arrived."""
         if self._fast_path is not None and self._at_a_beginning():
-            request = self._fast_path.read(data, self._client)
+            request = self._fast_path.read(data, self._client, self)
             if request is not None and await self._taken_fast(self._fast_path, request):
                 return
             data = data if request is None else request.arrived
@@ -201,9 +223,11 @@ class Connection:
             self._speak(Http1)
         if not self._idle:
             await self._traffic.turn()
+        had_asked = self._has_asked
         try:
             await self._protocol.handle(RawData(data))
         except H2ProtocolAssumedError as preface:
+            self._has_asked = had_asked  # to Hypercorn it was a request of HTTP/1.1 until now
             self._speak(Http2)
             await self._protocol.initiate()
             await self._protocol.handle(RawData(preface.data))
@@ -211,7 +235,8 @@ class Connection:
 
     def _watch_head(self) -> None:
         if self._idle and self._protocol.in_head and not self._in_head:
-            self._in_head = True
+            self._in_head = self._has_asked = True
+            self._limit.wait(self, idle=False)
             self._patient_until = self._service.time() + self._limits.head_timeout_s
 
     def _speak(self, kind: type[Http1 | Http2]) -> None:
@@ -222,7 +247,7 @@ class Connection:
             service.config,
             service.context,
             self._tasks,
-            ConnectionState({}),
+            ConnectionState({CONNECTION: self}),
             service.tls is not None,
             self._client,
             parse_socket_addr(connected.family, connected.getsockname()),
@@ -262,7 +287,7 @@ class Connection:
             or not self._transport.has_sent_all
         ):
             return False
-        request = fast_path.read(data, self._client)
+        request = fast_path.read(data, self._client, self)
         if request is None or request.missing or request.rest:
             return False
         given = fast_path.admit(request)
@@ -271,6 +296,9 @@ class Connection:
             return True
         if given is False:
             return False
+        self._has_asked = True
+        self._limit.work(self)
+        self._limit.wait(self, idle=True)
         self._transport.send_nowait(given)  # all that is answered at once is short, and nothing waits before it
         self._patient_until = self._service.time() + self._limits.keep_alive_s  # which is looked at when it is over
         return True
@@ -312,6 +340,7 @@ class Connection:
         """Answer in a task of its own, while this connection's looks out for the client."""
         self._update(idle=False)
         self._answering = True
+        self.begin_work()
         self._tasks.spawn(self._answer, fast_path, request)
 
     async def _answer(self, fast_path: FastPath, request: FastRequest) -> None:
@@ -323,6 +352,7 @@ class Connection:
                 closes = await fast_path.answer(request, self._say)
         finally:
             self._answering, self._answer_scope = False, None
+            self.end_work()
         self._update(idle=True)
         if closes:
             await self._handle(Closed())
@@ -338,6 +368,8 @@ class Connection:
         if isinstance(event, Updated):
             self._update(idle=event.idle)
             return
+        if self._is_evicted:
+            return  # Hypercorn answers 500 for a request that is cancelled
         if isinstance(event, RawData) and not self._sending.locked() and self._transport.send_nowait(event.data):
             return
         with anyio.CancelScope(shield=True):
@@ -345,8 +377,12 @@ class Connection:
                 await self._close()
                 await self._tell_closed()
             elif isinstance(event, RawData):
+                if self._answering:
+                    self.end_work()
                 async with self._sending:
                     sent = await self._send(event.data)
+                if self._answering:
+                    self.begin_work()
                 if not sent:
                     await self._tell_closed()
 
@@ -366,7 +402,8 @@ class Connection:
         return True
 
     async def _close(self) -> None:
-        with anyio.CancelScope(shield=True), self._traffic.patience(self._limits.write_timeout_s):
+        patience_s = EVICTION_S if self._is_evicted else self._limits.write_timeout_s
+        with anyio.CancelScope(shield=True), self._traffic.patience(patience_s):
             await self._transport.close()
 
     async def _tell_closed(self) -> None:
@@ -377,8 +414,11 @@ class Connection:
 
     def _update(self, *, idle: bool) -> None:
         self._idle = idle
+        self._has_asked = self._has_asked or not idle
+        if not self._working:
+            self._limit.wait(self, idle=idle)
         self._in_head = self._looked_last = False
-        patience_s = math.inf if not idle else 0.0 if self._traffic.leaving else self._limits.keep_alive_s
+        patience_s = math.inf if not idle else 0.0 if self._traffic.leaving else self._keep_alive_s
         self._patient_until = self._service.time() + patience_s
         if not self._receives:
             return
@@ -386,6 +426,27 @@ class Connection:
             self._receiving.cancel()
         elif self._patient_until < self._receiving.deadline:  # a later one is looked at when the earlier one is over
             self._receiving.deadline = self._patient_until
+
+    @property
+    def _keep_alive_s(self) -> float:
+        """Seconds that it may be idle: few for a client that has never asked anything."""
+        keep_alive_s = self._limits.keep_alive_s
+        return keep_alive_s if self._has_asked else min(keep_alive_s, self._limits.head_timeout_s)
+
+    # What the limit of connections asks
+
+    def evict(self) -> None:
+        self._is_evicted = True
+        self._scope.cancel()
+
+    def begin_work(self) -> None:
+        self._working += 1
+        self._limit.work(self)
+
+    def end_work(self) -> None:
+        self._working -= 1
+        if not self._working:
+            self._limit.wait(self, idle=self._idle)
 
     def _leave(self) -> None:
         if self._idle and self._tasks is not None:

@@ -22,6 +22,7 @@ from staged_pool.api.app import Application
 from staged_pool.api.asgi import Headers, Message, Scope
 from staged_pool.api.bodies import Body
 from staged_pool.api.call import LINES, PATH_TAKEN, Answer
+from staged_pool.api.connection_limit import CONNECTION, Member
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.strict_reader import StrictReader
 
@@ -62,13 +63,19 @@ class FastRequest:
         head: What h11 has read.
         data: What has arrived, from the first byte of the head.
         client: Who sent it, as ASGI has it.
+        connection: The one it came on, for the limit of connections.
     """
 
     __slots__ = ("_pieces", "_start", "body", "length", "missing", "rest", "scope")
 
-    def __init__(self, head: _Head, data: bytes, client: Any) -> None:
+    def __init__(self, head: _Head, data: bytes, client: Any, connection: Member | None) -> None:
         end = head.size + head.length
-        self.scope: Scope = {**head.scope, "headers": [*head.scope["headers"]], "client": client}
+        self.scope: Scope = {
+            **head.scope,
+            "headers": [*head.scope["headers"]],
+            "client": client,
+            "state": {CONNECTION: connection},
+        }
         self.length = head.length
         """Bytes of the body."""
         self.missing = max(0, end - len(data))
@@ -115,14 +122,14 @@ class FastPath:
         """The second that they were made in: the date among them has whole seconds."""
         self._heads: dict[bytes, _Head] = {}
 
-    def read(self, data: bytes, client: Any = None) -> FastRequest | None:
+    def read(self, data: bytes, client: Any = None, connection: Member | None = None) -> FastRequest | None:
         """Read the head of a request that `data` begins with; None where it is unusual or not all there."""
         end = data.find(_HEAD_END)
         if end < 0:
             return None
         start = data[: end + len(_HEAD_END)]
         head = self._heads.get(start) or self._read_head(start)
-        return None if head is None else FastRequest(head, data, client)
+        return None if head is None else FastRequest(head, data, client, connection)
 
     def _read_head(self, data: bytes) -> _Head | None:
         reader = StrictReader(len(data) + 1)

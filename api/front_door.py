@@ -50,7 +50,9 @@ class FrontDoor:
             problem = self._keys.admit(scope)
             if problem is not None:
                 return problem
-        return None if is_open(scope) else self.limits.too_many(scope)  # probes depend on nothing
+        if is_open(scope):  # probes depend on nothing
+            return None
+        return self.limits.too_many_connections(scope) or self.limits.too_many(scope)
 
     def decide(self, scope: Scope, body: Body) -> Problem | Answer | None:
         """Decide about a request that is here, and was not rejected.

@@ -22,6 +22,7 @@ from staged_pool.api import status
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.bodies import Body
 from staged_pool.api.call import Answer
+from staged_pool.api.connection_limit import at_rest, at_work
 from staged_pool.api.content_coding import coding_of, unpack
 from staged_pool.api.request_limits import Held, RequestLimits, announced_bytes, is_open
 from staged_pool.api.status import HttpRefusal, Problem
@@ -74,7 +75,8 @@ class Guard:
         problem = self._reject(scope)
         with self._limits.hold(scope) as held:
             if problem is not None:
-                linger_s = 0 if problem.row is status.TOO_MANY_REQUESTS else LINGER_S
+                is_full = problem.row in (status.TOO_MANY_REQUESTS, status.TOO_MANY_CONNECTIONS)
+                linger_s = 0 if is_full else LINGER_S
                 await self._decline(problem, scope, intake, send, linger_s=linger_s)
                 return
             try:
@@ -94,16 +96,18 @@ class Guard:
                 await self._pass_on(body, scope, intake, send)
 
     async def _pass_on(self, body: bytes | bytearray, scope: Scope, intake: _Intake, send: Send) -> None:
-        exchange = _Exchange(body, intake, send)
+        exchange = _Exchange(scope, body, intake, send)
         if not body:  # nothing that is asked for without a body takes long enough to be worth a watcher
-            await self._app(scope, exchange.receive, send)
+            with at_work(scope):
+                await self._app(scope, exchange.receive, exchange.send)
             return
         if (given := self._decide(scope, body)) is not None:
             await self._say(given)(scope, exchange.receive, send)
             return
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exchange.watch, tasks.cancel_scope)
-            await self._app(scope, exchange.receive, exchange.send)
+            with at_work(scope):
+                await self._app(scope, exchange.receive, exchange.send)
             tasks.cancel_scope.cancel()
 
     async def _read(self, scope: Scope, intake: _Intake, held: Held) -> bytes | bytearray:
@@ -138,7 +142,7 @@ class Guard:
         farewell = _Farewell(scope, intake, send, linger_s)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(farewell.drain)
-            await self._say(problem)(scope, _Exchange(b"", intake, send).receive, farewell.send)
+            await self._say(problem)(scope, _Exchange(scope, b"", intake, send).receive, farewell.send)
             tasks.cancel_scope.cancel()
 
 
@@ -167,9 +171,10 @@ class _Intake:
 class _Exchange:
     """What the application sees of a request whose body is here."""
 
-    __slots__ = ("_answered", "_body", "_intake", "_send")
+    __slots__ = ("_answered", "_body", "_intake", "_scope", "_send")
 
-    def __init__(self, body: bytes | bytearray, intake: _Intake, send: Send) -> None:
+    def __init__(self, scope: Scope, body: bytes | bytearray, intake: _Intake, send: Send) -> None:
+        self._scope = scope
         self._body: bytes | bytearray | None = body
         self._intake = intake
         self._send = send
@@ -186,7 +191,8 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self._answered = True
-        await self._send(message)
+        with at_rest(self._scope):
+            await self._send(message)
 
     async def watch(self, application: anyio.CancelScope) -> None:
         while not self._intake.client_left:

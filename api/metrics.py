@@ -111,6 +111,7 @@ class _TrafficCollector(Collector):
         traffic = self._traffic
         yield _gauge("connections", "Connections that are open", traffic.connections)
         yield _counter("connections_refused", "Connections closed for being too many", traffic.connections_refused)
+        yield _counter("connections_evicted", "Connections closed to make room for others", traffic.limit.evicted)
         yield _gauge("http_requests_running", "HTTP requests that are being handled", traffic.requests)
         yield _gauge("http_body_bytes", "Bytes of the bodies of these requests", traffic.body_bytes)
         memory = traffic.memory

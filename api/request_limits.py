@@ -11,6 +11,7 @@ from typing import Final
 from staged_pool.api import status
 from staged_pool.api.asgi import Scope
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.connection_limit import connection_of
 from staged_pool.api.keys import OPEN, TENANT
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.traffic import Traffic
@@ -81,6 +82,14 @@ class RequestLimits:
             return None
         message = f"The server handles as many requests at once as it may: {self.config.max_http_requests}"
         return Problem(row=status.TOO_MANY_REQUESTS, message=message, retry_after_s=1.0)
+
+    def too_many_connections(self, scope: Scope) -> Problem | None:
+        """The problem of a request on a connection beyond their limit; None where it is within it."""
+        member = connection_of(scope)
+        if member is None or not self.traffic.limit.is_extra(member):
+            return None
+        message = "The server has as many connections as it may, at all or from this address; only probes are answered"
+        return Problem(row=status.TOO_MANY_CONNECTIONS, message=message, retry_after_s=1.0)
 
     def has_room(self, body_bytes: int, scope: Scope, held_bytes: int = 0) -> bool:
         """True where the party of a request may hold so many bytes more of bodies.

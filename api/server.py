@@ -101,7 +101,7 @@ class Server:
     ) -> None:
         self.lobby = Lobby()
         self.memory = governor_for(models[0])
-        self.traffic = Traffic(self.memory)
+        self.traffic = Traffic(self.memory, config.max_connections)
         self._config = config
         self._tls = server_context(config)
         self._models = models

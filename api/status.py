@@ -43,7 +43,6 @@ TABLE: Final[dict[type[BaseException], Row]] = {
     errors.MediaUnavailable: Row(502, "BadGatewayError", "media_unavailable"),
     errors.EngineStopped: Row(503, "ServiceUnavailableError", "unavailable"),
     errors.OutOfMemory: Row(503, "ServiceUnavailableError", "out_of_memory"),
-    MemoryError: Row(503, "ServiceUnavailableError", "out_of_memory"),
     errors.MediaTimedOut: Row(504, "TimeoutError", "media_timed_out"),
     errors.DeadlineExceeded: Row(504, "TimeoutError", "deadline_exceeded"),
 }
@@ -67,6 +66,7 @@ HEADERS_TOO_LARGE: Final = Row(431, "HeadersTooLargeError", "headers_too_large")
 UNSUPPORTED_FRAMING: Final = Row(501, "NotImplementedError", "unsupported_framing")
 UNKNOWN_METHOD: Final = Row(501, "NotImplementedError", "unknown_method")
 UNSUPPORTED_VERSION: Final = Row(505, "HTTPVersionNotSupportedError", "unsupported_version")
+TOO_MANY_CONNECTIONS: Final = Row(503, "ServiceUnavailableError", "too_many_connections")
 TOO_MANY_REQUESTS: Final = Row(503, "ServiceUnavailableError", "too_many_requests")
 
 _DETAILS: Final = {NO_ROUTE: "Not Found", WRONG_METHOD: "Method Not Allowed"}
@@ -127,11 +127,12 @@ def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> 
     """
     if isinstance(error, HttpRefusal):
         return error.problem
+    if isinstance(error, MemoryError):
+        row = TABLE[errors.OutOfMemory]
+        return Problem(row=row, message="The server has no memory for this request now", retry_after_s=1.0)
     row = TABLE.get(type(error)) or next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), UNEXPECTED)
     if row is UNEXPECTED:
         return Problem(row=row, message="Internal server error")
-    if isinstance(error, MemoryError):
-        return Problem(row=row, message="The server has no memory for this request now", retry_after_s=1.0)
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is None:
         retry_after_s = RETRY_S.get(type(error))

@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from staged_pool.api.allowance import Allowances
+from staged_pool.api.connection_limit import ConnectionLimit
 from staged_pool.api.lag import LoopLag
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor, Pressure
 
@@ -22,9 +23,12 @@ class Traffic:
 
     Args:
         memory: The governor of this process. None: memory has no limit.
+        max_connections: Connections at once.
     """
 
-    def __init__(self, memory: MemoryGovernor | None = None) -> None:
+    def __init__(self, memory: MemoryGovernor | None = None, max_connections: int = 1000) -> None:
+        self.limit = ConnectionLimit(max_connections)
+        """Of connections over TCP and Unix sockets."""
         self.memory = memory or MemoryGovernor(UNLIMITED_BYTES)
         self.requests = 0
         """Being handled, over all connections; streams that their client has reset leave at once."""

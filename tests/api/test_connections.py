@@ -218,17 +218,21 @@ async def test_an_http2_stream_whose_window_stays_shut_is_reset_and_the_others_g
 # How many
 
 
-async def test_one_connection_too_many_is_closed_at_once_and_counted() -> None:
+async def test_one_connection_too_many_has_the_longest_idle_one_closed_which_is_counted() -> None:
     async with serving(engine_on(LetterModel()), max_connections=2) as served:
         async with await served.connect() as first, await served.connect() as second:
             for stream in (first, second):
                 await stream.send(EMBED)
                 assert statuses(await read_answer(stream)) == [200]
-            assert await closed(await served.connect()) == b""
-            await first.send(post(b"", path="/metrics").replace(b"POST", b"GET"))
-            metrics = await read_answer(first)
+            async with await served.connect() as third:
+                assert await closed(first) == b""
+                await third.send(post(b"", path="/metrics").replace(b"POST", b"GET"))
+                metrics = await read_answer(third)
+                await second.send(EMBED)
+                assert statuses(await read_answer(second)) == [200]
         assert b"staged_pool_connections 2.0" in metrics
-        assert b"staged_pool_connections_refused_total 1.0" in metrics
+        assert b"staged_pool_connections_refused_total 0.0" in metrics
+        assert b"staged_pool_connections_evicted_total 1.0" in metrics
         await until(lambda: served.server.traffic.connections == 0)
         await served.assert_alive()
 
