@@ -72,7 +72,7 @@ class Http2:
         config: Any,
         context: object,
         tasks: Any,
-        state: object,
+        state: Any,
         tls: bool,
         client: tuple[str, int] | None,
         server: tuple[str, int] | None,
@@ -82,6 +82,7 @@ class Http2:
         self._config = config
         self._tasks = tasks
         self._scheme = "https" if tls else "http"
+        self._state = state
         self._client = client
         self._server = server
         self._send = send
@@ -197,6 +198,7 @@ class Http2:
         except Malformed as error:
             self._reset_malformed(stream_id, error)
             return
+        scope["state"] = self._state
         stream = _Stream(self, stream_id, scope, self._app, price=self._frames.block_price)
         self._streams[stream_id] = stream
         if len(self._streams) == 1:

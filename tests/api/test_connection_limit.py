@@ -173,6 +173,21 @@ async def test_http2_streams_without_their_bodies_shut_nobody_out() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_connection_of_http2_makes_no_room_while_its_request_is_worked_on() -> None:
+    gate = Gate()
+    async with serving(engine_on(LetterModel(on_preprocess=gate)), max_connections=1) as served:
+        async with await served.connect() as stream:
+            client = Http2(stream)
+            await client.request(1, path=b"/v1/embeddings", body=b'{"input": "a"}')
+            await until(lambda: served.inside == 1)
+            assert statuses(await served.talk(post(b'{"input": "a"}'))) == [503]
+            gate.open()
+            assert await client.ends(1) == {1: "200"}
+            await until(lambda: served.server.traffic.requests == 0)
+            assert statuses(await served.talk(post(b'{"input": "a"}', "connection: close"))) == [200]
+
+
+@pytest.mark.anyio
 async def test_while_all_connections_are_at_work_probes_are_answered_and_others_told_why_not() -> None:
     gate = Gate()
     async with serving(engine_on(LetterModel(on_preprocess=gate)), max_connections=MOST) as served:
