@@ -36,6 +36,9 @@ def prepare_environment(*, offline: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # preprocess has its own threads
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # of kernels, a few hundred KB each
         os.environ.setdefault(cache, "256")  # the sizes of packed batches fit; padded ones have no end of sizes
+    # Pillow's images lie in one piece, not in pieces of 16 MB: what is larger than what the allocator keeps
+    # (`memory.KEPT_BYTES`) then goes back to the system as soon as it is freed.
+    os.environ.setdefault("PILLOW_BLOCK_SIZE", "1024m")
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -134,12 +134,13 @@ def measure(reader: ImageReader, data: bytes) -> tuple[int, int]:
     image = Image(data)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _resident("VmRSS")
+    before = resident_bytes("VmRSS")
     reader.read(image)
-    return _resident("VmHWM") - before, reader.memory(image)
+    return resident_bytes("VmHWM") - before, reader.memory(image)
 
 
-def _resident(name: str) -> int:
+def resident_bytes(name: str) -> int:
+    """A figure of `/proc/self/status`, such as VmRSS, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 

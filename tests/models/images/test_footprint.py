@@ -65,3 +65,35 @@ def test_an_image_that_may_be_turned_has_room_either_way(family_folder: Folder) 
     reader = ImageReader(read_image_settings(family_folder("qwen2-vl")), EngineConfig())
     lying, standing = (reader.memory(Image(encode(picture(*size)))) for size in ((3000, 300), (300, 3000)))
     assert lying == standing
+
+
+_READS_A_LARGE_ONE = """
+import sys, threading
+from pathlib import Path
+from staged_pool.api.program import prepare_environment
+prepare_environment(offline=True)
+from perf.image_memory import png, resident_bytes
+from staged_pool.runtime.models.images.decode import Encoded, Limits
+from staged_pool.runtime.models.images.fast import read_fast
+from staged_pool.runtime.models.images.settings import read_image_settings
+settings = read_image_settings(Path(sys.argv[1]))
+def read(edge):
+    read_fast(Encoded(large if edge > 500 else small, Limits(2**30, 2**30)).load(), (224, 224), settings)
+small, large = png(8, 6)(500), png(8, 6)(5000)
+before = []
+for edge in (500, 5000):
+    before.append(resident_bytes("VmRSS"))
+    thread = threading.Thread(target=read, args=(edge,))
+    thread.start()
+    thread.join()
+print(resident_bytes("VmHWM") - before[1], resident_bytes("VmRSS") - before[1])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not is_glibc(), reason="reads /proc, and tells glibc what to keep")
+def test_the_memory_of_a_large_image_goes_back_as_soon_as_it_has_been_read(family_folder: Folder) -> None:
+    command = [sys.executable, "-c", _READS_A_LARGE_ONE, str(family_folder("clip"))]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    peak, kept = map(int, run.stdout.split())
+    assert peak > 100 * 10**6, "it is there while it is read"
+    assert kept < 40 * 10**6
