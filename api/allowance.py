@@ -46,7 +46,7 @@ class Allowances:
 
     def of(self, address: tuple[str, int] | None) -> Credit:
         """Open the account of a new connection; `address` is its client's, None on a Unix socket."""
-        return Credit(self, _client(address))
+        return Credit(self, client_of(address))
 
     def spend(self, client: str, units: int) -> bool:
         """Take units from a client's allowance; False: it has not so many."""
@@ -91,7 +91,7 @@ class Credit:
         self._units = min(self._units + units, CLIENT_UNITS)
 
 
-def _client(address: tuple[str, int] | None) -> str:
+def client_of(address: tuple[str, int] | None) -> str:
     if address is None:
         return ""
     try:

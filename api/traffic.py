@@ -34,6 +34,8 @@ class Traffic:
         """Being handled, over all connections; streams that their client has reset leave at once."""
         self.connections_refused = 0
         """Closed as soon as they came, for there were as many as may be."""
+        self.quic_connections = 0
+        """Those of the open ones that are HTTP/3's: they have a limit of their own."""
         self._turns = anyio.Lock(fast_acquire=True)
         self.joining = anyio.CapacityLimiter(1)
         """Of threads that join the pieces of a large body."""

@@ -67,6 +67,14 @@ class Http3Client:
         await self.flush()
         return stream_id
 
+    async def send_raw(self, data: bytes) -> Outcome:
+        """Send these bytes on a stream of their own, and wait for what becomes of it."""
+        stream_id = self.quic.get_next_available_stream_id()
+        self.outcomes[stream_id] = Outcome()
+        self.quic.send_stream_data(stream_id, data, end_stream=True)
+        await self.flush()
+        return await self.outcome(stream_id)
+
     async def outcome(self, stream_id: int) -> Outcome:
         outcome = self.outcomes[stream_id]
         await until(lambda: outcome.ended or outcome.reset is not None or self.ended is not None)

@@ -9,11 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import pylsqpack
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api import http3
-from staged_pool.api.http3 import MESSAGE_ERROR
+from staged_pool.api import http3, http3_connection
+from staged_pool.api.allowance import CLIENT_UNITS
+from staged_pool.api.http3_connection import MESSAGE_ERROR
+from staged_pool.api.http3_handshakes import RETRY_FROM
 from staged_pool.api.listener import bind_udp
 from staged_pool.stages.errors import ConfigError
 from tests.api.http3_client import Http3Client, http3_client
@@ -22,6 +25,19 @@ from tests.api.test_tls import Files, client_of, files  # noqa: F401  # a fixtur
 from tests.doubles import Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio
+
+REQUEST = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/health")]
+UPLOAD = [(b":method", b"POST"), *REQUEST[1:3], (b":path", b"/v1/embeddings")]
+
+
+def _section(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Compress a head without tables, and without a look at it."""
+    _, section = pylsqpack.Encoder().encode(0, headers)
+    return bytes(section)
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return bytes([kind]) + (0x4000 | len(payload)).to_bytes(2, "big") + payload
 
 
 @pytest.fixture(autouse=True)
@@ -136,14 +152,14 @@ async def test_a_bug_in_the_protocol_ends_one_connection(
     files: Files,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = http3.scope_of
+    whole = http3_connection.scope_of
 
     def buggy(headers: list[tuple[bytes, bytes]], **rest: Any) -> Any:
         if (b":path", b"/bug") in headers:
             raise KeyError("a bug")
         return whole(headers, **rest)
 
-    monkeypatch.setattr(http3, "scope_of", buggy)
+    monkeypatch.setattr(http3_connection, "scope_of", buggy)
     async with serving_http3(files) as (_, port), http3_client(port, files.roots) as other:
         async with http3_client(port, files.roots) as client:
             await client.request(b"/bug")
@@ -151,14 +167,18 @@ async def test_a_bug_in_the_protocol_ends_one_connection(
         assert await embed(other, "a") == expected("a").tolist()
 
 
-async def test_one_connection_too_many_is_not_begun(files: Files) -> None:  # noqa: F811
-    async with serving_http3(files, max_connections=1) as (served, port):
+async def test_one_connection_too_many_is_not_begun_while_the_others_work(files: Files) -> None:  # noqa: F811
+    gate = Gate()
+    async with serving_http3(files, LetterModel(on_preprocess=gate), max_connections=1) as (served, port):
         async with http3_client(port, files.roots) as client:
+            stream_id = await client.request(b"/v1/embeddings", b'{"input":"a"}')
+            await gate.arrived()
             async with await anyio.create_connected_udp_socket("127.0.0.1", port) as udp:
                 first = Http3Client(_dialling(), udp, ("127.0.0.1", port))
                 await first.flush()
                 await until(lambda: served.server.traffic.connections_refused == 1)
-            assert await embed(client, "a") == expected("a").tolist()
+            gate.open()
+            assert (await client.outcome(stream_id)).status == 200
 
 
 def _dialling() -> Any:
@@ -201,10 +221,145 @@ async def test_the_end_of_the_server_ends_connections_after_their_answers(files:
                 assert (await client.outcome(stream_id)).status == 200
             await until(lambda: client.ended is not None and idle.ended is not None)
             assert client.ended is not None
-            assert client.ended.error_code == http3.NO_ERROR
+            assert client.ended.error_code == http3_connection.NO_ERROR
 
 
 def test_without_aioquic_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install staged-pool\[http3\]"):
         http3.check_installed()
+
+
+# What one client can do to the others
+
+
+async def _begin_handshakes(port: int, count: int, name: str = "127.0.0.1") -> None:
+    """Send so many first datagrams, each from a port of its own, and nothing more."""
+    for _ in range(count):
+        async with await anyio.create_connected_udp_socket(name, port, local_host="127.0.0.1") as udp:
+            await Http3Client(_dialling(), udp, (name, port)).flush()
+
+
+async def test_unfinished_handshakes_take_nothing_from_tcp_and_others_show_their_address(
+    files: Files,  # noqa: F811
+) -> None:
+    async with serving_http3(files, max_connections=RETRY_FROM) as (served, port):
+        await _begin_handshakes(port, RETRY_FROM - 1)
+        await until(lambda: served.server.traffic.quic_connections == RETRY_FROM - 1)
+        async with client_of(served, files.trusting(), http2=True) as client:
+            assert (await client.get("/health")).status_code == 200
+        await _begin_handshakes(port, 1)
+        await until(lambda: served.server.traffic.quic_connections == RETRY_FROM)
+        await _begin_handshakes(port, 20)  # each is told to show its address, and is forgotten
+        async with client_of(served, files.trusting()) as client:
+            assert (await client.get("/health")).status_code == 200
+        assert served.server.traffic.quic_connections == RETRY_FROM
+
+
+async def test_who_shows_its_address_gets_in_beside_unfinished_handshakes(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files) as (served, port):
+        await _begin_handshakes(port, RETRY_FROM + 20)
+        await until(lambda: served.server.traffic.quic_connections == RETRY_FROM)
+        async with http3_client(port, files.roots) as client:
+            assert client.quic._retry_source_connection_id is not None
+            assert await embed(client, "a") == expected("a").tolist()
+
+
+async def test_a_handshake_that_is_not_finished_is_given_up(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files, head_timeout_s=0.1) as (served, port):
+        await _begin_handshakes(port, 5)
+        await until(lambda: served.server.traffic.quic_connections == 5)
+        await until(lambda: served.server.traffic.quic_connections == 0)
+        async with http3_client(port, files.roots) as client:
+            assert await embed(client, "a") == expected("a").tolist()
+
+
+async def test_a_client_that_pings_and_asks_nothing_does_not_stay(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files, keep_alive_s=0.3) as (served, port), http3_client(port, files.roots) as client:
+        while client.ended is None:
+            client.quic.send_ping(1)
+            await client.flush()
+            await anyio.sleep(0.01)
+        await until(lambda: served.server.traffic.quic_connections == 0)
+
+
+async def test_where_all_connections_are_taken_the_longest_idle_one_makes_room(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files, max_connections=1) as (_, port), http3_client(port, files.roots) as idle:
+        async with http3_client(port, files.roots) as client:
+            assert await embed(client, "a") == expected("a").tolist()
+            assert idle.ended is not None
+
+
+async def test_datagrams_that_bring_nothing_end_their_connection(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files) as (served, port):
+        async with http3_client(port, files.roots) as client:
+            number = 0
+            while client.ended is None:
+                number += 1
+                client.quic.send_ping(number)
+                await client.flush()
+                await anyio.lowlevel.checkpoint()
+            assert client.ended.error_code == http3_connection.EXCESSIVE_LOAD
+        assert not served.server.traffic.allowances.of(("127.0.0.1", 1)).spend(CLIENT_UNITS)
+
+
+async def test_many_requests_and_a_long_upload_are_no_flood(files: Files) -> None:  # noqa: F811
+    body = json.dumps({"input": ["x" * 1000] * 1500}).encode()
+    async with serving_http3(files) as (served, port), http3_client(port, files.roots) as client:
+        assert (await client.ask(b"/v1/embeddings", body)).status == 200
+        for _ in range(200):
+            assert (await client.ask(b"/health")).status == 200
+        assert served.server.traffic.allowances.of(("127.0.0.1", 1)).spend(CLIENT_UNITS)
+
+
+MALFORMED: dict[str, list[tuple[bytes, bytes]]] = {
+    "no path": [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a")],
+    "two paths": [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), *[(b":path", b"/health")] * 2],
+    "a capital in a name": [*REQUEST, (b"X-Test", b"a")],
+    "a header of connections": [*REQUEST, (b"connection", b"close")],
+    "a line break in a value": [*REQUEST, (b"x", b"a\r\nb: c")],
+    "a content-length without a body": [*REQUEST, (b"content-length", b"13")],
+    "another host": [*REQUEST, (b"host", b"other")],
+    "CONNECT": [(b":method", b"CONNECT"), (b":authority", b"a")],
+}
+
+
+@pytest.mark.parametrize("headers", MALFORMED.values(), ids=MALFORMED)
+async def test_a_malformed_head_ends_its_stream_alone(
+    headers: list[tuple[bytes, bytes]],
+    files: Files,  # noqa: F811
+) -> None:
+    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+        outcome = await client.send_raw(_frame(1, _section(headers)))
+        assert (outcome.reset, client.ended) == (MESSAGE_ERROR, None)
+        assert await embed(client, "a") == expected("a").tolist()
+
+
+BROKEN = {
+    "a body longer than it says": (
+        lambda: _frame(1, _section([*UPLOAD, (b"content-length", b"3")])) + _frame(0, b"1234"),
+        MESSAGE_ERROR,
+    ),
+    "no head": (lambda: b"", 0x10D),
+    "a head of 16 MiB": (lambda: b"\x01" + (0x80000000 | 2**24).to_bytes(4, "big") + bytes(2**17), 0x107),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+async def test_a_malformed_stream_ends_alone(broken: Any, files: Files) -> None:  # noqa: F811
+    made, code = broken
+    async with serving_http3(files) as (_, port), http3_client(port, files.roots) as client:
+        outcome = await client.send_raw(made())
+        assert (outcome.reset, client.ended) == (code, None)
+        assert await embed(client, "a") == expected("a").tolist()
+
+
+async def test_heads_are_compressed_without_tables_whatever_the_client_offers(files: Files) -> None:  # noqa: F811
+    async with serving_http3(files) as (served, port), http3_client(port, files.roots) as client:
+        for number in range(20):
+            assert (await client.ask(b"/health", x_request_id=b"%d" % number)).status == 200
+        settings = client.h3.received_settings
+        assert settings is not None
+        assert (settings[1], settings[7]) == (0, 0)
+        assert client.h3._decoder_bytes_sent <= 1  # nothing to acknowledge: no head of ours used a table
+        assert served.inside == 0
