@@ -23,6 +23,9 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _HALF = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]")
 """The first half of a surrogate pair without the second one."""
 _SHAPE = re.compile(rb"[ \t\r\n]*((?:\[[ \t\r\n]*){0,2})(.)", re.DOTALL)
+_MOST_SAID: Final = 1024
+"""Characters of either end of a message of msgspec's."""
+
 _STEP = re.compile(r"\.?([^.\[]+)|(\[[^\]]*\])")
 _ECHOED = re.compile(r"(?P<quote>['\"])(?P<value>.*)(?P=quote)", re.DOTALL)
 
@@ -111,7 +114,12 @@ def shape(raw: msgspec.Raw) -> tuple[int, bytes]:
 
 
 def _explain(text: str, root: str, expected: Any, *, single: bool) -> InvalidInput:
-    """Turn msgspec's message, such as ``Expected `str`, got `int` - at `$[2]` ``, into ours."""
+    """Turn msgspec's message, such as ``Expected `str`, got `int` - at `$[2]` ``, into ours.
+
+    It repeats a value that should be one of a few, which may be megabytes: the middle of it is left out.
+    """
+    if len(text) > 2 * _MOST_SAID:
+        text = f"{text[:_MOST_SAID]}{text[-_MOST_SAID:]}"
     located = _LOCATED.fullmatch(text)
     path = (root + located["path"]).removeprefix(".") if located else root
     what = located["what"] if located else text

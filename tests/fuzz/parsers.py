@@ -7,11 +7,12 @@ that is mended goes into `tests/fuzz/corpus/<target>/`, which ordinary tests rep
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 CORPUS: Final = Path(__file__).with_name("corpus")
 INSTRUMENTED: Final = [
@@ -68,7 +69,7 @@ def _run(name: str, seconds: int, found: Path, seed: int) -> bool:
 
 def _fuzz(name: str) -> None:
     """Run libFuzzer in this process, which ends with it."""
-    import atheris
+    atheris: Any = importlib.import_module("atheris")
 
     with atheris.instrument_imports(include=INSTRUMENTED):
         from tests.fuzz.targets import TARGETS

@@ -189,7 +189,7 @@ _READERS: Final[tuple[Any, ...]] = (
 def request(data: bytes) -> None:
     """A request is read or rejected by each dialect; what is read is JSON to the standard library, too."""
     for reader in _READERS:
-        settings = {"auto_truncate": True} if reader in _READERS[3:] else {}
+        settings: dict[str, Any] = {"auto_truncate": True} if reader in _READERS[3:] else {}
         settings |= {"output": CARD.outputs[0]} if reader is tei.read_embed else {}
 
         def read(body: Any, card: Any, reader: Any = reader, settings: Any = settings) -> Any:
