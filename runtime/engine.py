@@ -116,7 +116,9 @@ class Engine(EngineTasks):
             model,
             accept=self._accept,
             lanes=lanes,
-            completer=ImageCompleter(fetch, limit=config.media_limit, limit_bytes=config.max_bytes),
+            completer=ImageCompleter(
+                fetch, limit=config.media_limit, limit_bytes=config.max_bytes, memory=memory.budget.bodies
+            ),
             offload=offload,
             shared_cores=shared_cores,
             options=options,

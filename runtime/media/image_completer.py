@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Final, Protocol
 
 import anyio
 
+from staged_pool.runtime.memory.budget import ByteAccount, Holding
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import Overloaded, StagedPoolError, StageFailed, TooLarge, UrlNotAllowed
@@ -56,10 +58,13 @@ class ImageCompleter:
         limit: Inputs that are fetched, or wait, fetched, for preprocess at once. With what fetch allows an image to
             take, they bound the memory for inputs of one image each.
         limit_bytes: Images that wait for others of their input, over all requests: of several they may be many.
+        memory: Bytes that requests hold, among which those of fetched images count until preprocess has them. None:
+            as many as the limits allow.
     """
 
-    def __init__(self, fetch: Fetch, *, limit: int, limit_bytes: int) -> None:
+    def __init__(self, fetch: Fetch, *, limit: int, limit_bytes: int, memory: ByteAccount | None = None) -> None:
         self._fetch = fetch
+        self._memory = memory or ByteAccount(sys.maxsize)
         self.limit = limit
         self._limit_bytes = limit_bytes
         self._gathered_bytes = 0
@@ -78,30 +83,36 @@ class ImageCompleter:
     async def completing(self, item: Item[ModelInput], /) -> AsyncIterator[ModelInput | None]:
         """A block that gets an input with all its images. None: one cannot be had, and the ticket says why."""
         async with self._in_hand:
-            gathered = _Gathered()
-            try:
-                yield await self._fetched(item, gathered)
-            finally:
-                self._gathered_bytes -= gathered.bytes
+            with self._memory.hold(item.ticket.tenant) as held:
+                gathered = _Gathered(held)
+                try:
+                    yield await self._fetched(item, gathered)
+                finally:
+                    self._gathered_bytes -= gathered.bytes
 
     async def _fetched(self, item: Item[ModelInput], gathered: _Gathered) -> ModelInput | None:
         images = list(item.payload.images)
         places = _urls(item.payload)
         async with anyio.create_task_group() as fetches:
             for place in places:
-                fetches.start_soon(self._fetch_one, item, images, place, gathered if len(places) > 1 else None)
+                fetches.start_soon(self._fetch_one, item, images, place, gathered, len(places) > 1)
         return None if item.ticket.settled else item.payload.with_images(images)
 
     async def _fetch_one(
-        self, item: Item[ModelInput], images: list[Image], place: int, gathered: _Gathered | None
+        self, item: Item[ModelInput], images: list[Image], place: int, gathered: _Gathered, waits: bool
     ) -> None:
         ticket = item.ticket
         if ticket.settled:
             return
         try:
-            images[place] = await self._fetch(images[place])
-            if gathered is not None:
-                self._gather(gathered, len(images[place].source))
+            image = await self._fetch(images[place])
+            if not gathered.held.take(len(image.source)):
+                raise Overloaded(
+                    "The server has no memory left for another image that it has fetched.", retry_after_s=RETRY_AFTER_S
+                )
+            images[place] = image
+            if waits:
+                self._gather(gathered, len(image.source))
         except StagedPoolError as error:
             ticket.fail_input(item.index, error)
         except Exception as error:  # the boundary to what talks to other hosts; its bug is not the caller's
@@ -133,9 +144,12 @@ class ImageCompleter:
 
 @dataclass(slots=True)
 class _Gathered:
-    """What has been fetched for an input of several images."""
+    """What has been fetched for an input."""
 
+    held: Holding
+    """Counts all images."""
     bytes: int = 0
+    """Bytes of images that wait for others."""
 
 
 def _urls(given: ModelInput) -> list[int]:

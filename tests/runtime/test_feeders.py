@@ -321,6 +321,24 @@ async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None
         await until(lambda: completer(engine)._gathered_bytes == 0)
 
 
+async def test_fetched_images_count_among_the_bytes_that_requests_hold() -> None:
+    host = Host()
+    host.answer("A", lambda: picture("AAAA"))
+    async with engine_on(SeeingModel(), fetch=host) as engine:
+        account = engine.memory.budget.bodies
+        async with anyio.create_task_group() as tasks:
+            request = conversation(at("A"), at("slow"))
+            tasks.start_soon(engine.submit, lambda: request, lambda result: result)
+            await until(lambda: account.held_bytes == 4)
+            account.limit_bytes = 6
+            with pytest.raises(Overloaded, match="no memory left for another image"):
+                await ask(engine, at("A"))
+            account.limit_bytes = 600
+            host.answer("slow", lambda: picture("S"))
+        await ask(engine, at("A"))
+        assert account.held_bytes == 0
+
+
 def feeders() -> int:
     """Feeders of all engines of this event loop."""
     return sum(str(task.name).endswith("._run_feeder") for task in anyio.get_running_tasks())
