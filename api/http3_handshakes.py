@@ -69,7 +69,7 @@ class Handshakes:
         token = claim + self._proof(claim, name, address)
         return bytes(
             encode_quic_retry(
-                version=header.version,
+                version=header.version or 0,  # an Initial packet has one
                 source_cid=name,
                 destination_cid=header.source_cid,
                 original_destination_cid=header.destination_cid,

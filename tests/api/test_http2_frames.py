@@ -76,3 +76,9 @@ def test_the_price_of_a_head_is_that_of_all_its_frames() -> None:
 )
 def test_settings_cost_no_more_than_is_known_and_used(sent: bytes, passed_on: bytes) -> None:
     assert cut(PREFACE, sent) == [PREFACE, passed_on]
+
+
+def test_settings_have_a_bounded_number() -> None:
+    assert len(cut(PREFACE, frame(SETTINGS, setting(3, 7)[9:] * 100))) == 2
+    with pytest.raises(TooMuch):
+        cut(PREFACE, frame(SETTINGS, setting(3, 7)[9:] * 101))
