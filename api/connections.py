@@ -429,8 +429,10 @@ class Connection:
 
     @property
     def _keep_alive_s(self) -> float:
-        """Seconds that it may be idle: few for a client that has never asked anything."""
+        """Seconds that it may be idle: few for a client that has never asked anything, or while memory is short."""
         keep_alive_s = self._limits.keep_alive_s
+        if self._has_asked and not self._traffic.keeps_alive:
+            return 0.0
         return keep_alive_s if self._has_asked else min(keep_alive_s, self._limits.head_timeout_s)
 
     # What the limit of connections asks

@@ -118,7 +118,6 @@ class _TrafficCollector(Collector):
         yield _gauge("memory_limit_bytes", "Bytes of memory that the process may take", memory.limit_bytes)
         yield _gauge("memory_used_ratio", "Used part of that, or of a control group's limit", memory.fullness)
         yield _gauge("memory_pressure", "0, or the percentage from which less is done", memory.pressure)
-        yield _counter("memory_rejected", "Requests rejected for want of memory", memory.rejected)
         held = GaugeMetricFamily("staged_pool_memory_held_bytes", "Bytes that requests hold", labels=("purpose",))
         most = GaugeMetricFamily("staged_pool_memory_share_bytes", "Bytes that they may hold", labels=("purpose",))
         for purpose in ("bodies", "answers", "decodes"):

@@ -74,8 +74,6 @@ class MemoryGovernor:
         self.fullness = 0.0
         """Used part of the limit at the last look."""
         self.pressure = Pressure.NONE
-        self.rejected = 0
-        """Requests that were rejected for want of memory."""
         self._listeners: list[Callable[[Pressure], object]] = []
         self._is_busy: list[Callable[[], bool]] = []
         self._idle_looks = 0
@@ -100,8 +98,7 @@ class MemoryGovernor:
         self.budget.resize(max(left, LEAST_BUDGET_BYTES))
 
     def rejection(self) -> Overloaded:
-        """Return the error of a request that comes while there is no memory for it, and count it."""
-        self.rejected += 1
+        """Return the error of a request that comes while there is no memory for it."""
         message = f"The server is short of memory: {self.fullness:.0%} of its limit are in use."
         return Overloaded(message, retry_after_s=RETRY_AFTER_S)
 
