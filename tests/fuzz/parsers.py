@@ -52,7 +52,7 @@ def _run(name: str, seconds: int, found: Path, seed: int) -> bool:
     settings = [
         f"-max_total_time={seconds}",
         "-timeout=10",
-        "-rss_limit_mb=2048",
+        "-rss_limit_mb=4096",
         "-max_len=4096",
         "-print_final_stats=1",
     ]
