@@ -19,6 +19,7 @@ from staged_pool.api.asyncio_transport import AsyncioTransport
 from staged_pool.api.connection_limit import ConnectionLimit
 from staged_pool.api.connections import Connection, ConnectionConfig, Service
 from staged_pool.api.fast_path import FastPath
+from staged_pool.api.transports import bound_unsent
 from staged_pool.api.trio_transport import TrioTransport
 from staged_pool.stages.log import get_logger
 
@@ -110,6 +111,7 @@ class Acceptor:
         accepted.setblocking(False)
         if accepted.family != getattr(socket, "AF_UNIX", None):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            bound_unsent(accepted)
         connections.start_soon(Connection(self._service, host).run, accepted)
 
 

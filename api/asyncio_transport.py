@@ -73,7 +73,9 @@ class AsyncioTransport(asyncio.BufferedProtocol):
         return data
 
     def read_now(self, most: int) -> bytes:
-        return b"" if self._arrived else read_kernel(self._descriptor, most)
+        if self._arrived or self._has_ended or self._transport.is_closing():
+            return b""  # its descriptor may be another connection's by now
+        return read_kernel(self._descriptor, most)
 
     def _resume(self) -> None:
         if self._rests and not self._transport.is_closing():
@@ -98,8 +100,11 @@ class AsyncioTransport(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self._drained.clear()
             self._transport.write(data)
-            if self._is_full:
-                await self._drained.wait()
+        await self.send_rest()
+
+    async def send_rest(self) -> None:
+        if self._is_full and not self._transport.is_closing():
+            await self._drained.wait()
         if self._transport.is_closing():
             raise BrokenPipeError("the connection is closed")
 

@@ -13,6 +13,7 @@ import ssl
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -43,6 +44,9 @@ AT_ONCE_BYTES_PER_S: Final = 2**20
 
 AHEAD_BYTES: Final = 2**18
 """What is received behind a request in hand, to notice that its client leaves. Clients that send more wait."""
+
+LATE_S: Final = 0.1
+"""An event loop that is later than this was held up, and has not looked if a client reads."""
 
 EVICTION_S: Final = 1.0
 """What a client gets to close a connection that is evicted, before it is reset: it has a file open meanwhile."""
@@ -145,7 +149,8 @@ class Connection:
         except* OSError:
             pass  # no handshake, or the client left before it could be asked for its address
         except* Exception as errors:  # noqa: BLE001  # it is logged
-            _log_failure(errors)
+            if accepted.fileno() >= 0 or not isinstance(first_error(errors), ValueError):
+                _log_failure(errors)  # else the client is gone, and its descriptor negative
         finally:
             accepted.close()
             self._limit.leave(self)
@@ -390,16 +395,28 @@ class Connection:
         """Send, as long as the client reads. False: it does not, or either side has closed."""
         pieces = memoryview(data)
         for first in range(0, len(data), PIECE_BYTES):
-            with self._traffic.patience(self._limits.write_timeout_s):
-                try:
-                    await self._transport.send(pieces[first : first + PIECE_BYTES])
-                    continue
-                except OSError:
+            send, patience_s = partial(self._transport.send, pieces[first : first + PIECE_BYTES]), None
+            while (late_s := await self._sent_within(send, patience_s)) is not None:
+                if late_s <= LATE_S:
                     return False
+                send, patience_s = self._transport.send_rest, late_s  # nobody looked if the client did read
+        return True
+
+    async def _sent_within(self, send: Callable[[], Awaitable[None]], patience_s: float | None) -> float | None:
+        """Send a piece, or else close. None: it is sent; else the seconds by which the event loop noticed too late."""
+        scope = self._traffic.patience(self._limits.write_timeout_s if patience_s is None else patience_s)
+        with scope as patience:
+            try:
+                await send()
+            except OSError:
+                return 0.0
+        if not patience.cancelled_caught:
+            return None
+        late_s = anyio.current_time() - patience.deadline
+        if late_s <= LATE_S:
             log.info("connection.cut_off", reason="its client does not read the answer")
             self._transport.cut()
-            return False
-        return True
+        return late_s
 
     async def _close(self) -> None:
         patience_s = EVICTION_S if self._is_evicted else self._limits.write_timeout_s

@@ -50,11 +50,30 @@ class Transport(Protocol):
             OSError: Either side is gone.
         """
 
+    async def send_rest(self) -> None:
+        """Go on with a `send` that was cancelled.
+
+        Raises:
+            OSError: Either side is gone, or it cannot go on.
+        """
+
     async def close(self) -> None:
         """Send what is unsent and close. Cancelled, it drops what is unsent. Does nothing on a closed one."""
 
     def cut(self) -> None:
         """Close at once, with a reset."""
+
+
+UNSENT_BYTES: Final = 2**17
+"""Bytes of one connection that the kernel takes at most before it has sent them. Without this it takes megabytes of an
+answer that nobody reads, which nothing here could count; two pieces are enough to keep any line busy."""
+
+
+def bound_unsent(connection: socket.socket) -> None:
+    """Have the kernel take no more of an answer than it will send soon, where it can be told so."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS
+    if option is not None and connection.family != getattr(socket, "AF_UNIX", None):
+        connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
 
 
 Look = Callable[[bytes], bool]

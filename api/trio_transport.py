@@ -30,6 +30,7 @@ class TrioTransport:
         self._stream: Any = encrypted or stream
         self._encrypted = encrypted
         self._receiving: trio.CancelScope | None = None
+        self._unsent = memoryview(b"")
 
     @staticmethod
     async def open(connection: socket.socket, tls: ssl.SSLContext | None, look: Look) -> TrioTransport:
@@ -86,9 +87,24 @@ class TrioTransport:
     async def send(self, data: bytes | memoryview) -> None:
         import trio
 
+        self._unsent = memoryview(data)
         try:
-            await self._stream.send_all(data)
+            if self._encrypted is None:
+                await self.send_rest()
+            else:
+                await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise BrokenPipeError(str(error)) from error
+
+    async def send_rest(self) -> None:
+        if self._encrypted is not None:
+            raise BrokenPipeError("TLS cannot go on within a record")
+        import trio
+
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[await self.socket.send(self._unsent) :]
+        except trio.ClosedResourceError as error:
             raise BrokenPipeError(str(error)) from error
 
     async def close(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import math
 import socket
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -29,6 +31,7 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.connections import AHEAD_BYTES
 from staged_pool.api.listener import bind
 from staged_pool.api.server import Server
+from staged_pool.api.transports import UNSENT_BYTES
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import EMBED, Http2, engine_on, only, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, until
@@ -188,6 +191,40 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_answer(small_buffers: 
                 await anyio.sleep(0.01)
         assert statuses(received) == [200] * 5
         assert anyio.current_time() - started > 1
+
+
+async def test_a_client_that_reads_while_the_event_loop_is_held_up_gets_all_of_its_answer(
+    small_buffers: socket.socket,
+) -> None:
+    async with serving(engine_on(LetterModel()), listener=small_buffers, write_timeout_s=0.2) as served:
+        with ask_without_reading(served.port) as client:
+            await until(lambda: served.server.traffic.requests == 1)
+            await anyio.wait_readable(client)
+            received = b""
+
+            def be_late() -> None:
+                nonlocal received
+                time.sleep(0.4)  # the time is over, and the client reads
+                received += client.recv(2**16)
+                time.sleep(0.05)
+
+            await hold_the_loop(be_late)
+            while b"prompt_tokens_details" not in received:
+                await anyio.wait_readable(client)
+                more = client.recv(4096)
+                assert more, "it was cut off"
+                received += more
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the kernel cannot be told")
+async def test_of_an_answer_that_nobody_reads_the_kernel_holds_little() -> None:
+    async with serving(engine_on(LetterModel())) as served:
+        with ask_without_reading(served.port, LARGE * 60):
+            await until(lambda: bool(served.server.traffic.limit._members))
+            [member] = served.server.traffic.limit._members
+            await until(member._sending.locked)  # type: ignore[attr-defined]
+            unsent = fcntl.ioctl(member._transport.socket.fileno(), termios.TIOCOUTQ, bytes(4))  # type: ignore[attr-defined]
+            assert int.from_bytes(unsent, sys.byteorder) <= 4 * UNSENT_BYTES
 
 
 async def test_a_client_that_does_not_read_cannot_hold_the_servers_end(
