@@ -24,6 +24,7 @@ from hypercorn.protocol.h11 import H2ProtocolAssumedError
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
+from staged_pool.api import status
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connection_limit import CONNECTION, ConnectionLimit
 from staged_pool.api.fast_path import FastPath, FastRequest
@@ -190,11 +191,26 @@ class Connection:
                 data = given
             if not data:
                 break
-            await self._take(data)
+            try:
+                await self._take(data)
+            except MemoryError:
+                log.warning("connection.no_memory")
+                await self._say_no_memory()
+                break
         self._has_left = True
         if self._answer_scope is not None:
             self._answer_scope.cancel()
         await self._tell_closed()
+
+    async def _say_no_memory(self) -> None:
+        """Answer a request of HTTP/1.1 whose bytes there was no memory for, where nothing else was said to it."""
+        if isinstance(self._protocol, Http2) or self._is_engaged:
+            return
+        code, body = status.problem(MemoryError()).answer()
+        lines = b"content-type: application/json\r\ncontent-length: %d\r\nretry-after: 1\r\nconnection: close" % len(
+            body
+        )
+        await self._handle(RawData(b"HTTP/1.1 %d \r\n%s\r\n\r\n%s" % (code, lines, body)))
 
     async def _next(self) -> bytes | None:
         """What arrives next; nothing at the end, of the client or of patience. None: there is something else to do."""
