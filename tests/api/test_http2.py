@@ -100,7 +100,10 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-async def test_a_flood_ends_its_connection_and_the_next_one_sooner(flood: bytes) -> None:
+async def test_a_flood_ends_its_connection_and_the_next_one_sooner(
+    flood: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 0)  # or a slow machine forgives as it goes
     async with serving(engine_on(LetterModel())) as served:
         for _ in range(2):
             async with raw_http2(served) as client, anyio.create_task_group() as tasks:
@@ -308,7 +311,8 @@ async def test_streams_that_take_nothing_are_reset_after_their_time(window: int)
         await until(lambda: app.ended == 5)
 
 
-async def test_a_window_opened_byte_by_byte_is_paid_for() -> None:
+async def test_a_window_opened_byte_by_byte_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 0)
     app = Answering(1, bytes(2**20))
     async with _serving_app(app) as served, raw_http2(served, setting(4, 0)) as client:
         await client.send(head(1))
