@@ -159,8 +159,10 @@ def main() -> int:
         CLIPImageProcessorPil().save_pretrained(folder)
         settings = read_image_settings(Path(folder))
         paths: tuple[ImagePath, ...] = ("fast", "exact")
-        limits = {"max_image_pixels": 2**40, "max_image_bytes": 2**40}
-        readers = [ImageReader(settings, EngineConfig(image_path=path, **limits)) for path in paths]
+        readers = [
+            ImageReader(settings, EngineConfig(image_path=path, max_image_pixels=2**40, max_image_bytes=2**40))
+            for path in paths
+        ]
         for reader in readers:
             reader.read(Image(KINDS["png rgba"](1000)))  # what is imported or made once
         for kind, make in KINDS.items():

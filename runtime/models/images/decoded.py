@@ -95,6 +95,12 @@ class Decoded:
         width, height = self._image.size
         return (width, height) if self._orientation >= 5 else (height, width)
 
+    @property
+    def plain(self) -> Image.Image | None:
+        """The image as it was decoded, where that is upright RGB already."""
+        changes = self._image.mode != "RGB" or self._orientation != 1 or self._clear is not None
+        return None if changes or _has_alpha(self._image) else self._image
+
     def part(self, box: Box) -> Image.Image:
         """Make RGB of a part, upright.
 
@@ -117,8 +123,8 @@ class Decoded:
             UnusableMedia: The file is damaged.
         """
         height, width = self.size
-        if self._image.mode == "RGB" and self._orientation == 1 and not self._is_transparent():
-            return self._image
+        if (plain := self.plain) is not None:
+            return plain
         if width * height <= STRIP_PIXELS:
             return self.part((0, 0, width, height))
         rgb = Image.new("RGB", (width, height))
@@ -134,9 +140,6 @@ class Decoded:
         for start in range(0, edge, step):
             end = min(start + step, edge)
             yield (0, start, width, end) if rows else (start, 0, end, height)
-
-    def _is_transparent(self) -> bool:
-        return self._clear is not None or _has_alpha(self._image)
 
     def _stored(self, box: Box) -> Box:
         """Find a part of the upright image in the one that was decoded."""

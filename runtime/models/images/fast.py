@@ -16,7 +16,7 @@ from torch import Tensor
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decoded import Decoded
-from staged_pool.runtime.models.images.raw import raw_pixels
+from staged_pool.runtime.models.images.raw import raw_pixels, shared_pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Size
 from staged_pool.runtime.models.threads import use_threads
@@ -60,12 +60,15 @@ def _resized(image: Decoded, size: Size, settings: ImageSettings) -> Tensor:
     """Resize as the installed Pillow does, rounding included: [4, height, width], the channels of a pixel together.
 
     Along one edge and then along the other, with bytes in between: what overshoots at a hard edge is cut off there, so
-    that the order can be seen. Along the first edge each row or column is by itself, so that the image is taken in
-    strips, and RGB of all of it never exists.
+    that the order can be seen. Along the first edge each row or column is by itself, so that an image which is not RGB
+    already is taken in strips, and RGB of all of it never exists.
     """
     height, width = image.size
     columns = begins_with_columns(image.size, size)
     first = (size[0], width) if columns else (height, size[1])
+    if image.plain is not None and (shared := shared_pixels(image.plain)) is not None:
+        whole = torch.from_numpy(shared).permute(2, 0, 1)[None]
+        return _interpolated(_interpolated(whole, first, settings) if columns else whole, size, settings)[0]
     made = torch.empty((*first, 4), dtype=torch.uint8).permute(2, 0, 1)
     for box in image.strips(rows=not columns):
         left, top, right, bottom = box

@@ -60,16 +60,22 @@ class _Memory:
         }
 
 
+def shared_pixels(picture: Image.Image) -> NDArray[np.uint8] | None:
+    """Pillow's own memory of an RGB image, as `raw_pixels` gives it. None: it lies in several pieces."""
+    try:
+        return np.asarray(_Memory(picture))
+    except ValueError:  # larger than `PIL.Image.core.get_block_size()`, by default 16 MB
+        return None
+
+
 def raw_pixels(picture: Image.Image) -> NDArray[np.uint8]:
     """The pixels of a decoded RGB picture, not copied unless it lies in several pieces. Must not be written to.
 
     Returns:
         [height, width, 4]: red, green, blue, and a byte without meaning.
     """
-    try:
-        return np.asarray(_Memory(picture))
-    except ValueError:  # above 16 MB Pillow takes several pieces of memory
-        return _copied(picture)
+    shared = shared_pixels(picture)
+    return _copied(picture) if shared is None else shared
 
 
 def _copied(picture: Image.Image) -> NDArray[np.uint8]:

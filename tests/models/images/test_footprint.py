@@ -33,8 +33,13 @@ def test_an_image_waits_for_its_room_and_gives_it_back(family_folder: Folder) ->
     reader = ImageReader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
     given = Image(encode(picture(400, 300)))
     done = threading.Event()
+
+    def read() -> None:
+        reader.read(given)
+        done.set()
+
     with budget.decodes.room(budget.decodes.limit_bytes):
-        thread = threading.Thread(target=lambda: (reader.read(given), done.set()))
+        thread = threading.Thread(target=read)
         thread.start()
         while not budget.decodes._waiting:
             assert not done.is_set()
