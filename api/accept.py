@@ -60,7 +60,18 @@ class Acceptor:
     ) -> None:
         backend = _asyncio if sniffio.current_async_library() == "asyncio" else _trio
         self._limit: ConnectionLimit = config.traffic.limit
-        self._service = Service(ASGIWrapper(app), fast_path, config, tls, *backend(), limit=self._limit)
+        open_transport, tasks, context, clock = backend()
+        self._service = Service(
+            app=ASGIWrapper(app),
+            fast_path=fast_path,
+            config=config,
+            tls=tls,
+            open=open_transport,
+            tasks=tasks,
+            context=context,
+            time=clock,
+            limit=self._limit,
+        )
 
     async def run(self, listener: socket.socket, until: Callable[[], Awaitable[None]], grace_s: float) -> None:
         """Serve until `until` returns; then let the connections go.

@@ -411,7 +411,8 @@ class Connection:
         """Send, as long as the client reads. False: it does not, or either side has closed."""
         pieces = memoryview(data)
         for first in range(0, len(data), PIECE_BYTES):
-            send, patience_s = partial(self._transport.send, pieces[first : first + PIECE_BYTES]), None
+            send: Callable[[], Awaitable[None]] = partial(self._transport.send, pieces[first : first + PIECE_BYTES])
+            patience_s = None
             while (late_s := await self._sent_within(send, patience_s)) is not None:
                 if late_s <= LATE_S:
                     return False

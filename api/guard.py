@@ -126,14 +126,14 @@ class Guard:
         timeout_s = self._limits.config.body_timeout_s
         with self._traffic.patience(timeout_s):
             while not intake.ended:
+                if pieces and is_open(scope) and (problem := self._limits.too_many(scope)) is not None:
+                    raise HttpRefusal(problem.row, problem.message, retry_after_s=problem.retry_after_s)
                 chunk = await intake.next()
                 held.take(len(chunk))
                 pieces += 1
                 if pieces > FREE_PIECES + body.size // PIECE_BYTES:
                     raise HttpRefusal(status.TOO_MANY_PIECES, "The body comes in too many pieces")
                 body.add(chunk)
-                if is_open(scope) and not intake.ended and (problem := self._limits.too_many(scope)) is not None:
-                    raise HttpRefusal(problem.row, problem.message, retry_after_s=problem.retry_after_s)
         if not intake.ended:
             raise HttpRefusal(status.SLOW_BODY, f"The body did not arrive in time; it has {timeout_s:g} s")
         return await body.whole(self._traffic)

@@ -184,7 +184,8 @@ def is_open(scope: Scope) -> bool:
 
 def party_of(scope: Scope) -> Hashable:
     """The party that what a request holds counts for: its tenant, or else the client's address."""
-    if (tenant := scope.get(TENANT)) is not None:
+    tenant: str | None = scope.get(TENANT)
+    if tenant is not None:
         return tenant
     client = scope.get("client")
     return None if not client else ("address", _network(client[0]))

@@ -15,7 +15,7 @@ from tests.packaging.lowest import PROJECT, lowest
 ROOT: Final = PROJECT.parent
 NAMES: Final = {"PIL": "pillow"}
 """Of modules that are not called as their package is."""
-OPTIONAL: Final = {"aioquic"}
+OPTIONAL: Final = {"aioquic", "pylsqpack"}
 
 
 def _imported() -> set[str]:
