@@ -38,8 +38,8 @@ knows, and it is where the governor begins to act."""
 UNLIMITED_BYTES: Final = 2**62
 """A limit that is never reached."""
 
-LEAST_BUDGET_BYTES: Final = 64 * 2**20
-"""The budget of requests where the model leaves less than this: two bodies of the default limit."""
+LEAST_BUDGET_BYTES: Final = 256 * 2**20
+"""The budget of requests where the model leaves less than this: its share of bodies has room for two large ones."""
 
 log = get_logger("staged_pool.memory")
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.models.tokenizing.limits import MOST_CHARACTERS
 from staged_pool.runtime.models.tokenizing.long_texts import CUT, EXPRESSIONS, can_cut, encode_beginnings
-from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import PORTION, SharedTokenizer
 from staged_pool.runtime.requests import Output, TextInput
 from staged_pool.stages.errors import InvalidInput
 from tests.models.conftest import TinyFolder
@@ -228,3 +228,21 @@ def test_a_long_text_that_is_not_to_be_cut_is_read_as_far_as_that_shows(tiny_fol
     assert isinstance(too_long, InvalidInput)
     assert "your input contains at least " in str(too_long)
     assert not isinstance(short, InvalidInput)
+
+
+def test_many_long_texts_are_tokenized_in_portions(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedTokenizer(tokenizer)
+    texts = [" ".join([word] * (PORTION // 10)) for word in ("a", "few", "words", "many", "more")] + ["short", ""]
+    expected = [encoding.ids for encoding in shared.encode(texts)]
+    asked: list[int] = []
+    encode = shared.encode
+
+    def counted(portion: list[str], wanted: object = None) -> list[Any]:
+        asked.append(sum(map(len, portion)))
+        return encode(portion)
+
+    monkeypatch.setattr(shared, "encode", counted)
+    assert shared.encode_ids(texts) == expected
+    assert len(asked) > 2
+    assert max(asked) <= PORTION
+    assert shared.encode_ids([]) == []

@@ -79,7 +79,7 @@ class PieceReader:
 
     def _encode(self, texts: Sequence[str], rooms: Sequence[int | None]) -> list[TokenIds]:
         wanted = [None if room is None else max(room, 0) for room in rooms]
-        return [encoding.ids for encoding in self._shared.encode(texts, wanted)]
+        return self._shared.encode_ids(texts, wanted)
 
     def _query(self, reading: PairReading) -> str:
         written = self._pieces.query.replace("{query}", reading.query)

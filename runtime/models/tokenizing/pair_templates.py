@@ -132,8 +132,8 @@ class TemplateReader:
         cut_texts(self._shared, [reading for reading in begun if isinstance(reading, PairReading)])
         written = [self._write(reading) if isinstance(reading, PairReading) else reading for reading in begun]
         readings = [reading for reading in written if isinstance(reading, PairReading)]
-        for reading, encoding in zip(readings, self._shared.encode([r.written for r in readings]), strict=True):
-            reading.ids = encoding.ids
+        for reading, ids in zip(readings, self._shared.encode_ids([r.written for r in readings]), strict=True):
+            reading.ids = ids
         return [self._finish(reading) if isinstance(reading, PairReading) else reading for reading in written]
 
     def _write(self, reading: PairReading) -> PairReading | InvalidInput:

@@ -69,8 +69,7 @@ class PairReader:
 
     def _encode(self, readings: Sequence[_Reading]) -> None:
         prompts = list({r.given.prompt for r in readings if r.given.prompt and r.pair.max_first_tokens is not None})
-        encodings = self._shared.encode(prompts)
-        prompt_ids = {prompt: encoding.ids for prompt, encoding in zip(prompts, encodings, strict=True)}
+        prompt_ids = dict(zip(prompts, self._shared.encode_ids(prompts), strict=True))
         self._encode_texts(readings, prompt_ids, whole=False)
         # Where each text alone is too long, it matters which of them is the longer one.
         both = [r for r in readings if r.limit is not None and min(len(r.first), len(r.second)) > r.limit]
@@ -86,8 +85,7 @@ class PairReader:
                 own += len(prompts.get(reading.given.prompt, ()))
             tokens, known = _wanted(reading, own, whole=whole), wanted.get(text, 0)
             wanted[text] = None if tokens is None or known is None else max(tokens, known)
-        encodings = self._shared.encode(list(wanted), list(wanted.values()))
-        firsts = {text: encoding.ids for text, encoding in zip(wanted, encodings, strict=True)}
+        firsts = dict(zip(wanted, self._shared.encode_ids(list(wanted), list(wanted.values())), strict=True))
         for reading in readings:
             reading.first = firsts[reading.written_first]
             if reading.pair.max_first_tokens is not None:
@@ -96,11 +94,11 @@ class PairReader:
                     *reading.first[:own],
                     *kept(reading.first[own:], reading.pair.max_first_tokens, reading.side),
                 ]
-        encodings = self._shared.encode(
+        seconds = self._shared.encode_ids(
             [r.pair.second for r in readings], [_wanted(r, r.pair.max_second_tokens, whole=whole) for r in readings]
         )
-        for reading, encoding in zip(readings, encodings, strict=True):
-            reading.second = kept(encoding.ids, reading.pair.max_second_tokens, reading.side)
+        for reading, ids in zip(readings, seconds, strict=True):
+            reading.second = kept(ids, reading.pair.max_second_tokens, reading.side)
 
     def _finish(self, reading: _Reading) -> Prepared[TokenSequence] | InvalidInput:
         first, second, limit = reading.first, reading.second, reading.limit

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from tokenizers import Tokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
+from staged_pool.runtime.model import TokenIds
 from staged_pool.runtime.models.tokenizing.limits import check_characters
 from staged_pool.runtime.models.tokenizing.long_texts import can_cut, encode_beginnings, without_middle
 
 Encoding: TypeAlias = Any
 """Of `tokenizers`: `ids`, and where they were asked for `offsets` (in characters) and `word_ids`."""
+
+
+PORTION: Final = 2**18
+"""Characters of several texts that are tokenized in one call, about."""
 
 
 class SharedTokenizer:
@@ -65,6 +70,33 @@ class SharedTokenizer:
             return call(texts)
         return encode_beginnings(call, texts, wanted)
 
+    def encode_ids(self, texts: Sequence[str], wanted: Sequence[int | None] | None = None) -> list[TokenIds]:
+        """Tokenize bare texts, in calls of about `PORTION` characters.
+
+        An `Encoding` takes many times the memory of its ids, which are all that is kept from one call to the next.
+
+        Args:
+            texts: See `encode`.
+            wanted: See `encode`.
+
+        Returns:
+            The ids of each text.
+
+        Raises:
+            InvalidInput: See `encode`.
+        """
+        ids: list[TokenIds] = []
+        start = characters = 0
+        for end, text in enumerate(texts):
+            if characters and characters + len(text) > PORTION:
+                ids += self._ids_of(texts[start:end], wanted and wanted[start:end])
+                start, characters = end, 0
+            characters += len(text)
+        return ids + self._ids_of(texts[start:], wanted and wanted[start:])
+
+    def _ids_of(self, texts: Sequence[str], wanted: Sequence[int | None] | None) -> list[TokenIds]:
+        return [encoding.ids for encoding in self.encode(texts, wanted)] if texts else []
+
     def _encode_whole(self, texts: Sequence[str], *, offsets: bool) -> list[Encoding]:
         for text in texts:
             check_characters(text)
@@ -81,8 +113,7 @@ class SharedTokenizer:
 
     def ids(self, text: str) -> list[int]:
         """The ids of one bare text."""
-        ids: list[int] = self.encode([text])[0].ids
-        return ids
+        return self.encode_ids([text])[0]
 
 
 def shared_beginning(ids: Sequence[int], prompt: Sequence[int] | None) -> int:

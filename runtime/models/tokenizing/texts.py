@@ -17,7 +17,7 @@ from staged_pool.runtime.models.tokenizing.limits import (
     token_limit,
 )
 from staged_pool.runtime.models.tokenizing.roles import PLAIN, ROLES, RoleSpec
-from staged_pool.runtime.models.tokenizing.shared_tokenizer import Encoding, SharedTokenizer, shared_beginning
+from staged_pool.runtime.models.tokenizing.shared_tokenizer import PORTION, Encoding, SharedTokenizer, shared_beginning
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.requests import Chat, Output, Side, TextInput
 from staged_pool.stages.errors import InvalidInput
@@ -25,9 +25,6 @@ from staged_pool.stages.work import Prepared
 
 _MOST_PARTS: Final = 1024
 """Into which one input may be cut."""
-
-_PORTION: Final = 2**18
-"""Characters of several texts that are tokenized in one call, about."""
 
 _NO_SPAN: Final = Span(0, 0, None)
 _NONE: Final = SpecialTokens([], [])
@@ -60,21 +57,7 @@ class _Reading:
     @property
     def is_long(self) -> bool:
         """No model takes so much, but for texts of long words: a beginning of it says that it is too long."""
-        return len(self.written) > _PORTION
-
-
-def _portions(readings: Sequence[_Reading]) -> Iterator[list[_Reading]]:
-    """Divide texts into what is tokenized in one call: what a tokenizer finds takes much more memory than their ids."""
-    portion: list[_Reading] = []
-    characters = 0
-    for reading in readings:
-        if portion and characters + len(reading.written) > _PORTION:
-            yield portion
-            portion, characters = [], 0
-        portion.append(reading)
-        characters += len(reading.written)
-    if portion:
-        yield portion
+        return len(self.written) > PORTION
 
 
 class TextReader:
@@ -159,16 +142,15 @@ class TextReader:
         written = [reading for reading in readings if reading.bare is None]
         with_spans = [reading for reading in written if Output.TOKEN_LABELS in reading.given.outputs]
         others = [reading for reading in written if Output.TOKEN_LABELS not in reading.given.outputs]
-        for portion in _portions(others):
-            for reading, encoding in zip(portion, self._encodings(portion), strict=True):
-                reading.bare = encoding.ids
-        for reading, encoding in zip(with_spans, self._encodings(with_spans, offsets=True), strict=True):
+        texts = [reading.written for reading in others]
+        found = self._shared.encode_ids(texts, [self._wanted(reading) for reading in others])
+        for reading, ids in zip(others, found, strict=True):
+            reading.bare = ids
+        texts = [reading.written for reading in with_spans]
+        encodings = self._shared.encode(texts, [self._wanted(reading) for reading in with_spans], offsets=True)
+        for reading, encoding in zip(with_spans, encodings, strict=True):
             reading.bare = encoding.ids
             reading.encoding = encoding
-
-    def _encodings(self, readings: Sequence[_Reading], *, offsets: bool = False) -> list[Encoding]:
-        texts = [reading.written for reading in readings]
-        return self._shared.encode(texts, [self._wanted(reading) for reading in readings], offsets=offsets)
 
     def _wanted(self, reading: _Reading) -> int | None:
         """How many leading tokens of a text have to be known; None for all."""
@@ -193,8 +175,7 @@ class TextReader:
         ]
         if some:
             prompts = list({reading.given.prompt for reading in some})
-            encodings = self._shared.encode(prompts)
-            ids = {prompt: encoding.ids for prompt, encoding in zip(prompts, encodings, strict=True)}
+            ids = dict(zip(prompts, self._shared.encode_ids(prompts), strict=True))
             for reading in some:
                 reading.prompt = ids[reading.given.prompt]
 
