@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -50,6 +50,15 @@ def engine_on(model: LetterModel, options: StageOptions | None = None) -> OpenEn
         async with DeviceThreads("test device", watchdog_s=config.watchdog_s).running() as device:
             async with run_engine(config, model, device=device, options=options, memory=memory) as engine:
                 yield engine
+
+    return open_
+
+
+def opens(make: Callable[[], AbstractAsyncContextManager[Engine]]) -> OpenEngine:
+    """Opens an engine that takes nothing of the server's settings."""
+
+    def open_(config: EngineConfig, memory: MemoryGovernor | None = None, /) -> AbstractAsyncContextManager[Engine]:
+        return make()
 
     return open_
 

@@ -20,7 +20,7 @@ from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
-from tests.api.serving import EMBED, OpenEngine, post, read_answer, serving, statuses
+from tests.api.serving import EMBED, opens, post, read_answer, serving, statuses
 from tests.doubles import until
 from tests.runtime.seeing import SeeingModel, engine_on
 
@@ -46,10 +46,6 @@ class KeepingModel(SeeingModel):
         return super().preprocess([given.with_images([Image(b"a") for _ in given.images]) for given in inputs])
 
 
-def opens(model: SeeingModel) -> OpenEngine:
-    return lambda config, memory: engine_on(model)
-
-
 def file_of(body_bytes: int) -> bytes:
     return random.Random(body_bytes).randbytes(body_bytes * 3 // 4)
 
@@ -72,7 +68,7 @@ async def test_every_byte_of_a_picture_arrives_and_the_connection_goes_on(size: 
     model = KeepingModel()
     file = file_of(size)
     request = post(request_of(file))
-    async with serving(opens(model)) as served, await served.connect() as stream:
+    async with serving(opens(lambda: engine_on(model))) as served, await served.connect() as stream:
         for cuts in ((), (60,), (300, 70_000, size - 1)):
             await send_in_parts(stream, request, cuts)
             assert statuses(await read_answer(stream)) == [200]
@@ -84,7 +80,7 @@ async def test_every_byte_of_a_picture_arrives_and_the_connection_goes_on(size: 
 async def test_requests_that_come_on_the_heels_of_a_large_body_are_answered_in_turn() -> None:
     model = KeepingModel()
     file = file_of(600_000)
-    async with serving(opens(model)) as served, await served.connect() as stream:
+    async with serving(opens(lambda: engine_on(model))) as served, await served.connect() as stream:
         async with anyio.create_task_group() as sending:
             sending.start_soon(stream.send, post(request_of(file)) * 3 + EMBED)
             answers = b""
@@ -98,7 +94,7 @@ async def test_requests_that_come_on_the_heels_of_a_large_body_are_answered_in_t
 async def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing_behind() -> None:
     model = KeepingModel()
     request = post(request_of(file_of(600_000)))
-    async with serving(opens(model)) as served:
+    async with serving(opens(lambda: engine_on(model))) as served:
         for sent in (100, 200_000, len(request) - 1):
             async with await served.connect() as stream:
                 await stream.send(request[:sent])
@@ -111,7 +107,10 @@ async def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing
 
 
 async def test_a_large_body_that_stops_coming_is_answered_408_and_others_are_served_meanwhile() -> None:
-    async with serving(opens(KeepingModel()), body_timeout_s=0.2) as served, await served.connect() as stream:
+    async with (
+        serving(opens(lambda: engine_on(KeepingModel())), body_timeout_s=0.2) as served,
+        await served.connect() as stream,
+    ):
         await stream.send(post(request_of(file_of(600_000)))[:300_000])
         await served.assert_alive()
         assert statuses(await read_answer(stream)) == [408]
@@ -127,7 +126,7 @@ async def test_every_byte_arrives_over_http2_and_in_chunks_too(size: int) -> Non
         for start in range(0, len(body), 100_000):
             yield body[start : start + 100_000]
 
-    async with serving(opens(model)) as served:
+    async with serving(opens(lambda: engine_on(model))) as served:
         json_type = {"content-type": "application/json"}
         async with served.client() as client:
             assert (await client.post("/v1/embeddings", content=chunks(), headers=json_type)).status_code == 200

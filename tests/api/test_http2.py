@@ -12,6 +12,7 @@ from typing import Any, cast
 import anyio
 import pytest
 from h2.errors import ErrorCodes as Code
+from hypercorn.events import RawData
 
 from staged_pool.api import http2
 from staged_pool.api.accept import Acceptor, HypercornLog
@@ -19,6 +20,7 @@ from staged_pool.api.allowance import CLIENT_UNITS, CONNECTION_UNITS
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connections import ConnectionConfig
 from staged_pool.api.http2 import SLICE_UNITS, Http2
+from staged_pool.api.http2_connection import StrictConnection
 from staged_pool.api.http2_frames import FRAME_BYTES, TABLE_BYTES
 from staged_pool.api.listener import bind
 from staged_pool.api.traffic import Traffic
@@ -133,7 +135,7 @@ async def test_frames_are_taken_in_slices_with_a_turn_of_the_event_loop_between(
     connection = Http2(_App, Config, None, None, None, False, None, None, send)
     data = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS) + frame(PING, b"12345678") * (10 * SLICE_UNITS)
     await connection.initiate()
-    await connection.handle(http2.RawData(data))
+    await connection.handle(RawData(data))
     assert turns == 10
 
 
@@ -171,7 +173,7 @@ async def test_a_long_upload_and_its_windows_are_no_flood() -> None:
 async def test_an_answer_costs_no_more_whatever_table_the_client_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    class Seen(http2.StrictConnection):
+    class Seen(StrictConnection):
         def __init__(self) -> None:
             super().__init__()
             made.append(self)

@@ -18,6 +18,7 @@ from staged_pool.api.allowance import CLIENT_UNITS
 from staged_pool.api.http3_connection import MESSAGE_ERROR
 from staged_pool.api.http3_handshakes import RETRY_FROM
 from staged_pool.api.listener import bind_udp
+from staged_pool.api.request_head import scope_of
 from staged_pool.stages.errors import ConfigError
 from tests.api.http3_client import Http3Client, http3_client
 from tests.api.serving import Served, engine_on, serving
@@ -152,7 +153,7 @@ async def test_a_bug_in_the_protocol_ends_one_connection(
     files: Files,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = http3_connection.scope_of
+    whole = scope_of
 
     def buggy(headers: list[tuple[bytes, bytes]], **rest: Any) -> Any:
         if (b":path", b"/bug") in headers:

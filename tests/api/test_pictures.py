@@ -23,7 +23,7 @@ from staged_pool.runtime.engine import Engine
 from staged_pool.runtime.media.dialing import Resolve
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import read_file
-from tests.api.serving import serving
+from tests.api.serving import opens, serving
 from tests.doubles import Gate, expected
 from tests.runtime.media.origin import LOCAL, Names, answer, origin
 from tests.runtime.seeing import SeeingModel, engine_on
@@ -149,6 +149,6 @@ async def test_the_engine_is_told_how_many_images_the_bytes_of_a_request_show(
     monkeypatch.setattr(Engine, "overload", watched_overload)
     monkeypatch.setattr(Engine, "submit", watched_submit)
     monkeypatch.setattr(Engine, "expects_refusals", True)
-    async with serving(lambda config: engine_on(SeeingModel())) as served, served.client() as client:
+    async with serving(opens(lambda: engine_on(SeeingModel()))) as served, served.client() as client:
         await client.post("/v1/embeddings", json={"input": given}, headers=headers)
     assert told == [("overload", images), ("submit", images)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 from blockbuster import BlockBuster
@@ -37,7 +38,7 @@ def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def small_server(**config: object) -> AsyncIterator[Served]:
+async def small_server(**config: Any) -> AsyncIterator[Served]:
     """A server for Alice and Bob, whose bodies may hold little."""
     async with serving(engine_on(LetterModel()), api_keys=("alice", "bob"), **config) as served:
         served.server.memory.budget.bodies.limit_bytes = SHARE

@@ -29,8 +29,13 @@ class Target:
     unix_time_s: float = field(default_factory=time.time)
 
     @property
+    def left_s(self) -> float:
+        """Seconds that are left of its time."""
+        return self.seconds - (time.time() - self.unix_time_s)
+
+    @property
     def time_is_up(self) -> bool:
-        return time.time() - self.unix_time_s >= self.seconds
+        return self.left_s <= 0
 
     def headers(self, *more: str, path: str = "/v1/embeddings", method: str = "POST", key: str = ATTACKER_KEY) -> bytes:
         """The head of an HTTP/1.1 request with the attacker's key."""

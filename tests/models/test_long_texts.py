@@ -223,7 +223,7 @@ def test_a_text_that_cannot_be_cut_and_is_too_long_is_not_tokenized(tokenizer: T
 def test_a_long_text_that_is_not_to_be_cut_is_read_as_far_as_that_shows(tiny_folder: TinyFolder) -> None:
     model = reader(load("bert-mean", tiny_folder)[0])
     words = "a few words " * 50_000
-    given = [ModelInput(TextInput(text), (Output.DENSE,)) for text in (words, "short")]
+    given = [ModelInput(TextInput(text), frozenset({Output.DENSE})) for text in (words, "short")]
     too_long, short = model.preprocess(given)
     assert isinstance(too_long, InvalidInput)
     assert "your input contains at least " in str(too_long)

@@ -57,7 +57,7 @@ def _flood(target: Target, make: Callable[[], bytes]) -> Seen:
                     for at in range(0, len(wire), 2**16):
                         connection.sendall(wire[at : at + 2**16])
                         seen["bytes"] += 2**16
-                    while not target.time_is_up and connection.recv(2**16):
+                    while connection.recv(2**16) and target.left_s > 0:
                         pass
             except TimeoutError:
                 seen["not answered"] += 1
