@@ -91,6 +91,8 @@ class MemoryGovernor:
         if self.limit_bytes == UNLIMITED_BYTES:
             self.limit_bytes = self._asked_bytes or self._machine.limit_bytes()
         self._trimmed_bytes = self._machine.resident_bytes()
+        if (room := self._machine.mappable_bytes()) is not None:  # libraries that were loaded meanwhile count in it
+            self.limit_bytes = min(self.limit_bytes, self._trimmed_bytes + room)
         taken = self._trimmed_bytes + reserved_bytes
         left = int(REQUESTS_FROM * self.limit_bytes) - taken
         if left < LEAST_BUDGET_BYTES:

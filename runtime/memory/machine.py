@@ -19,6 +19,9 @@ UNKNOWN_LIMIT_BYTES: Final = 4 * 2**30
 _NO_LIMIT_BYTES: Final = 2**60
 """Limits of version 1 that mean none: the file then holds the largest number that the kernel counts in pages."""
 
+_PROCESS_LIMITS: Final = (("Max address space", 0), ("Max data size", 5))
+"""Limits of a process (`ulimit -v`, `ulimit -d`) in /proc/self/limits, and the field of statm that each is held to."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
@@ -56,6 +59,7 @@ class Machine:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._statm = root / "proc/self/statm"
+        self._process_limits = root / "proc/self/limits"
 
     @cached_property
     def groups(self) -> tuple[GroupMemory, ...]:
@@ -63,12 +67,29 @@ class Machine:
         return tuple(_limited_groups(self._root))
 
     def limit_bytes(self) -> int:
-        """Return what this process may have: the least limit of its groups, or what the machine has left for it."""
+        """Return what this process may have: the least of its limits and its groups', or what the machine has left."""
         limits = [group.limit_bytes for group in self.groups]
+        if (room := self.mappable_bytes()) is not None:
+            limits.append(self.resident_bytes() + room)
         available = self._available_bytes()
         if available is not None:
             limits.append(available + self.resident_bytes())
         return min(limits, default=UNKNOWN_LIMIT_BYTES)
+
+    def mappable_bytes(self) -> int | None:
+        """Return what `ulimit -v` and `ulimit -d` let this process map beyond what it has mapped; None: no limit.
+
+        Mapped memory is more than resident memory, mostly by libraries and by what the allocator keeps for later. So
+        it tells what a limit leaves once models are loaded, and not how full memory is.
+        """
+        rooms = []
+        with suppress(OSError, ValueError, IndexError):
+            pages = self._statm.read_text().split()
+            for line in self._process_limits.read_text().splitlines():
+                for name, field in _PROCESS_LIMITS:
+                    if line.startswith(name) and (limit := line.removeprefix(name).split()[0]) != "unlimited":
+                        rooms.append(max(0, int(limit) - int(pages[field]) * os.sysconf("SC_PAGE_SIZE")))
+        return min(rooms, default=None)
 
     def resident_bytes(self) -> int:
         """Return the resident set of this process, in bytes; 0 where the system does not tell."""

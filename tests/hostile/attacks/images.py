@@ -27,6 +27,11 @@ SEEING = Setting(
     ("--memory-limit", "1200M", "--image-preprocess-limit", str(THREADS), "--image-cache-mb", "0"), model="clip"
 )
 
+UNDER_ULIMIT = Setting(
+    ("--image-preprocess-limit", str(THREADS), "--image-cache-mb", "0"), model="clip", address_space_bytes=4 * 2**30
+)
+"""Nothing but `ulimit -v` tells the server what it may take. 2.1 GB are mapped once it has started, mostly libraries."""
+
 
 def _scans(edge: int, count: int) -> bytes:
     """A progressive JPEG whose second scan comes so often."""
@@ -113,6 +118,15 @@ def _send(target: Target, bodies: Mapping[str, bytes]) -> Seen:
 def large_images(target: Target) -> Seen:
     """Sixteen at a time, for as much memory as the server lets them have."""
     return _send(target, _bodies(_large))
+
+
+@attack("images that unpack, with 4 GiB of address space", UNDER_ULIMIT)
+def images_in_an_address_space(target: Target) -> Seen:
+    """Where an allocation fails beyond the limit, and nothing is freed by ending a process."""
+    seen = _send(target, _bodies(_large))
+    if set(seen) - {"200", "413", "429"}:
+        raise AssertionError(f"memory ran out: {dict(seen)}")
+    return seen
 
 
 @attack("images of endless scans, chunks and comments (F11)", SEEING)

@@ -34,9 +34,13 @@ class Figures(Machine):
     def __init__(self, *, limit: int = 4 * GIB, resident: int = 0, full: float = 0.0) -> None:
         super().__init__(Path("/nowhere"))
         self.limit, self.resident, self.full = limit, resident, full
+        self.mappable: int | None = None
 
     def limit_bytes(self) -> int:
         return self.limit
+
+    def mappable_bytes(self) -> int | None:
+        return self.mappable
 
     def resident_bytes(self) -> int:
         return self.resident
@@ -55,6 +59,17 @@ def test_requests_get_what_models_and_caches_leave() -> None:
     governor.measure(reserved_bytes=GIB)
     assert governor.limit_bytes == 4 * GIB
     assert governor.budget.limit_bytes == int(0.85 * 4 * GIB) - 2 * GIB
+
+
+def test_libraries_that_loading_has_mapped_count_for_a_limit_of_the_process() -> None:
+    figures = Figures(limit=4 * GIB)
+    governor = MemoryGovernor(3 * GIB, figures)
+    governor.measure()
+    assert governor.limit_bytes == 3 * GIB
+    figures.resident, figures.mappable = GIB, GIB  # the model; and as much as a limit of address space leaves
+    governor.measure()
+    assert governor.limit_bytes == 2 * GIB
+    assert governor.budget.limit_bytes == int(0.85 * 2 * GIB) - GIB
 
 
 def test_a_limit_that_is_asked_for_counts() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,43 @@ def test_a_limit_of_a_group_may_be_none(tmp_path: Path, text: str) -> None:
     found = machine(tmp_path, "0::/", V2, sys__fs__cgroup__memory_max="")
     (tmp_path / "sys/fs/cgroup/memory.max").write_text(text)
     assert found.limit_bytes() == 8 * GIB + 100 * PAGE
+
+
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units     
+Max cpu time              unlimited            unlimited            seconds   
+Max data size             {:<20} unlimited            bytes     
+Max stack size            8388608              unlimited            bytes     
+Max address space         {:<20} unlimited            bytes     
+"""  # noqa: W291  # as the kernel writes it
+
+
+@pytest.mark.parametrize(
+    ("data", "space", "room"),
+    [
+        pytest.param("unlimited", "unlimited", None, id="none"),
+        pytest.param("unlimited", f"{GIB}", GIB - 500 * PAGE, id="address space, of which it has mapped 500 pages"),
+        pytest.param(f"{GIB}", "unlimited", GIB - 90 * PAGE, id="data, of which it has mapped 90 pages"),
+        pytest.param(f"{GIB}", f"{GIB + 500 * PAGE}", GIB - 90 * PAGE, id="both: the one that leaves less"),
+        pytest.param("4096", "unlimited", 0, id="lowered below what it has"),
+    ],
+)
+def test_a_limit_of_the_process_leaves_what_is_not_mapped(
+    tmp_path: Path, data: str, space: str, room: int | None
+) -> None:
+    found = machine(tmp_path, "0::/", V2, proc__self__limits=LIMITS.format(data, space))
+    assert found.mappable_bytes() == room
+    assert found.limit_bytes() == 100 * PAGE + (8 * GIB if room is None else room)
+    assert found.fullness(400 * PAGE) == 0.25, "what is mapped may be free"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_limit_of_this_process_is_known() -> None:
+    program = (
+        "import resource; from staged_pool.runtime.memory.machine import Machine; "
+        "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); print(Machine().mappable_bytes())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert 2**31 < int(done.stdout) < 2**33
 
 
 def test_a_system_that_tells_nothing_has_a_limit_all_the_same(tmp_path: Path) -> None:
