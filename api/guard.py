@@ -26,6 +26,7 @@ from staged_pool.api.connection_limit import at_rest, at_work
 from staged_pool.api.content_coding import coding_of, unpack
 from staged_pool.api.request_limits import Held, RequestLimits, announced_bytes, is_open
 from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.stages.exhausted import is_out_of_memory
 from staged_pool.stages.log import get_logger
 
 LINGER_S = 2.0
@@ -85,7 +86,9 @@ class Guard:
                 body = await self._read(scope, intake, held)
             except HttpRefusal as refusal:
                 problem = refusal.problem
-            except MemoryError as error:
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
                 log.warning("request.no_memory", announced_bytes=announced_bytes(scope))
                 problem = status.problem(error)
             if problem is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
@@ -45,6 +46,9 @@ SPARE_FILES: Final = 256
 EXIT_OVERDUE: Final = 3
 """Exit code of a process that did not end by itself."""
 
+_STDERR: Final = 2
+"""A descriptor: signal handlers must not use Python's streams."""
+
 OpenEngines: TypeAlias = Callable[
     [Sequence[EngineConfig], MemoryGovernor], AbstractAsyncContextManager[Mapping[str, Engine]]
 ]
@@ -60,8 +64,8 @@ async def serve(
 ) -> None:
     """Run a server until it is told to stop. Takes over the process: its signals, and in the worst case its end.
 
-    The first SIGTERM or SIGINT drains: `/ready` turns 503, new requests are refused, those inside are finished for
-    their `drain_timeout_s`, then the connections close. A second one, or an end that takes too long, ends the
+    The first SIGTERM, SIGINT or SIGHUP drains: `/ready` turns 503, new requests are rejected, those inside have
+    `drain_timeout_s` to finish, then the connections close. A second one, or an end that takes too long, ends the
     process at once.
 
     Args:
@@ -240,8 +244,9 @@ class Server:
         return config
 
     async def _heed_signals(self) -> None:
+        _show_stacks_on_request()
         async with anyio.create_task_group() as closing:
-            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            with anyio.open_signal_receiver(*_ending_signals()) as signals:
                 async for number in signals:
                     log.info("server.stopping", signal=number.name)
                     if self.lobby.leaving:
@@ -254,6 +259,22 @@ class Server:
             watchdog = threading.Timer(seconds, _end_process, (exit_code,))
             watchdog.daemon = True
             watchdog.start()
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """Signals that end the server, after what is inside."""
+    names = ["SIGTERM", "SIGINT"]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` has it ignored
+        names.append("SIGHUP")
+    return [signal.Signals[name] for name in names]
+
+
+def _show_stacks_on_request() -> None:
+    """Have SIGUSR1 and SIGUSR2 write the stacks of all threads to stderr, where they would end the process."""
+    for name in ("SIGUSR1", "SIGUSR2"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            faulthandler.register(number, _STDERR)
 
 
 def _give_back_what_loading_took() -> None:

@@ -9,6 +9,7 @@ from typing import Final
 import orjson
 
 from staged_pool.stages import errors
+from staged_pool.stages.exhausted import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> 
     """
     if isinstance(error, HttpRefusal):
         return error.problem
-    if isinstance(error, MemoryError):
+    if is_out_of_memory(error) and not isinstance(error, errors.StagedPoolError):
         row = TABLE[errors.OutOfMemory]
         return Problem(row=row, message="The server has no memory for this request now", retry_after_s=1.0)
     row = TABLE.get(type(error)) or next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), UNEXPECTED)

@@ -17,6 +17,7 @@ from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.memory.machine import Machine
 from staged_pool.stages.errors import Overloaded
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
 
 EVERY_S: Final = 0.25
@@ -124,12 +125,17 @@ class MemoryGovernor:
         return leave
 
     async def watch(self) -> None:
-        """Look again and again, until cancelled."""
+        """Look again and again, until cancelled. A look that there is no memory for, or no thread, is left out."""
         while True:
             await anyio.sleep(EVERY_S)
-            fullness = await anyio.to_thread.run_sync(self._machine.fullness, self.limit_bytes)
-            if self.look(fullness):
-                await anyio.to_thread.run_sync(self._trim)
+            try:
+                fullness = await anyio.to_thread.run_sync(self._machine.fullness, self.limit_bytes)
+                if self.look(fullness):
+                    await anyio.to_thread.run_sync(self._trim)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                exhausted(error, "memory")
 
     def look(self, fullness: float) -> bool:
         """Take note of how full memory is, and tell of a change of pressure.

@@ -69,6 +69,12 @@ def test_a_bug_tells_the_caller_nothing_about_itself() -> None:
     assert b"secret" not in answer.body()
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread"), OSError(12, "no memory")])
+def test_an_allocation_that_failed_may_come_again(error: Exception) -> None:
+    answer = problem(error)
+    assert (answer.status, answer.retry_after_s) == (503, 1.0)
+
+
 def test_a_refusal_of_http_brings_its_own_problem() -> None:
     refusal = HttpRefusal(status.SLOW_BODY, "too slow")
     assert problem(refusal) is refusal.problem

@@ -43,6 +43,7 @@ GRACE_S: Final = 0.4
 PATIENT: Final = ("plain", "crash", "few files")
 WATCHDOG_S: Final = 0.3
 FILES: Final = 48
+ALLOCATED_BYTES: Final = 2**28
 WIDE: Final = 1_000_000
 """Numbers in an answer that no socket's buffers hold."""
 
@@ -61,6 +62,8 @@ class Deeds:
         if "hold" in texts:
             while not self._gate.exists():
                 time.sleep(0.005)
+        if "allocate" in texts:
+            bytearray(ALLOCATED_BYTES)
 
     def forward(self, texts: Sequence[str]) -> None:
         if "lose" in texts:

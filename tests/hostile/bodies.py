@@ -62,7 +62,7 @@ def value(shape: str, size: int) -> bytes:
         case "depth":
             return b"[" * (size // 2) + b"]" * (size // 2)
         case "fields":
-            return b"{" + b",".join(b'"%x":1' % number for number in range(size // 10)) + b"}"
+            return b"{" + b",".join(b'"%x":1' % number for number in range(size // 11)) + b"}"
         case "parts of a message":
             part = b'{"type":"text","text":""}'
             return b'[{"role":"user","content":[' + _listed(part, size) + b"]}]"

@@ -152,6 +152,26 @@ async def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert governor.pressure == Pressure.SMALLER_BATCHES
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+async def test_a_look_that_there_is_no_memory_for_ends_nothing(error: Exception) -> None:
+    figures, failures, looked = Figures(full=0.9), [error], anyio.Event()
+
+    def fullness(limit_bytes: int) -> float:
+        if failures:
+            raise failures.pop()
+        return 0.9
+
+    figures.fullness = fullness  # type: ignore[method-assign]
+    governor = MemoryGovernor(GIB, figures)
+    governor.listen(lambda pressure: looked.set(), lambda: True)
+    with captured_logs() as logged, anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(governor.watch)
+            await looked.wait()
+            tasks.cancel_scope.cancel()
+    assert [entry["event"] for entry in logged] == ["memory.exhausted", "memory.pressure"]
+
+
 async def test_an_engine_takes_less_and_then_nothing() -> None:
     governor = MemoryGovernor(GIB, Figures())
     model, config = LetterModel(), EngineConfig(max_batch_tokens=5000, result_cache_mb=1)
