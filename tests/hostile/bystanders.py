@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -59,11 +59,14 @@ class Both:
 def observing(port: int) -> Iterator[Both]:
     """Ask a server during the block, and note how it answers."""
     both, stop = Both(), threading.Event()
+    texts = [_Client(port) for _ in range(AT_ONCE)]
     kinds = (
-        (TEXT_EVERY_S, both.client, [_Client(port) for _ in range(AT_ONCE)]),
+        (TEXT_EVERY_S, both.client, texts),
         (PROBE_EVERY_S, both.probe, [partial(_probe, port) for _ in range(AT_ONCE)]),
     )
-    with ThreadPoolExecutor(2 * AT_ONCE + len(kinds)) as pool:
+    with ExitStack() as connected, ThreadPoolExecutor(2 * AT_ONCE + len(kinds)) as pool:
+        for each in texts:
+            connected.callback(each.close)  # once no thread asks any more
         for interval_s, observed, clients in kinds:
             due: queue.SimpleQueue[float | None] = queue.SimpleQueue()
             pool.submit(_call_at, interval_s, due, stop)
@@ -115,7 +118,6 @@ class _Client:
         try:
             self._ask()
         except (ConnectionError, http.client.BadStatusLine):
-            self._connection = None
             if not is_known:
                 raise
             self._ask()  # a connection that was idle may be closed at any time (RFC 9112, section 9.5)
@@ -130,13 +132,17 @@ class _Client:
             answer = self._connection.getresponse()
             content = answer.read()
         except BaseException:
-            self._connection.close()
-            self._connection = None
+            self.close()
             raise
         if answer.status != 200:
             raise _WrongAnswerError(f"{answer.status} {content[:200]!r}")
         if not json.loads(content)["data"]:
             raise _WrongAnswerError(f"no vector: {content[:200]!r}")
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _probe(port: int) -> None:
