@@ -61,6 +61,9 @@ class Setting:
         return read_bytes("memory_limit_bytes", self.flags[self.flags.index("--memory-limit") + 1])
 
 
+BOUNDED: Final = Setting(("--memory-limit", "3G", "--max-connections", "200"))
+"""Limits that a short attack can reach, as those by default on a larger machine in more time. One server for many."""
+
 Seen: TypeAlias = Mapping[str, int]
 """Counts of what an attack has done and been told. One that counts nothing has not attacked, which is a failure."""
 
@@ -104,9 +107,3 @@ def all_attacks() -> Iterator[Attack]:
     for module in pkgutil.iter_modules(attacks.__path__):
         importlib.import_module(f"{attacks.__name__}.{module.name}")
     yield from sorted(_REGISTRY.values(), key=lambda each: (repr(each.setting), each.name))
-
-
-def run_attack(name: str, target: Target) -> Seen:
-    """Run one attack here."""
-    found = {each.name: each for each in all_attacks()}
-    return found[name].run(target)

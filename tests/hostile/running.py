@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing.connection import Connection
 
-from tests.hostile.attack import Attack, Seen, Target, run_attack
+from tests.hostile.attack import Attack, Seen, Target
 from tests.hostile.bystanders import Both, observing
 from tests.hostile.server import Running, running
 
@@ -77,7 +77,7 @@ def _outcome(attack: Attack, server: Running, seconds: float) -> Outcome:
     server.forget_peak()
     target = Target(server.port, seconds, server.quic_port)
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    attacker = multiprocessing.get_context("spawn").Process(target=_attack, args=(attack.name, target, theirs))
+    attacker = multiprocessing.get_context("spawn").Process(target=_attack, args=(attack.run, target, theirs))
     with observing(server.port) as under_attack:
         attacker.start()
         theirs.close()
@@ -101,9 +101,9 @@ def _outcome(attack: Attack, server: Running, seconds: float) -> Outcome:
     )
 
 
-def _attack(name: str, target: Target, told: Connection) -> None:
+def _attack(run: Callable[[Target], Seen], target: Target, told: Connection) -> None:
     os.nice(19)  # it has the cores that server and bystanders leave: an attacker has a machine of its own
     try:
-        told.send((dict(run_attack(name, target)), None))
+        told.send((dict(run(target)), None))
     except Exception as error:  # noqa: BLE001  # it is told, and fails the attack
         told.send(({}, f"{type(error).__name__}: {error}"))

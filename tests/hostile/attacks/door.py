@@ -7,11 +7,10 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from tests.hostile.attack import Seen, Setting, Target, attack
+from tests.hostile.attack import BOUNDED, Seen, Target, attack
 
-FEW = Setting(("--max-connections", "200"))
-"""As a thousand by default, and few enough that a test may open more."""
 CONNECTIONS = 250
+"""More than the server may have."""
 ELSEWHERE = "127.0.0.2"
 """The attacker's address. Linux has all of 127.0.0.0/8."""
 LARGE = 31 * 2**20
@@ -56,17 +55,17 @@ def hold(target: Target, sent: bytes, drop: bytes) -> Seen:
     return seen
 
 
-@attack("connections that ask nothing (F8)", FEW)
+@attack("connections that ask nothing (F8)", BOUNDED)
 def idle_connections(target: Target) -> Seen:
     return hold(target, b"", b"")
 
 
-@attack("heads in drops (F8)", FEW)
+@attack("heads in drops (F8)", BOUNDED)
 def slow_heads(target: Target) -> Seen:
     return hold(target, b"POST /v1/embeddings HTTP/1.1\r\nhost: test\r\nx: ", b"y")
 
 
-@attack("bodies in drops (F8)", FEW)
+@attack("bodies in drops (F8)", BOUNDED)
 def slow_bodies(target: Target) -> Seen:
     return hold(target, target.headers("content-type: application/json", "content-length: 1000"), b" ")
 
@@ -95,17 +94,17 @@ def announce(target: Target, head: bytes, *, sends: bool) -> Seen:
     return seen
 
 
-@attack("large bodies to /health, without a key (F1)")
+@attack("large bodies to /health, without a key (F1)", BOUNDED)
 def bodies_to_health(target: Target) -> Seen:
     head = f"POST /health HTTP/1.1\r\nhost: test\r\ncontent-length: {LARGE}\r\n\r\n"
     return announce(target, head.encode(), sends=True)
 
 
-@attack("large bodies that are announced and do not come (F1)", Setting(("--memory-limit", "2G")))
+@attack("large bodies that are announced and do not come (F1)", BOUNDED)
 def announced_bodies(target: Target) -> Seen:
     return announce(target, target.headers(f"content-length: {LARGE}"), sends=False)
 
 
-@attack("large bodies that never end (F1)", Setting(("--memory-limit", "2G")))
+@attack("large bodies that never end (F1)", BOUNDED)
 def unfinished_bodies(target: Target) -> Seen:
     return announce(target, target.headers(f"content-length: {LARGE}"), sends=True)

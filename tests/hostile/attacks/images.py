@@ -14,7 +14,6 @@ from functools import cache
 
 from PIL import Image as Pillow
 
-from perf.image_memory import png, saved
 from tests.hostile.attack import ATTACKER_KEY, Seen, Setting, Target, attack
 
 THREADS = 16
@@ -45,6 +44,8 @@ def _scans(edge: int, count: int) -> bytes:
 
 def _large() -> Mapping[str, Callable[[], bytes]]:
     """Images of which every pixel is taken."""
+    from perf.image_memory import png, saved  # torch: seconds to import
+
     return {
         "1 bit": lambda: png(1, 0)(EDGE),
         "grey of 16 bits": lambda: png(16, 0, clear=b"\0\1")(EDGE),
@@ -59,6 +60,8 @@ def _large() -> Mapping[str, Callable[[], bytes]]:
 
 def _slow() -> Mapping[str, Callable[[], bytes]]:
     """Images that are mostly something else."""
+    from perf.image_memory import png, saved
+
     jpeg, gif = (saved(mode, format)(32) for mode, format in (("RGB", "JPEG"), ("P", "GIF")))
     small = png(8, 2)(32)
     runs = struct.pack("<IiiHHIIiiII", 40, 8000, 8000, 1, 8, 1, 0, 0, 0, 256, 0) + bytes(1024)
