@@ -1,5 +1,7 @@
 """The limit of connections. When it is reached, the connection that has waited longest for its client makes room.
 
+Those that are idle go before those that are slow, unless nearly all are slow.
+
 Every step takes the same time, however many connections there are.
 """
 
@@ -152,8 +154,14 @@ class _Waits:
         self._slow.pop(member, None)
 
     def longest(self) -> Member | None:
-        """The one to make room: the idle ones go first, for they lose nothing."""
-        return next(iter(self._idle or self._slow), None)
+        """The one to make room: the idle ones go first, for they lose nothing, as long as they are not few.
+
+        A client that has just connected is idle too. Among many slow ones it must not go before it has asked.
+        """
+        first, then = self._idle, self._slow
+        if len(then) > TIMES_FREE * len(first):
+            first, then = then, first
+        return next(iter(first or then), None)
 
 
 def connection_of(scope: Scope) -> Member | None:

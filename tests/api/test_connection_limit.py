@@ -66,6 +66,23 @@ def test_the_longest_idle_one_makes_room_and_then_the_one_that_is_slow_for_longe
     assert limit.evicted == 2
 
 
+def test_a_client_that_has_just_connected_does_not_make_room_for_slow_ones() -> None:
+    limit = ConnectionLimit(100)
+    slow = []
+    for _ in range(300):
+        slow += enter(limit, "a")
+        limit.wait(slow[-1], idle=False)
+    (fresh,) = enter(limit, "a")
+    for _ in range(50):
+        slow += enter(limit, "a")
+        limit.wait(slow[-1], idle=False)
+    assert not fresh.is_evicted
+    idle = enter(limit, *["a"] * 30)
+    assert fresh.is_evicted  # it was the first of many, and loses least
+    assert not idle[-1].is_evicted
+    assert sum(each.is_evicted for each in slow) > 200
+
+
 def test_what_is_worked_on_makes_no_room_and_the_reserve_is_for_probes() -> None:
     limit = ConnectionLimit(3)
     busy = enter(limit, "a", "b", "c")
