@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from multiprocessing.connection import Connection
 
@@ -104,6 +104,6 @@ def _outcome(attack: Attack, server: Running, seconds: float) -> Outcome:
 def _attack(run: Callable[[Target], Seen], target: Target, told: Connection) -> None:
     os.nice(19)  # it has the cores that server and bystanders leave: an attacker has a machine of its own
     try:
-        told.send((dict(run(target)), None))
+        told.send((dict(run(replace(target, unix_time_s=time.time()))), None))  # its time begins here
     except Exception as error:  # noqa: BLE001  # it is told, and fails the attack
         told.send(({}, f"{type(error).__name__}: {error}"))

@@ -27,7 +27,7 @@ def hold(target: Target, sent: bytes, drop: bytes) -> Seen:
     """Hold many connections that have sent this and go on with a byte now and then, and replace those that end."""
     seen: Counter[str] = Counter()
     held: list[socket.socket] = []
-    while not seen or not target.time_is_up:  # once at least, however long this process took to begin
+    while not target.time_is_up:
         while len(held) < CONNECTIONS and (seen["connections"] < CONNECTIONS or not target.time_is_up):
             try:
                 client = connect(target)
