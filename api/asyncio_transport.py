@@ -50,6 +50,8 @@ class AsyncioTransport(asyncio.BufferedProtocol):
         Raises:
             OSError: There is no agreement, or the client is gone.
         """
+        if connection.fileno() < 0:
+            raise BrokenPipeError("the connection is closed")  # uvloop would warn of half a transport
         transport = AsyncioTransport(look)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: transport, connection, ssl=tls)
         return transport

@@ -308,11 +308,16 @@ class Connection:
             or not self._transport.has_sent_all
         ):
             return False
-        request = fast_path.read(data, self._client, self)
-        if request is None or request.missing or request.rest:
-            return False
-        given = fast_path.admit(request)
-        if given is None and (given := fast_path.decide(request)) is None:
+        try:
+            request = fast_path.read(data, self._client, self)
+            if request is None or request.missing or request.rest:
+                return False
+            given = fast_path.admit(request)
+            if given is None:
+                given = fast_path.decide(request)
+        except MemoryError:
+            return False  # the task is told so too, and can answer; the event loop would end the connection
+        if given is None:
             self._begin_to_answer(fast_path, request)
             return True
         if given is False:

@@ -1,0 +1,158 @@
+"""What goes wrong in one connection ends it, with an answer where there can be one, and reaches no other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from contextlib import suppress
+
+import anyio
+import pytest
+import sniffio
+from blockbuster import BlockBuster
+
+from staged_pool.api.accept import Acceptor
+from staged_pool.api.asyncio_transport import AsyncioTransport
+from staged_pool.api.bodies import Body
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.connections import Connection, ConnectionConfig
+from staged_pool.api.traffic import Traffic
+from staged_pool.api.transports import Transport
+from staged_pool.api.trio_transport import TrioTransport
+from tests.api.serving import EMBED, engine_on, post, read_answer, read_to_end, serving, statuses
+from tests.doubles import LetterModel, captured_logs, until
+
+pytestmark = pytest.mark.anyio
+
+BODY = b'{"input": "a"}'
+CHUNKED = post(b"e\r\n" + BODY + b"\r\n0\r\n\r\n", "transfer-encoding: chunked")
+CONTENT = {"fast": post(BODY), "general": CHUNKED, "with a coding": post(BODY, "content-encoding: identity")}
+
+
+@pytest.fixture(autouse=True)
+def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
+    """Hypercorn's half for the running backend is imported when the server starts."""
+    nothing_blocks_the_event_loop.deactivate()
+
+
+# No memory
+
+
+@pytest.mark.parametrize("cut", [None, -8], ids=["whole", "in two parts"])
+@pytest.mark.parametrize("sent", CONTENT.values(), ids=CONTENT)
+async def test_no_memory_for_a_body_is_answered_503_and_logged(
+    sent: bytes, cut: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(body: Body, chunk: bytes) -> None:
+        raise MemoryError
+
+    async with serving(engine_on(LetterModel())) as served:
+        with captured_logs() as logs, monkeypatch.context() as patched:
+            patched.setattr(Body, "add", add)
+            async with await served.connect() as stream:
+                await stream.send(sent[:cut])
+                if cut is not None:
+                    await anyio.wait_all_tasks_blocked()
+                    with suppress(anyio.BrokenResourceError):  # it is answered already
+                        await stream.send(sent[cut:])
+                received = await read_to_end(stream)
+        assert statuses(received) == [503]
+        assert b"memory" in received
+        assert {entry["event"] for entry in logs} & {"connection.no_memory", "request.no_memory"}
+        await served.assert_alive()
+        traffic = served.server.traffic
+        await until(lambda: traffic.connections == traffic.body_bytes == traffic.requests == 0)
+
+
+async def test_no_memory_for_a_later_part_of_a_body_is_answered_503_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Body.add
+
+    def add(body: Body, chunk: bytes) -> None:
+        if body.size:
+            raise MemoryError
+        real(body, chunk)
+
+    async with serving(engine_on(LetterModel())) as served:
+        with captured_logs() as logs, monkeypatch.context() as patched:
+            patched.setattr(Body, "add", add)
+            async with await served.connect() as stream:
+                await stream.send(post(BODY)[:-8])
+                await until(lambda: served.server.traffic.requests == 1)
+                await stream.send(post(BODY)[-8:])
+                received = await read_to_end(stream)
+        assert statuses(received) == [503]
+        assert [entry["event"] for entry in logs if "memory" in entry["event"]] == ["connection.no_memory"]
+        await served.assert_alive()
+
+
+# Sockets that are closed
+
+
+def acceptor() -> Acceptor:
+    async def app(*_: object) -> None: ...
+
+    config = ConnectionConfig()
+    config.limits, config.traffic = ServerConfig(), Traffic()
+    return Acceptor(app, None, config, None)
+
+
+async def test_a_socket_that_is_closed_already_is_no_warning() -> None:
+    service = acceptor()._service
+    accepted, client = socket.socketpair()
+    client.close()
+    accepted.close()
+    with captured_logs() as logs:
+        await Connection(service).run(accepted)
+    assert logs == []
+    assert service.config.traffic.connections == 0
+
+
+async def test_a_closed_connection_reads_nothing_of_the_next_one_with_its_descriptor() -> None:
+    kind = AsyncioTransport if sniffio.current_async_library() == "asyncio" else TrioTransport
+    no_tls: ssl.SSLContext | None = None
+    accepted, client = socket.socketpair()
+    accepted.setblocking(False)
+    descriptor = accepted.fileno()
+    transport: Transport = await kind.open(accepted, no_tls, lambda data: False)
+    await transport.close()
+    accepted.close()
+    client.close()
+    with suppress(OSError):
+        os.close(descriptor)
+    theirs, other = socket.socketpair()
+    with theirs, other:
+        if theirs.fileno() != descriptor:
+            os.dup2(theirs.fileno(), descriptor)
+        other.send(b"secret")
+        assert transport.read_now(100) == b""
+        assert theirs.recv(100) == b"secret"
+        if theirs.fileno() != descriptor:
+            os.close(descriptor)
+
+
+# Evictions
+
+UNFINISHED = {
+    "a body of a known length": post(b"{", "content-length: 1000"),
+    "a body in chunks": post(b"5\r\nab", "transfer-encoding: chunked"),
+    "half a head": EMBED[:30],
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("sent", UNFINISHED.values(), ids=UNFINISHED)
+async def test_a_connection_that_makes_room_is_told_nothing(sent: bytes) -> None:
+    async with serving(engine_on(LetterModel()), max_connections=1) as served, await served.connect() as stream:
+        if sent:
+            await stream.send(sent)
+        await until(lambda: served.server.traffic.connections == 1)
+        await anyio.wait_all_tasks_blocked()
+        async with await served.connect() as other:
+            await other.send(EMBED)
+            assert statuses(await read_answer(other)) == [200]
+        received = b""
+        with suppress(anyio.BrokenResourceError, anyio.EndOfStream):  # a reset is as good as an end
+            received = await stream.receive()
+        assert received == b""
+        assert served.server.traffic.limit.evicted == 1
