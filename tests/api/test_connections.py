@@ -279,7 +279,8 @@ async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -
     async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=3) as served:
         async with await served.connect() as stream:
             client = Http2(stream)
-            for stream_id in (1, 3, 5):
+            for before, stream_id in enumerate((1, 3, 5)):
+                await until(lambda before=before: served.server.traffic.requests == before)
                 await client.request(stream_id, path=b"/v1/embeddings", body=b'{"input":"a"}')
             assert await client.ends(5) == {5: "503"}
             async with served.client() as other:

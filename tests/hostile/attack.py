@@ -89,14 +89,14 @@ _REGISTRY: Final[dict[str, Attack]] = {}
 
 
 def attack(
-    name: str, setting: Setting | None = None, *, work_s: float = 0.0, may_lose: bool = False
+    name: str, setting: Setting = BOUNDED, *, work_s: float = 0.0, may_lose: bool = False
 ) -> Callable[[Callable[[Target], Seen]], Callable[[Target], Seen]]:
     """Register an attack under a name."""
 
     def register(run: Callable[[Target], Seen]) -> Callable[[Target], Seen]:
         if name in _REGISTRY:
             raise ValueError(f"two attacks have the name {name!r}")
-        _REGISTRY[name] = Attack(name, run, setting or Setting(), work_s, may_lose)
+        _REGISTRY[name] = Attack(name, run, setting, work_s, may_lose)
         return run
 
     return register

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from tests.hostile.attack import BOUNDED, Seen, Target, attack
+from tests.hostile.attack import Seen, Target, attack
 
 CONNECTIONS = 250
 """More than the server may have."""
@@ -55,17 +55,17 @@ def hold(target: Target, sent: bytes, drop: bytes) -> Seen:
     return seen
 
 
-@attack("connections that ask nothing (F8)", BOUNDED)
+@attack("connections that ask nothing (F8)")
 def idle_connections(target: Target) -> Seen:
     return hold(target, b"", b"")
 
 
-@attack("heads in drops (F8)", BOUNDED)
+@attack("heads in drops (F8)")
 def slow_heads(target: Target) -> Seen:
     return hold(target, b"POST /v1/embeddings HTTP/1.1\r\nhost: test\r\nx: ", b"y")
 
 
-@attack("bodies in drops (F8)", BOUNDED)
+@attack("bodies in drops (F8)")
 def slow_bodies(target: Target) -> Seen:
     return hold(target, target.headers("content-type: application/json", "content-length: 1000"), b" ")
 
@@ -94,17 +94,17 @@ def announce(target: Target, head: bytes, *, sends: bool) -> Seen:
     return seen
 
 
-@attack("large bodies to /health, without a key (F1)", BOUNDED)
+@attack("large bodies to /health, without a key (F1)")
 def bodies_to_health(target: Target) -> Seen:
     head = f"POST /health HTTP/1.1\r\nhost: test\r\ncontent-length: {LARGE}\r\n\r\n"
     return announce(target, head.encode(), sends=True)
 
 
-@attack("large bodies that are announced and do not come (F1)", BOUNDED)
+@attack("large bodies that are announced and do not come (F1)")
 def announced_bodies(target: Target) -> Seen:
     return announce(target, target.headers(f"content-length: {LARGE}"), sends=False)
 
 
-@attack("large bodies that never end (F1)", BOUNDED)
+@attack("large bodies that never end (F1)")
 def unfinished_bodies(target: Target) -> Seen:
     return announce(target, target.headers(f"content-length: {LARGE}"), sends=True)

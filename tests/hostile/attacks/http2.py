@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from hpack import Encoder
 
-from tests.hostile.attack import ATTACKER_KEY, BOUNDED, Seen, Target, attack
+from tests.hostile.attack import ATTACKER_KEY, Seen, Target, attack
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FLOOD_FRAMES = 20_000
@@ -147,7 +147,7 @@ def _take(connection: socket.socket, answers: int) -> None:
             buffer = buffer[9 + int.from_bytes(buffer[:3], "big") :]
 
 
-@attack("HTTP/2: answers whose windows stay shut", BOUNDED, work_s=0.5)
+@attack("HTTP/2: answers whose windows stay shut", work_s=0.5)
 def shut_windows(target: Target) -> Seen:
     """Each connection asks for a hundred answers of 800 KB and lets none of it through."""
     seen: Counter[str] = Counter()
