@@ -13,7 +13,6 @@ import ssl
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -29,7 +28,8 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.connection_limit import CONNECTION, ConnectionLimit
 from staged_pool.api.fast_path import FastPath, FastRequest
 from staged_pool.api.http2 import Http2
-from staged_pool.api.protocols import PIECE_BYTES, Http1
+from staged_pool.api.protocols import Http1
+from staged_pool.api.sending import send_all
 from staged_pool.api.traffic import Traffic
 from staged_pool.api.transports import READ_BYTES, Look, Transport
 from staged_pool.stages.exception_groups import first_error
@@ -45,9 +45,6 @@ AT_ONCE_BYTES_PER_S: Final = 2**20
 
 AHEAD_BYTES: Final = 2**18
 """What is received behind a request in hand, to notice that its client leaves. Clients that send more wait."""
-
-LATE_S: Final = 0.1
-"""An event loop that is later than this was held up, and has not looked if a client reads."""
 
 EVICTION_S: Final = 1.0
 """What a client gets to close a connection that is evicted, before it is reset: it has a file open meanwhile."""
@@ -406,39 +403,11 @@ class Connection:
                 if self._answering:
                     self.end_work()
                 async with self._sending:
-                    sent = await self._send(event.data)
+                    sent = await send_all(self._transport, event.data, self._traffic, self._limits.write_timeout_s)
                 if self._answering:
                     self.begin_work()
                 if not sent:
                     await self._tell_closed()
-
-    async def _send(self, data: bytes) -> bool:
-        """Send, as long as the client reads. False: it does not, or either side has closed."""
-        pieces = memoryview(data)
-        for first in range(0, len(data), PIECE_BYTES):
-            send: Callable[[], Awaitable[None]] = partial(self._transport.send, pieces[first : first + PIECE_BYTES])
-            patience_s = None
-            while (late_s := await self._sent_within(send, patience_s)) is not None:
-                if late_s <= LATE_S:
-                    return False
-                send, patience_s = self._transport.send_rest, late_s  # nobody looked if the client did read
-        return True
-
-    async def _sent_within(self, send: Callable[[], Awaitable[None]], patience_s: float | None) -> float | None:
-        """Send a piece, or else close. None: it is sent; else the seconds by which the event loop noticed too late."""
-        scope = self._traffic.patience(self._limits.write_timeout_s if patience_s is None else patience_s)
-        with scope as patience:
-            try:
-                await send()
-            except OSError:
-                return 0.0
-        if not patience.cancelled_caught:
-            return None
-        late_s = anyio.current_time() - patience.deadline
-        if late_s <= LATE_S:
-            log.info("connection.cut_off", reason="its client does not read the answer")
-            self._transport.cut()
-        return late_s
 
     async def _close(self) -> None:
         patience_s = EVICTION_S if self._is_evicted else self._limits.write_timeout_s
