@@ -125,7 +125,7 @@ KINDS: dict[str, Make] = {
     "bmp": saved("RGB", "BMP"),
 }
 
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 """glibc gives memory back as soon as it is freed: what one image has left would count as none for the next."""
 
 
@@ -151,8 +151,8 @@ def main() -> int:
     arguments.add_argument("--pixels", type=float, default=16, help="millions, of each image")
     arguments.add_argument("--kinds", nargs="*", help="only those that begin so")
     given = arguments.parse_args()
-    if _ALLOCATOR.items() - os.environ.items():
-        os.execve(sys.executable, [sys.executable, "-m", "perf.image_memory", *sys.argv[1:]], os.environ | _ALLOCATOR)
+    if ALLOCATOR.items() - os.environ.items():
+        os.execve(sys.executable, [sys.executable, "-m", "perf.image_memory", *sys.argv[1:]], os.environ | ALLOCATOR)
     edge = int((given.pixels * 1e6) ** 0.5)
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -165,6 +165,8 @@ def main() -> int:
         ]
         for reader in readers:
             reader.read(Image(KINDS["png rgba"](1000)))  # what is imported or made once
+        gc.collect()
+        gc.freeze()  # libraries are not gone through again for each image
         for kind, make in KINDS.items():
             if given.kinds and not kind.startswith(tuple(given.kinds)):
                 continue
