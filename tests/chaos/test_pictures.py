@@ -433,19 +433,19 @@ async def test_pictures_are_decoded_while_others_of_their_request_are_on_the_dev
 
 
 @pytest.mark.parametrize(
-    ("crash", "told", "said"),
+    ("crash", "told"),
     [
-        (MemoryError, (503, None), "memory.exhausted"),  # for the moment: the same picture may be sent again
-        (AssertionError, (424, 1), "item.failed"),
-        (RecursionError, (424, 1), "item.failed"),
+        (MemoryError, (503, None, "memory.exhausted")),  # for the moment: the same picture may be sent again
+        (AssertionError, (424, 1, "item.failed")),
+        (RecursionError, (424, 1, "item.failed")),
     ],
 )
 async def test_a_decoder_that_crashes_fails_the_request_of_its_picture_and_no_other(
     crash: type[Exception],
-    told: tuple[int, int | None],
-    said: str,
+    told: tuple[int, int | None, str],
     clip: Path,
     right: Callable[[Sequence[bytes]], Vector],
+    *,
     monkeypatch: pytest.MonkeyPatch,
     logged: list[Any],
 ) -> None:
@@ -468,10 +468,11 @@ async def test_a_decoder_that_crashes_fails_the_request_of_its_picture_and_no_ot
             for place, data in enumerate(good):
                 tasks.start_soon(ask, place, data)
             tasks.start_soon(ask, 8, good[0], SOLE, good[1])
-    assert refusal(answers[8]) == told
+    status, place, said = told
+    assert refusal(answers[8]) == (status, place)
     assert "secret" not in answers[8].text
-    for place, vector in enumerate(wanted):
-        assert np.abs(vectors(answers[place])[0] - vector).max() < CLOSE, place
+    for asked, vector in enumerate(wanted):
+        assert np.abs(vectors(answers[asked])[0] - vector).max() < CLOSE, asked
     assert [event["event"] for event in logged if event["event"] in ("item.failed", "memory.exhausted")] == [said]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -246,3 +247,35 @@ def test_many_long_texts_are_tokenized_in_portions(tokenizer: Tokenizer, monkeyp
     assert len(asked) > 2
     assert max(asked) <= PORTION
     assert shared.encode_ids([]) == []
+
+
+def test_one_long_text_is_tokenized_at_a_time_whatever_the_number_of_threads(tokenizer: Tokenizer) -> None:
+    shared = SharedTokenizer(tokenizer)
+    inside: list[str] = []
+    together: list[int] = []
+    two_short = threading.Barrier(2, timeout=30)
+
+    class Watching:
+        """A tokenizer that notes how many texts are in it at once."""
+
+        def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
+            inside.append(texts[0])
+            together.append(len(inside))
+            if len(texts[0]) <= PORTION:
+                two_short.wait()  # both are in it, or the test fails
+            inside.remove(texts[0])
+            return []
+
+    shared.tokenizer = cast(Any, Watching())
+
+    def run(*texts: str) -> None:
+        together.clear()
+        threads = [threading.Thread(target=shared.encode, args=([text],)) for text in texts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    run("short", "other")
+    run(*(letter * (PORTION + 1) for letter in "abcd"))
+    assert together == [1, 1, 1, 1]

@@ -9,7 +9,9 @@ The batch calls are used even for one text: they release the GIL, the single cal
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -50,6 +52,8 @@ class SharedTokenizer:
             steps = [Lowercase(), *([given] if given is not None else [])]
             self.tokenizer.normalizer = NormalizerSequence(steps)
         self._can_cut = can_cut(self.tokenizer)
+        self._long_texts = threading.Lock()
+        """Held while more than `PORTION` characters are tokenized, which takes hundreds of megabytes."""
 
     def encode(
         self, texts: Sequence[str], wanted: Sequence[int | None] | None = None, *, offsets: bool = False
@@ -101,7 +105,9 @@ class SharedTokenizer:
         for text in texts:
             check_characters(text)
         call = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
-        encodings: list[Encoding] = call(list(texts), add_special_tokens=False)
+        is_long = sum(map(len, texts)) > PORTION
+        with self._long_texts if is_long else nullcontext():
+            encodings: list[Encoding] = call(list(texts), add_special_tokens=False)
         return encodings
 
     def without_middle(self, text: str, start: int, end: int, tokens: int) -> str:
