@@ -216,7 +216,7 @@ def modes() -> dict[str, tuple[bytes, bytes]]:
     return {name: (data, encode(_seen(data))) for name, data in files.items()}
 
 
-def _seen(data: bytes) -> Decoded:
+def _seen(data: bytes) -> Pillow.Image:
     """What a viewer shows of a file, on white."""
     source = Pillow.open(BytesIO(data))
     upright = ImageOps.exif_transpose(source)
@@ -468,8 +468,8 @@ async def test_a_decoder_that_crashes_fails_the_request_of_its_picture_and_no_ot
             for place, data in enumerate(good):
                 tasks.start_soon(ask, place, data)
             tasks.start_soon(ask, 8, good[0], SOLE, good[1])
-    status, place, said = told
-    assert refusal(answers[8]) == (status, place)
+    status, index, said = told
+    assert refusal(answers[8]) == (status, index)
     assert "secret" not in answers[8].text
     for asked, vector in enumerate(wanted):
         assert np.abs(vectors(answers[asked])[0] - vector).max() < CLOSE, asked
