@@ -280,7 +280,7 @@ async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -
         async with await served.connect() as stream:
             client = Http2(stream)
             for before, stream_id in enumerate((1, 3, 5)):
-                await until(lambda before=before: served.server.traffic.requests == before)
+                await until(lambda: served.server.traffic.requests == before)  # noqa: B023  # it is awaited here
                 await client.request(stream_id, path=b"/v1/embeddings", body=b'{"input":"a"}')
             assert await client.ends(5) == {5: "503"}
             async with served.client() as other:
