@@ -737,7 +737,7 @@ def fetch_runs_on_after_the_caller_has_left() -> Plan:
 
 @mutation
 def failure_of_a_fetch_not_told() -> Plan:
-    async def fetch_one(self: ImageCompleter, item: Item[Any], images: list[Any], place: int, gathered: Any) -> None:
+    async def fetch_one(self: ImageCompleter, item: Item[Any], images: list[Any], place: int, *_: Any) -> None:
         try:
             images[place] = await self._fetch(images[place])
         except Exception:  # noqa: BLE001  # the planted bug
