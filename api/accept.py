@@ -27,7 +27,7 @@ ACCEPTED_AT_ONCE: Final = 16
 """Connections that are accepted in one turn of the event loop: thousands may come at once, and each takes 0.2 ms."""
 
 FULL_PAUSE_S: Final = 0.1
-"""How long nothing is accepted, at most, when the process may open no more files. One that ends makes room."""
+"""Seconds for which nothing is accepted, at most, when the process may open no more files. One that ends makes room."""
 
 log = get_logger("staged_pool.api")
 

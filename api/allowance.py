@@ -1,4 +1,4 @@
-"""What clients may cost that bring nothing: frames and streams without an answer at their end.
+"""The account of what brings nothing: frames and streams of a client without an answer at their end.
 
 A flood of HTTP/2 or HTTP/3 is one of many kinds (resets, pings, settings, windows, empty data, streams that make the
 server reset them), and each is harmless in small numbers. So there is one account for all: a frame costs, an answer and
@@ -8,22 +8,23 @@ data pay back, and a connection without credit ends. The unit is about the work 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 import anyio
 
 CONNECTION_UNITS: Final = 2000
-"""What a connection may cost ahead of its first answer: two hundred requests at once, and no less than it announces."""
+"""Units that a connection may cost ahead of its first answer: those of two hundred requests at once."""
 
 CLIENT_UNITS: Final = 10_000
-"""What all connections of a client may cost beyond that; and the most that a connection saves up."""
+"""Units that all connections of a client may cost beyond that; and the most that a connection saves up."""
 
 CLIENT_UNITS_PER_S: Final = 1000
-"""What of it comes back in a second: 2 % of a core."""
+"""Units that come back to a client in a second: 2 % of a core."""
 
 ANSWER_UNITS: Final = 10
-"""What an answer is worth beyond what its request cost: it makes good for one that was reset."""
+"""Units that an answer is worth beyond what its request cost: it makes good for one that was reset."""
 
 CLIENTS: Final = 4096
 """Clients that are remembered; those that have spent least are forgotten first, who would be given as much anew."""
@@ -92,12 +93,16 @@ class Credit:
 
 
 def client_of(address: tuple[str, int] | None) -> str:
-    if address is None:
-        return ""
+    """Return the network that one client has to itself; "" where its address is not known, as on a Unix socket."""
+    return "" if address is None else _network(address[0])
+
+
+@lru_cache(1024)
+def _network(address: str) -> str:
     try:
-        parsed = ip_address(address[0].partition("%")[0])
+        parsed = ip_address(address.partition("%")[0])
     except ValueError:
-        return address[0]
+        return address
     if not isinstance(parsed, IPv6Address):
         return str(parsed)
     if (mapped := parsed.ipv4_mapped) is not None:

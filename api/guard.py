@@ -26,8 +26,7 @@ from staged_pool.api.connection_limit import at_rest, at_work
 from staged_pool.api.content_coding import coding_of, unpack
 from staged_pool.api.request_limits import Held, RequestLimits, announced_bytes, is_open
 from staged_pool.api.status import HttpRefusal, Problem
-from staged_pool.stages.exhausted import is_out_of_memory
-from staged_pool.stages.log import get_logger
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 
 LINGER_S = 2.0
 """How long a rejected client may go on sending. Closing while its bytes are in flight resets the connection, and the
@@ -37,8 +36,6 @@ FREE_PIECES = 2**12
 PIECE_BYTES = 8
 """A body may come in 4096 pieces and one more for each eight bytes. Each costs the event loop as much as a kilobyte
 does, so a body in crumbs is a way to keep it busy."""
-
-log = get_logger("staged_pool.api")
 
 
 class Guard:
@@ -89,8 +86,7 @@ class Guard:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                log.warning("request.no_memory", announced_bytes=announced_bytes(scope))
-                problem = status.problem(error)
+                problem = status.problem(exhausted(error, "http"))
             if problem is not None:
                 held.give_back()
                 await self._decline(problem, scope, intake, send, linger_s=LINGER_S)

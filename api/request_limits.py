@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Hashable
-from functools import lru_cache
 from types import TracebackType
 from typing import Final
 
 from staged_pool.api import status
+from staged_pool.api.allowance import client_of
 from staged_pool.api.asgi import Scope
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connection_limit import connection_of
@@ -188,19 +187,7 @@ def party_of(scope: Scope) -> Hashable:
     if tenant is not None:
         return tenant
     client = scope.get("client")
-    return None if not client else ("address", _network(client[0]))
-
-
-@lru_cache(1024)
-def _network(address: str) -> str:
-    """The network that one client has to itself: of IPv6 64 bits, of which each client has all addresses below."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address  # of a Unix socket
-    if parsed.version == 4 or parsed.ipv4_mapped is not None:
-        return address
-    return parsed.exploded[:19]
+    return ("address", client_of(client)) if client else None
 
 
 def announced_bytes(scope: Scope) -> int:

@@ -59,7 +59,7 @@ async def test_no_memory_for_a_body_is_answered_503_and_logged(
                 received = await read_to_end(stream)
         assert statuses(received) == [503]
         assert b"memory" in received
-        assert {entry["event"] for entry in logs} & {"connection.no_memory", "request.no_memory"}
+        assert {entry["event"] for entry in logs} & {"connection.no_memory", "memory.exhausted"}
         await served.assert_alive()
         traffic = served.server.traffic
         await until(lambda: traffic.connections == traffic.body_bytes == traffic.requests == 0)
