@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -49,10 +50,11 @@ def dismiss_helpers() -> None:
     """End the threads that wait to share the next forward of the calling one, which has new ones started for that.
 
     This takes some 0.1 ms, and their start 0.1 to 0.5. Does nothing where torch has not been imported, or brings no
-    libgomp.
+    libgomp. It is never an error: a process that may open no more files cannot look for the library, and goes on.
     """
-    if (pause := _pause()) is not None:
-        pause(_PAUSE_HARD)
+    with suppress(OSError, MemoryError):
+        if (pause := _pause()) is not None:
+            pause(_PAUSE_HARD)
 
 
 def _pause() -> Callable[[int], int] | None:
@@ -65,10 +67,11 @@ def _pause() -> Callable[[int], int] | None:
 
 
 def _brings_libgomp() -> bool:
-    return any(_libgomps())
+    return bool(_libgomps())
 
 
-def _libgomps() -> Iterator[Path]:
+@lru_cache(1)
+def _libgomps() -> tuple[Path, ...]:
     torch = find_spec("torch")  # does not import it
-    for folder in (torch and torch.submodule_search_locations) or ():
-        yield from (Path(folder) / "lib").glob("libgomp*")
+    folders = (torch and torch.submodule_search_locations) or ()
+    return tuple(path for folder in folders for path in (Path(folder) / "lib").glob("libgomp*"))

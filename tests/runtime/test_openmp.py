@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,14 @@ for _ in range(2):
 dismiss_helpers()
 """
 
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    openmp._libgomps.cache_clear()
+    yield
+    openmp._libgomps.cache_clear()
+
+
 libgomp_only = pytest.mark.skipif(not TORCH_HAS_LIBGOMP, reason="this build of torch has another OpenMP")
 
 
@@ -97,3 +107,15 @@ def test_without_libgomp_nobody_is_dismissed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(openmp, "find_spec", lambda name: None)
     dismiss_helpers()
     assert openmp._pause() is None
+
+
+def test_a_process_that_may_open_no_files_goes_on() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.listdir(".")
+        dismiss_helpers()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    dismiss_helpers()
