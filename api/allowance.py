@@ -2,7 +2,8 @@
 
 A flood of HTTP/2 or HTTP/3 is one of many kinds (resets, pings, settings, windows, empty data, streams that make the
 server reset them), and each is harmless in small numbers. So there is one account for all: a frame costs, an answer and
-data pay back, and a connection without credit ends. The unit is about the work of answering a PING, 20 microseconds.
+data pay back. A client that owes waits: its next frame is taken when time has paid. Its connections stay open, for a
+new one would cost more than the frames of an old one. The unit is about the work of answering a PING, 20 microseconds.
 """
 
 from __future__ import annotations
@@ -14,11 +15,8 @@ from typing import Final
 
 import anyio
 
-CONNECTION_UNITS: Final = 2000
-"""Units that a connection may cost ahead of its first answer: those of two hundred requests at once."""
-
 CLIENT_UNITS: Final = 10_000
-"""Units that all connections of a client may cost beyond that; and the most that a connection saves up."""
+"""Units that all connections of a client may cost ahead of their answers: those of eight hundred requests at once."""
 
 CLIENT_UNITS_PER_S: Final = 1000
 """Units that come back to a client in a second: 2 % of a core."""
@@ -43,53 +41,57 @@ class Allowances:
     def __init__(self, time: Callable[[], float] = anyio.current_time) -> None:
         self._time = time
         self._spent: dict[str, tuple[float, float]] = {}
-        """What a client has spent of its allowance, and when that was."""
+        """What a client has spent of its allowance, and when that was. None for one that has spent nothing."""
 
-    def of(self, address: tuple[str, int] | None) -> Credit:
-        """Open the account of a new connection; `address` is its client's, None on a Unix socket."""
-        return Credit(self, client_of(address))
+    def of(self, address: tuple[str, int] | None) -> Allowance:
+        """Return the account of the client with an address; None on a Unix socket."""
+        return Allowance(self, client_of(address))
 
-    def spend(self, client: str, units: int) -> bool:
-        """Take units from a client's allowance; False: it has not so many."""
+    def add(self, client: str, units: int) -> None:
+        """Add to what a client has spent; less than nothing gives it back."""
         now = self._time()
-        spent = self._still_spent(self._spent.get(client), now)
-        if spent + units > CLIENT_UNITS:
-            return False
+        spent = self._still_spent(client, now) + units
+        if spent <= 0:
+            self._spent.pop(client, None)
+            return
         if client not in self._spent and len(self._spent) >= CLIENTS:
             self._forget(now)
-        self._spent[client] = (spent + units, now)
-        return True
+        self._spent[client] = (spent, now)
+
+    def owed_s(self, client: str) -> float:
+        """Return the seconds until a client has spent no more than it may."""
+        return max(0.0, self._still_spent(client, self._time()) - CLIENT_UNITS) / CLIENT_UNITS_PER_S
 
     def _forget(self, now: float) -> None:
         """Make room: forget the half that has spent least by now."""
-        ranked = sorted(self._spent, key=lambda client: self._still_spent(self._spent[client], now))
+        ranked = sorted(self._spent, key=lambda client: self._still_spent(client, now))
         for client in ranked[: CLIENTS // 2]:
             del self._spent[client]
 
-    @staticmethod
-    def _still_spent(entry: tuple[float, float] | None, now: float) -> float:
-        return 0.0 if entry is None else max(0.0, entry[0] - (now - entry[1]) * CLIENT_UNITS_PER_S)
+    def _still_spent(self, client: str, now: float) -> float:
+        spent, at = self._spent.get(client, (0.0, now))
+        return max(0.0, spent - (now - at) * CLIENT_UNITS_PER_S)
 
 
-class Credit:
-    """The account of one connection."""
+class Allowance:
+    """The account of one client."""
 
     def __init__(self, allowances: Allowances, client: str) -> None:
         self._allowances = allowances
         self._client = client
-        self._units = CONNECTION_UNITS
 
-    def spend(self, units: int) -> bool:
-        """Pay for a frame; False: neither this connection nor its client has credit left."""
-        self._units -= units
-        if self._units >= 0:
-            return True
-        missing, self._units = -self._units, 0
-        return self._allowances.spend(self._client, missing)
+    @property
+    def owed_s(self) -> float:
+        """Seconds until the client has paid by waiting, and something more of it may be taken."""
+        return self._allowances.owed_s(self._client)
+
+    def spend(self, units: int) -> None:
+        """Charge what has been taken."""
+        self._allowances.add(self._client, units)
 
     def earn(self, units: int) -> None:
         """Pay back, for something that was of use."""
-        self._units = min(self._units + units, CLIENT_UNITS)
+        self._allowances.add(self._client, -units)
 
 
 def client_of(address: tuple[str, int] | None) -> str:

@@ -1,8 +1,8 @@
 """HTTP/2 on h2, for the connections of `connections.py`: bounded in what a client may cost, hold and leave unread.
 
 - What is wrong with a stream costs that stream; what is wrong with the connection ends it with a reason (GOAWAY).
-- Frames are taken one at a time. After a few the event loop has a turn, and all that bring nothing are paid for from
-  one account (`allowance.py`).
+- Frames are taken one at a time. After a few the event loop has a turn. All that bring nothing are paid for from one
+  account of the client (`allowance.py`), and a client that owes waits for its next frame.
 - An answer waits in its own task, never in a buffer: a frame of it is made when both windows let it through.
 - Priorities are ignored, as RFC 9113 (section 5.3.2) allows: streams send a frame each in turn.
 """
@@ -36,6 +36,9 @@ SLICE_UNITS: Final = 32
 
 DATA_UNITS: Final = 4
 """What a frame of an answer pays back: a client may open two windows for each, and change its mind."""
+
+END_UNITS: Final = 50
+"""Price of a connection that ends by a mistake of its client, who may open the next one at once."""
 
 LEAST_BYTES: Final = 2**10
 """A frame of an answer that is shorter pays nothing back if it was the window that cut it short."""
@@ -87,7 +90,8 @@ class Http2:
         self._server = server
         self._send = send
         self._traffic: Traffic = config.traffic
-        self._credit = self._traffic.allowances.of(client)
+        self._allowance = self._traffic.allowances.of(client)
+        self._has_owed = False
         self._frames = FrameCutter()
         self._connection = StrictConnection()
         self._streams: dict[int, _Stream] = {}
@@ -129,8 +133,7 @@ class Http2:
         work = 0
         self._frames.add(data)
         while (frame := self._frames.next()) is not None and not self._closed:
-            if not self._credit.spend(self._frames.price):
-                raise TooMuch("its frames bring nothing, or it resets its streams before they are answered")
+            self._allowance.spend(self._frames.price)
             for event in self._connection.receive_data(frame):
                 await self._handle(event)
             while self._connection.malformed:
@@ -140,10 +143,30 @@ class Http2:
             if work >= SLICE_UNITS:
                 work = 0
                 await self._traffic.turn()
+                await self._pay()
+
+    async def _pay(self) -> None:
+        """Wait until the client owes nothing.
+
+        Raises:
+            TooMuch: The server ends, and does not wait for that.
+        """
+        if not (owed_s := self._allowance.owed_s):
+            return
+        if not self._has_owed:
+            self._has_owed = True
+            log.info("connection.slowed", reason="its frames bring nothing, or it resets what it has asked")
+        with self._traffic.patience(owed_s):
+            await anyio.sleep_forever()
+        if self._traffic.leaving:
+            raise TooMuch("its frames bring nothing, and the server ends")
 
     async def _end(self, error: h2.exceptions.ProtocolError) -> None:
         """End the connection, and say why."""
         log.warning("connection.cut_off", reason=str(error))
+        self._allowance.spend(END_UNITS)
+        with suppress(TooMuch):
+            await self._pay()
         with suppress(h2.exceptions.ProtocolError):
             if self._connection.state_machine.state is not h2.connection.ConnectionState.CLOSED:  # h2 has said it
                 self._connection.close_connection(error.error_code)
@@ -208,7 +231,7 @@ class Http2:
     async def _feed(self, event: h2.events.DataReceived) -> None:
         stream, count = self._streams.get(event.stream_id), event.flow_controlled_length
         if event.data:
-            self._credit.earn(self._frames.price)
+            self._allowance.earn(self._frames.price)
         if stream is not None and event.data and not stream.answered:
             stream.feed(event.data, count, ended=False)
             return
@@ -256,7 +279,7 @@ class Http2:
         except h2.exceptions.ProtocolError:
             stream.leave()  # it has ended meanwhile
         if stream.is_sent and not stream.left:
-            self._credit.earn(stream.price + ANSWER_UNITS)
+            self._allowance.earn(stream.price + ANSWER_UNITS)
 
     async def _send_body(self, stream: _Stream, stream_id: int, body: bytes, *, ends: bool) -> None:
         if self._sending.locked() or len(body) > self._room(stream_id):
@@ -288,7 +311,7 @@ class Http2:
                     stream.is_sent = ends and not piece
                     self._connection.send_data(stream_id, part, end_stream=stream.is_sent)
                     if not piece or len(part) >= LEAST_BYTES:
-                        self._credit.earn(DATA_UNITS)
+                        self._allowance.earn(DATA_UNITS)
                     await self._flush()
                     if not piece:
                         return

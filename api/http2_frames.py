@@ -28,9 +28,6 @@ HEADERS_PRICE: Final = 10
 SETTINGS_PRICE: Final = 10
 """It may change the window of every open stream."""
 
-SETTINGS_BYTES: Final = 600
-"""The longest SETTINGS frame: a hundred of them, and HTTP/2 knows six."""
-
 PRICED_BYTES: Final = 256
 """So many bytes of a frame that is no DATA cost as much as another PING."""
 
@@ -119,8 +116,6 @@ def _bounded(frame: bytes) -> bytes:
         raise h2.exceptions.FrameDataMissingError("SETTINGS are acknowledged with a payload")
     if len(payload) % _SETTING_BYTES or frame[4] & _ACK:
         return frame  # malformed, or empty
-    if len(payload) > SETTINGS_BYTES:
-        raise TooMuch(f"SETTINGS of more than {SETTINGS_BYTES} bytes")
     kept = bytearray()
     for at in range(0, len(payload), _SETTING_BYTES):
         name, value = int.from_bytes(payload[at : at + 2], "big"), int.from_bytes(payload[at + 2 : at + 6], "big")

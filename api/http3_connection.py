@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.abc
 
-from staged_pool.api.allowance import Credit
+from staged_pool.api.allowance import Allowance
 from staged_pool.api.asgi import Headers
 from staged_pool.api.protocols import PIECE_BYTES
 from staged_pool.api.request_head import Malformed, scope_of
@@ -40,7 +40,6 @@ SENT_BYTES: Final = 64
 
 NO_ERROR: Final = 0x100  # RFC 9114, section 8.1
 INTERNAL_ERROR: Final = 0x102
-EXCESSIVE_LOAD: Final = 0x107
 REQUEST_REJECTED: Final = 0x10B
 REQUEST_CANCELLED: Final = 0x10C
 MESSAGE_ERROR: Final = 0x10E
@@ -64,17 +63,16 @@ class Http3Connection:
         self._wake = anyio.Event()
         self._ended = False
         self._shakes_hands = True
-        self._is_cut_off = False
         self.patient_until = math.inf
         """When it must have asked something."""
         self._tasks: anyio.abc.TaskGroup
-        self._credit: Credit
+        self._allowance: Allowance
 
     def begin(self, udp: anyio.abc.UDPSocket, tasks: anyio.abc.TaskGroup, client: Address) -> None:
         """Count it, and start its task."""
         self.begun = True
         self._client = self._first_client = client
-        self._credit = self.server.traffic.allowances.of(client)
+        self._allowance = self.server.traffic.allowances.of(client)
         self._tasks = tasks
         self.server.traffic.enter(self._leave)
         self.server.traffic.quic_connections += 1
@@ -134,12 +132,10 @@ class Http3Connection:
 
     def take(self, data: bytes, address: Address) -> None:
         """Take a datagram that has come."""
+        if self._allowance.owed_s:
+            return  # lost on the way: QUIC sends it again, and slows down
         self._client = address
-        if self._is_cut_off:
-            return
-        if not self._credit.spend(DATAGRAM_UNITS + len(data) // UNIT_BYTES):
-            self._cut_off()
-            return
+        self._allowance.spend(DATAGRAM_UNITS + len(data) // UNIT_BYTES)
         self._guarded(lambda: self._quic.receive_datagram(data, address, now=anyio.current_time()))
         self.wake()
 
@@ -154,7 +150,7 @@ class Http3Connection:
         self.wake()
         await self._until_taken(stream_id)
         if ends:
-            self._credit.earn(REQUEST_UNITS + ANSWER_UNITS + len(body) % PIECE_BYTES // SENT_BYTES)
+            self._allowance.earn(REQUEST_UNITS + ANSWER_UNITS + len(body) % PIECE_BYTES // SENT_BYTES)
 
     async def _until_taken(self, stream_id: int) -> None:
         """Wait until little of the answer is left here, as long as the client takes a piece of it in time."""
@@ -163,7 +159,7 @@ class Http3Connection:
             with server.traffic.patience(server.config.write_timeout_s) as patience:
                 while self.unsent(stream_id) > unsent - PIECE_BYTES and not stream.left:
                     await self.moved.wait()
-                self._credit.earn(PIECE_BYTES // SENT_BYTES)
+                self._allowance.earn(PIECE_BYTES // SENT_BYTES)
             if patience.cancelled_caught:
                 log.info("stream.cut_off", reason="its client does not read the answer")
                 self.reset(stream_id, REQUEST_CANCELLED)
@@ -250,7 +246,7 @@ class Http3Connection:
                 self._begin(part.stream_id, part.headers, ended=part.stream_ended)
             elif isinstance(part, DataReceived) and (stream := self._streams.get(part.stream_id)) is not None:
                 if part.data:
-                    self._credit.earn(DATAGRAM_UNITS + len(part.data) // UNIT_BYTES)
+                    self._allowance.earn(DATAGRAM_UNITS + len(part.data) // UNIT_BYTES)
                 stream.feed(part.data, 0, ended=part.stream_ended)
 
     def _begin(self, stream_id: int, headers: Headers, *, ended: bool) -> None:
@@ -260,9 +256,7 @@ class Http3Connection:
         if self.server.traffic.leaving:
             self.reset(stream_id, REQUEST_REJECTED)
             return
-        if not self._credit.spend(REQUEST_UNITS):
-            self._cut_off()
-            return
+        self._allowance.spend(REQUEST_UNITS)
         try:
             scope = scope_of(headers, ended=ended, version="3", scheme="https", client=self._client, server=None)
         except Malformed as error:
@@ -277,18 +271,10 @@ class Http3Connection:
 
     def _reject(self, stream_id: int, code: int) -> None:
         """End a stream that is no request."""
-        if not self._credit.spend(REQUEST_UNITS):
-            self._cut_off()
-            return
+        self._allowance.spend(REQUEST_UNITS)
         self._abandon(stream_id)
         self._quic.stop_stream(stream_id, code)
         self.reset(stream_id, code)
-
-    def _cut_off(self) -> None:
-        self._is_cut_off = True
-        log.warning("connection.cut_off", reason="its datagrams bring nothing, or it resets what it has asked")
-        self._quic.close(error_code=EXCESSIVE_LOAD)
-        self.wake()
 
     def _abandon(self, stream_id: int) -> None:
         if (stream := self._streams.get(stream_id)) is not None:

@@ -6,6 +6,7 @@ import faulthandler
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
@@ -19,6 +20,10 @@ from staged_pool.stages.errors import ConfigError, StagedPoolError
 
 EXIT_FAILED: Final = 1
 EXIT_CONFIG: Final = 2
+
+SWITCH_INTERVAL_S: Final = 0.0002
+"""How long a thread may keep the interpreter's lock while another one wants it. A forward takes the lock some dozens of
+times. While a client keeps the event loop busy it would wait for Python's 5 ms each time, and everybody for it."""
 
 _STDERR: Final = 2
 """Its file descriptor."""
@@ -53,7 +58,10 @@ def tell_of_crashes() -> None:
 
 
 def run(backend: Backend, program: Callable[[], Awaitable[None]]) -> None:
+    """Run an event loop, and have the threads of this process take turns more often than Python would."""
     import anyio
+
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     uvloop = backend == "asyncio" and importlib.util.find_spec("uvloop") is not None
     anyio.run(program, backend=backend, backend_options={"use_uvloop": True} if uvloop else {})

@@ -1,12 +1,12 @@
-"""What a client may cost: one account for a connection, and one for all connections of a client."""
+"""What a client may cost: one account for all of its connections."""
 
 from __future__ import annotations
 
 import pytest
 
-from staged_pool.api.allowance import CLIENT_UNITS, CLIENT_UNITS_PER_S, CLIENTS, CONNECTION_UNITS, Allowances
+from staged_pool.api.allowance import CLIENT_UNITS, CLIENT_UNITS_PER_S, CLIENTS, Allowances
 
-ALL = CONNECTION_UNITS + CLIENT_UNITS
+EMPTY = CLIENT_UNITS + 100
 
 
 class Clock:
@@ -16,46 +16,49 @@ class Clock:
         return self.now
 
 
-def test_a_connection_ends_when_its_own_units_and_its_clients_are_spent() -> None:
-    credit = Allowances(Clock()).of(("10.0.0.1", 1))
-    assert all(credit.spend(1) for _ in range(ALL))
-    assert not credit.spend(1)
+def test_a_client_that_has_spent_more_than_it_may_waits_as_long_as_that_is_worth() -> None:
+    allowance = Allowances(Clock()).of(("10.0.0.1", 1))
+    for _ in range(CLIENT_UNITS):
+        allowance.spend(1)
+        assert not allowance.owed_s
+    for units in range(1, 4):
+        allowance.spend(1)
+        assert allowance.owed_s == pytest.approx(units / CLIENT_UNITS_PER_S)
 
 
 def test_answers_pay_for_any_number_of_requests() -> None:
     allowances = Allowances(Clock())
-    credit = allowances.of(("10.0.0.1", 1))
-    for _ in range(2 * ALL):
-        assert credit.spend(10)
-        credit.earn(10)
-    assert allowances.of(("10.0.0.1", 2)).spend(ALL)  # nothing of it was taken from the client
+    allowance = allowances.of(("10.0.0.1", 1))
+    for _ in range(2 * CLIENT_UNITS):
+        allowance.spend(10)
+        allowance.earn(10)
+    allowance.spend(CLIENT_UNITS)
+    assert not allowance.owed_s
 
 
-def test_what_a_connection_saves_up_is_bounded() -> None:
-    credit = Allowances(Clock()).of(("10.0.0.1", 1))
-    credit.earn(10**9)
-    assert credit.spend(CLIENT_UNITS)
-    assert not credit.spend(CLIENT_UNITS + 1)
+def test_nothing_is_saved_up() -> None:
+    allowance = Allowances(Clock()).of(("10.0.0.1", 1))
+    allowance.earn(10**9)
+    allowance.spend(CLIENT_UNITS + 1)
+    assert allowance.owed_s
 
 
-def test_a_client_does_not_get_it_anew_with_each_connection() -> None:
+def test_all_connections_of_a_client_have_one_account() -> None:
     allowances = Allowances(Clock())
-    assert allowances.of(("10.0.0.1", 1)).spend(ALL)
-    next_one = allowances.of(("10.0.0.1", 2))
-    assert next_one.spend(CONNECTION_UNITS)  # a few requests until the first answer
-    assert not next_one.spend(1)
-    assert allowances.of(("10.0.0.2", 1)).spend(ALL)  # a bystander
+    allowances.of(("10.0.0.1", 1)).spend(EMPTY)
+    assert allowances.of(("10.0.0.1", 2)).owed_s
+    assert not allowances.of(("10.0.0.2", 1)).owed_s  # a bystander
 
 
 def test_it_comes_back_with_time() -> None:
     clock = Clock()
-    allowances = Allowances(clock)
-    allowances.of(("10.0.0.1", 1)).spend(ALL)
-    clock.now = 2.0
-    assert allowances.of(("10.0.0.1", 2)).spend(CONNECTION_UNITS + 2 * CLIENT_UNITS_PER_S)
+    allowance = Allowances(clock).of(("10.0.0.1", 1))
+    allowance.spend(EMPTY)
+    clock.now = allowance.owed_s
+    assert allowance.owed_s == pytest.approx(0)
     clock.now = 10**6
-    assert allowances.of(("10.0.0.1", 3)).spend(ALL)
-    assert not allowances.of(("10.0.0.1", 4)).spend(CONNECTION_UNITS + 1)
+    allowance.spend(CLIENT_UNITS)
+    assert not allowance.owed_s
 
 
 @pytest.mark.parametrize(
@@ -75,14 +78,14 @@ def test_a_client_is_an_address_or_a_prefix_of_ipv6(
     one: tuple[str, int] | None, other: tuple[str, int] | None, *, same: bool
 ) -> None:
     allowances = Allowances(Clock())
-    allowances.of(one).spend(ALL)
-    assert allowances.of(other).spend(CONNECTION_UNITS + 1) is not same
+    allowances.of(one).spend(EMPTY)
+    assert bool(allowances.of(other).owed_s) is same
 
 
 def test_clients_are_remembered_up_to_a_number_and_the_worst_the_longest() -> None:
     allowances = Allowances(Clock())
-    allowances.of(("10.0.0.1", 1)).spend(ALL)
+    allowances.of(("10.0.0.1", 1)).spend(EMPTY)
     for number in range(3 * CLIENTS):
-        allowances.of((f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 1)).spend(CONNECTION_UNITS + 1)
+        allowances.of((f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 1)).spend(1)
         assert len(allowances._spent) <= CLIENTS
-    assert not allowances.of(("10.0.0.1", 2)).spend(CONNECTION_UNITS + 1)
+    assert allowances.of(("10.0.0.1", 2)).owed_s

@@ -26,7 +26,7 @@ import sniffio
 from blockbuster import BlockBuster
 
 from staged_pool.api.accept import ACCEPTED_AT_ONCE
-from staged_pool.api.allowance import CLIENT_UNITS, CONNECTION_UNITS
+from staged_pool.api.allowance import CLIENT_UNITS
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connections import AHEAD_BYTES
 from staged_pool.api.listener import bind
@@ -292,19 +292,22 @@ async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
-async def test_streams_that_are_reset_cancel_their_handlers_until_the_connection_is_cut_off() -> None:
+async def test_streams_that_are_reset_cancel_their_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 1e-9)
+    monkeypatch.setattr("staged_pool.api.traffic.GRACE_S", 0.05)
     gate = Gate()
-    most = 0
+    most = number = 0
     async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=50) as served:
+        account = served.server.traffic.allowances.of(("127.0.0.1", 1))
         async with await served.connect() as stream:
             client = Http2(stream)
-            with suppress(anyio.BrokenResourceError):
-                for number in range(10_000):
-                    await client.request(2 * number + 1, path=b"/v1/embeddings", body=b'{"input":"a"}')
-                    client.h2.reset_stream(2 * number + 1)
-                    await client.flush()
-                    most = max(most, served.server.traffic.requests)
-            assert (CONNECTION_UNITS + CLIENT_UNITS) / 12 <= number < 9_999
+            while not account.owed_s:
+                await client.request(2 * number + 1, path=b"/v1/embeddings", body=b'{"input":"a"}')
+                client.h2.reset_stream(2 * number + 1)
+                await client.flush()
+                most = max(most, served.server.traffic.requests)
+                number += 1
+            assert number >= CLIENT_UNITS / 12
         assert most <= 50 + 10  # those beyond the limit are being refused
         await until(lambda: served.server.traffic.requests == 0)
         await until(lambda: served.inside == 0)

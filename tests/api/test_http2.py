@@ -16,12 +16,12 @@ from hypercorn.events import RawData
 
 from staged_pool.api import http2
 from staged_pool.api.accept import Acceptor, HypercornLog
-from staged_pool.api.allowance import CLIENT_UNITS, CONNECTION_UNITS
+from staged_pool.api.allowance import CLIENT_UNITS, Allowance
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.connections import ConnectionConfig
 from staged_pool.api.http2 import SLICE_UNITS, Http2
 from staged_pool.api.http2_connection import StrictConnection
-from staged_pool.api.http2_frames import FRAME_BYTES, TABLE_BYTES
+from staged_pool.api.http2_frames import FRAME_BYTES, HEADERS_PRICE, TABLE_BYTES
 from staged_pool.api.listener import bind
 from staged_pool.api.traffic import Traffic
 from tests.api.http2_client import (
@@ -49,7 +49,7 @@ from tests.doubles import LetterModel, until
 
 pytestmark = pytest.mark.anyio
 
-ALL = CONNECTION_UNITS + CLIENT_UNITS
+ALL = CLIENT_UNITS
 OPEN = head(1, *UPLOAD, flags=END_HEADERS)
 
 
@@ -101,20 +101,43 @@ FLOODS = {
 }
 
 
+@pytest.fixture
+def time_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owes waits for ever; a slow machine would forgive as it goes."""
+    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 1e-9)
+    monkeypatch.setattr("staged_pool.api.traffic.GRACE_S", 0.05)
+
+
+def account(served: Served) -> Allowance:
+    return served.server.traffic.allowances.of(("127.0.0.1", 1))
+
+
+def spent(served: Served) -> float:
+    return served.server.traffic.allowances._spent.get("127.0.0.1", (0, 0))[0]
+
+
+@pytest.mark.usefixtures("time_pays_nothing")
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-async def test_a_flood_ends_its_connection_and_the_next_one_sooner(
-    flood: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 0)  # or a slow machine forgives as it goes
+async def test_a_flood_waits_on_all_connections_of_its_client_and_delays_nobody(flood: bytes) -> None:
     async with serving(engine_on(LetterModel())) as served:
-        for _ in range(2):
-            async with raw_http2(served) as client, anyio.create_task_group() as tasks:
-                tasks.start_soon(client.send, flood)
-                seen = await client.until_closed()
-                assert seen.goaway in (Code.ENHANCE_YOUR_CALM, None)  # None: our reset was quicker than its reading
+        async with raw_http2(served) as client, raw_http2(served) as another, anyio.create_task_group() as tasks:
+            for flooding in (client, another):
+                tasks.start_soon(flooding.send, flood)
+                tasks.start_soon(flooding.until_closed)
+            await until(lambda: account(served).owed_s > 0)
             await served.assert_alive()
-        await until(lambda: served.server.traffic.requests == 0)
-        assert not served.server.traffic.allowances.of(("127.0.0.1", 1)).spend(ALL)
+            await anyio.wait_all_tasks_blocked()
+            assert spent(served) <= CLIENT_UNITS + 2 * (SLICE_UNITS + HEADERS_PRICE)
+            assert client.seen.goaway is another.seen.goaway is None
+            tasks.cancel_scope.cancel()
+    assert served.server.traffic.requests == 0
+
+
+async def test_who_owes_goes_on_when_time_has_paid() -> None:
+    async with serving(engine_on(LetterModel())) as served, raw_http2(served) as client:
+        account(served).spend(CLIENT_UNITS)
+        await client.send(frame(PING, b"12345678") * 2 * SLICE_UNITS, head(1))
+        assert (await client.until_settled(1)).statuses == {1: b"200"}
 
 
 async def test_frames_are_taken_in_slices_with_a_turn_of_the_event_loop_between() -> None:
@@ -150,7 +173,7 @@ async def test_many_answered_requests_and_as_many_that_are_cancelled_are_no_floo
             await client.send(head(stream), head(stream + 2, *UPLOAD, flags=END_HEADERS), FRAMES["reset"](stream + 2))
             await client.until_settled(stream)
         assert client.seen.goaway is None
-        assert served.server.traffic.allowances.of(("127.0.0.1", 1)).spend(ALL)
+        assert spent(served) < CLIENT_UNITS / 100
 
 
 async def test_a_long_upload_and_its_windows_are_no_flood() -> None:
@@ -237,7 +260,11 @@ async def _serving_app(app: Any, write_timeout_s: float = 30.0) -> AsyncIterator
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Acceptor(app, None, config, None).run, listener, end.wait, 5)
         yield cast(
-            "Served", SimpleNamespace(connect=partial(anyio.connect_tcp, "127.0.0.1", listener.getsockname()[1]))
+            "Served",
+            SimpleNamespace(
+                connect=partial(anyio.connect_tcp, "127.0.0.1", listener.getsockname()[1]),
+                server=SimpleNamespace(traffic=config.traffic),
+            ),
         )
         end.set()
 
@@ -313,12 +340,14 @@ async def test_streams_that_take_nothing_are_reset_after_their_time(window: int)
         await until(lambda: app.ended == 5)
 
 
-async def test_a_window_opened_byte_by_byte_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 0)
+@pytest.mark.usefixtures("time_pays_nothing")
+async def test_a_window_opened_byte_by_byte_is_paid_for() -> None:
     app = Answering(1, bytes(2**20))
     async with _serving_app(app) as served, raw_http2(served, setting(4, 0)) as client:
         await client.send(head(1))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(client.send, frame(WINDOW_UPDATE, number(1), 0, 1) * (2 * ALL))
-            await client.until_closed()
-        await until(lambda: app.ended == 1)
+            tasks.start_soon(client.until_closed)
+            await until(lambda: account(served).owed_s > 0)
+            tasks.cancel_scope.cancel()
+    assert app.ended == 1

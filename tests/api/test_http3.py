@@ -291,21 +291,25 @@ async def test_where_all_connections_are_taken_the_longest_idle_one_makes_room(f
             assert idle.ended is not None
 
 
-async def test_datagrams_that_bring_nothing_end_their_connection(
+async def test_datagrams_that_bring_nothing_are_lost_until_they_are_paid_for(
     files: Files,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 0)  # or a slow machine forgives as it goes
+    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 1e-9)  # or a slow machine forgives as it goes
     async with serving_http3(files) as (served, port):
+        allowances = served.server.traffic.allowances
         async with http3_client(port, files.roots) as client:
+            account = allowances.of(("127.0.0.1", 1))
             number = 0
-            while client.ended is None:
-                number += 1
+            while number < 100 or not account.owed_s:  # the kernel loses some of them
+                number = number + 1 if account.owed_s else 0
                 client.quic.send_ping(number)
                 await client.flush()
                 await anyio.lowlevel.checkpoint()
-            assert client.ended.error_code == http3_connection.EXCESSIVE_LOAD
-        assert not served.server.traffic.allowances.of(("127.0.0.1", 1)).spend(CLIENT_UNITS)
+            assert allowances._spent["127.0.0.1"][0] < CLIENT_UNITS + 100
+            assert client.ended is None
+            account.earn(CLIENT_UNITS)
+            assert await embed(client, "a") == expected("a").tolist()
 
 
 async def test_many_requests_and_a_long_upload_are_no_flood(files: Files) -> None:  # noqa: F811
@@ -314,7 +318,9 @@ async def test_many_requests_and_a_long_upload_are_no_flood(files: Files) -> Non
         assert (await client.ask(b"/v1/embeddings", body)).status == 200
         for _ in range(200):
             assert (await client.ask(b"/health")).status == 200
-        assert served.server.traffic.allowances.of(("127.0.0.1", 1)).spend(CLIENT_UNITS)
+        account = served.server.traffic.allowances.of(("127.0.0.1", 1))
+        account.spend(CLIENT_UNITS // 2)
+        assert not account.owed_s
 
 
 MALFORMED: dict[str, list[tuple[bytes, bytes]]] = {

@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from staged_pool.api import program
+from staged_pool.api.flags import Backend
+
 _CRASHES = """
 import mmap, os, signal, sys, tempfile
 from staged_pool.api.program import prepare_environment
@@ -43,3 +46,16 @@ def test_a_signal_that_ends_the_process_is_told_with_where_it_was(kind: str, sai
     assert ran.returncode == -getattr(signal, kind)
     assert re.search(f"^Fatal Python error: {said}$", ran.stderr, re.MULTILINE)
     assert ("in is_read_after_it_was_cut" in ran.stderr) == (kind == "SIGBUS")
+
+
+async def _switch_interval_s() -> None:
+    assert sys.getswitchinterval() == pytest.approx(program.SWITCH_INTERVAL_S)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_threads_take_turns_often(backend: Backend) -> None:
+    before_s = sys.getswitchinterval()
+    try:
+        program.run(backend, _switch_interval_s)
+    finally:
+        sys.setswitchinterval(before_s)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from multiprocessing.connection import Connection
@@ -76,17 +77,13 @@ def _outcome(attack: Attack, server: Running, seconds: float) -> Outcome:
     resident = server.resident_bytes
     server.forget_peak()
     target = Target(server.port, seconds, server.quic_port)
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    attacker = multiprocessing.get_context("spawn").Process(target=_attack, args=(attack.run, target, theirs))
-    with observing(server.port) as under_attack:
-        attacker.start()
-        theirs.close()
-        try:
-            seen, fault = ours.recv() if ours.poll(seconds + OVERTIME_S) else ({}, "it does not end")
-        except EOFError:
-            seen, fault = {}, "its process ended"
-        attacker.kill()
-        attacker.join()
+    with _attacker(attack) as told:
+        with observing(server.port) as under_attack:
+            told.send(target)
+            try:
+                seen, fault = told.recv() if told.poll(seconds + OVERTIME_S) else ({}, "it does not end")
+            except EOFError:
+                seen, fault = {}, "its process ended"
     with observing(server.port) as afterwards:
         time.sleep(0.2)
     return Outcome(
@@ -101,8 +98,29 @@ def _outcome(attack: Attack, server: Running, seconds: float) -> Outcome:
     )
 
 
-def _attack(run: Callable[[Target], Seen], target: Target, told: Connection) -> None:
+@contextmanager
+def _attacker(attack: Attack) -> Iterator[Connection]:
+    """Run an attack in a process of its own, once it is told its target; it tells what it has seen.
+
+    It has started before the block begins: what that takes of the cores is no attack.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_attack, args=(attack.run, theirs))
+    process.start()
+    theirs.close()
+    with ours:
+        try:
+            ours.recv()
+            yield ours
+        finally:
+            process.kill()
+            process.join()
+
+
+def _attack(run: Callable[[Target], Seen], told: Connection) -> None:
     os.nice(19)  # it has the cores that server and bystanders leave: an attacker has a machine of its own
+    told.send("ready")
+    target = told.recv()
     try:
         told.send((dict(run(replace(target, unix_time_s=time.time()))), None))  # its time begins here
     except Exception as error:  # noqa: BLE001  # it is told, and fails the attack
