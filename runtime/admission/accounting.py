@@ -77,6 +77,7 @@ class Reservation:
         "_in_flight",
         "answer",
         "body_bytes",
+        "came_alone",
         "counted_in",
         "entered_at",
         "expected_s",
@@ -102,6 +103,8 @@ class Reservation:
         self.of = of
         self.counted_in = counted_in
         """Amounts of all requests, of its priority, and of its tenant in that."""
+        self.came_alone = counted_in[-1].requests == 0
+        """Its tenant had nothing else inside."""
         self.body_bytes = body_bytes
         self.answer: AnswerMemory | None = None
         """None: no answer is expected yet."""

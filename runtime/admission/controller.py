@@ -46,12 +46,38 @@ EXPECTED_S: Final = 0.1
 class _LanePrediction:
     """The service time of a lane, and how far predictions by it were off."""
 
-    __slots__ = ("lag_s", "service_time")
+    __slots__ = ("_lag_s", "_own_lag_s", "service_time")
 
     def __init__(self, service_time: LaneServiceTime) -> None:
         self.service_time = service_time
-        self.lag_s = dict.fromkeys(Priority, 0.0)
-        """Seconds that recent requests of a priority have taken beyond the prediction."""
+        self._lag_s = dict.fromkeys(Priority, 0.0)
+        """Seconds that recent requests of a priority have taken beyond the prediction, of those that came alone."""
+        self._own_lag_s: dict[RequestClass, float] = {}
+        """The same of those whose tenant had others inside. They waited for each other: nobody else is so late."""
+
+    def lag_s(self, of: RequestClass) -> float:
+        """Return the seconds that a request will take beyond the prediction, as far as recent ones tell."""
+        return self._own_lag_s.get(of, self._lag_s[of.priority])
+
+    @property
+    def most_lag_s(self) -> float:
+        return max(*self._lag_s.values(), *self._own_lag_s.values())
+
+    def learn_lag(self, of: RequestClass, late_s: float, *, came_alone: bool) -> None:
+        """Learn from a request that has taken so many seconds beyond the prediction."""
+        own_s = self.lag_s(of)
+        self._own_lag_s[of] = max(0.0, own_s + LEARNING_WEIGHT * (late_s - own_s))
+        if came_alone:
+            lag_s = self._lag_s[of.priority]
+            self._lag_s[of.priority] = max(0.0, lag_s + LEARNING_WEIGHT * (late_s - lag_s))
+
+    def catch_up(self, of: RequestClass | None = None) -> None:
+        """Note that nothing of a class is inside any more, or nothing at all."""
+        if of is not None:
+            self._own_lag_s.pop(of, None)
+            return
+        self._own_lag_s.clear()
+        self._lag_s = dict.fromkeys(Priority, 0.0)
 
 
 class Admission:
@@ -109,7 +135,7 @@ class Admission:
         self._has_classes = self._has_classes or of != DEFAULT_CLASS
         guesses = self._estimates.guess(body_bytes, images)
         lane, expected_s = expected = self._quickest(guesses, of)
-        takes_s = expected_s + self._lanes[lane].lag_s[of.priority]
+        takes_s = expected_s + self._lanes[lane].lag_s(of)
         if self.in_flight.total.requests and takes_s > timeout_s:
             self._count_rejection("deadline")
             message = f"The request would take about {takes_s:.3g} s: longer than its deadline allows."
@@ -147,7 +173,7 @@ class Admission:
                 return self._reject(limit, f"The server is at its limit of {allowed} {limit} in flight.", lane)
         if self._has_classes and (whose := self._beyond_part(inside, wanted, of)) is not None:
             return self._reject("part", f"{whose} takes up its part of what the server has in flight at most.", lane)
-        return self._too_late(lane, expected_s, of.priority)
+        return self._too_late(lane, expected_s, of)
 
     def _beyond_part(self, inside: Sequence[float], wanted: Sequence[float], of: RequestClass) -> str | None:
         """Name bulk work, or the tenant, if it would have more of a limit than its part. None: neither would.
@@ -201,7 +227,7 @@ class Admission:
         if tuple(inputs) == (lane,):
             return
         for name, expected_s in expected.items() if others else ():
-            if name != lane and (rejection := self._too_late(name, expected_s, reservation.of.priority)) is not None:
+            if name != lane and (rejection := self._too_late(name, expected_s, reservation.of)) is not None:
                 raise detached(rejection)
         reservation.lane, reservation.expected_s = max(expected.items(), key=lambda pair: pair[1])
 
@@ -216,9 +242,10 @@ class Admission:
         self.in_flight.leave(reservation)
         if answered:
             self._learn(reservation, usages, self._clock() - reservation.entered_at - elsewhere_s)
-        if not self.in_flight.total.requests:  # it has caught up with whatever it was late by
+        of, total = reservation.of, self.in_flight.total
+        if of.tenant not in self.in_flight.tenants[of.priority]:
             for prediction in self._lanes.values():
-                prediction.lag_s = dict.fromkeys(Priority, 0.0)
+                prediction.catch_up(of if total.requests else None)
 
     def _learn(self, reservation: Reservation, usages: Mapping[Lane, LaneUsage], took_s: float) -> None:
         computed = sum(usage.computed for usage in usages.values())
@@ -229,8 +256,8 @@ class Admission:
         expected_s = reservation.expected_s * computed / tokens
         if share := self._estimates.device_share.value:  # what it was expected to compute of what it has
             expected_s /= share
-        lag_s, priority = self._lanes[reservation.lane].lag_s, reservation.of.priority
-        lag_s[priority] = max(0.0, lag_s[priority] + LEARNING_WEIGHT * (took_s - expected_s - lag_s[priority]))
+        late_s, came_alone = took_s - expected_s, reservation.came_alone
+        self._lanes[reservation.lane].learn_lag(reservation.of, late_s, came_alone=came_alone)
         read = {name: read for name, usage in usages.items() if (read := usage.computed + usage.spared)}
         self._estimates.learn(reservation.body_bytes, read, computed / tokens)
 
@@ -244,7 +271,7 @@ class Admission:
             for lane, guess in guesses.items()
             if guess.likely or not any(each.likely for each in guesses.values())  # such bodies have held nothing so far
         ]
-        return min(delays, key=lambda pair: pair[1] + self._lanes[pair[0]].lag_s[of.priority])
+        return min(delays, key=lambda pair: pair[1] + self._lanes[pair[0]].lag_s(of))
 
     def _delay_s(self, lane: Lane, tokens: float, inputs: int, of: RequestClass, *, is_inside: bool = False) -> float:
         """Seconds that a request of so many tokens would take in a lane, with what goes before it."""
@@ -263,8 +290,8 @@ class Admission:
             before, min(self.in_flight.unprepared[lane], others * inputs) + inputs
         )
 
-    def _too_late(self, lane: Lane, expected_s: float, priority: Priority) -> Overloaded | None:
-        delay_s = expected_s + self._lanes[lane].lag_s[priority]
+    def _too_late(self, lane: Lane, expected_s: float, of: RequestClass) -> Overloaded | None:
+        delay_s = expected_s + self._lanes[lane].lag_s(of)
         if delay_s <= DELAY_MARGIN * self._config.target_delay_s:
             return None
         return self._reject("delay", f"The server is overloaded: this request would take about {delay_s:.3g} s.", lane)
@@ -295,7 +322,7 @@ class Admission:
         total, config = self.in_flight.total, self._config
         lanes: dict[str, LaneStatistics] = {
             lane: LaneStatistics(
-                tokens=round(total.tokens[lane]), drain_s=self._drain_s(lane), lag_s=max(prediction.lag_s.values())
+                tokens=round(total.tokens[lane]), drain_s=self._drain_s(lane), lag_s=prediction.most_lag_s
             )
             for lane, prediction in self._lanes.items()
         }

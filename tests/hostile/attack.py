@@ -16,6 +16,8 @@ from tests.hostile import attacks
 BYSTANDER_KEY: Final = "key-of-the-bystander"
 ATTACKER_KEY: Final = "key-of-the-attacker"
 """Another tenant's: attacks have a key where they need one."""
+ELSEWHERE: Final = "127.0.0.2"
+"""The attacker's address, where the server tells clients apart by theirs. Linux has all of 127.0.0.0/8."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from tests.hostile.attack import Seen, Target, attack
+from tests.hostile.attack import ELSEWHERE, Seen, Target, attack
 
 CONNECTIONS = 250
 """More than the server may have."""
-ELSEWHERE = "127.0.0.2"
-"""The attacker's address. Linux has all of 127.0.0.0/8."""
 LARGE = 31 * 2**20
 """Bytes of a body just within the limit."""
 DROPS_S = 0.5

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from hpack import Encoder
 
-from tests.hostile.attack import ATTACKER_KEY, Seen, Target, attack
+from tests.hostile.attack import ATTACKER_KEY, ELSEWHERE, Seen, Target, attack
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FLOOD_FRAMES = 20_000
@@ -39,7 +39,7 @@ def _block(path: str, *, ends: bool, **more: str) -> bytes:
 
 
 def _connect(target: Target, settings: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", target.port), timeout=1)
+    connection = socket.create_connection(("127.0.0.1", target.port), timeout=1, source_address=(ELSEWHERE, 0))
     connection.sendall(PREFACE + _frame(SETTINGS, settings))
     return connection
 

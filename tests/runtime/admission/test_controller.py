@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -192,6 +193,31 @@ def test_delay_that_service_times_do_not_explain_counts_and_is_forgotten() -> No
     assert admission.statistics().lag_s == 0, "an idle engine is late for nobody"
     for _ in range(2):
         admission.enter(body_bytes=4, timeout_s=FOREVER)
+
+
+def test_a_tenant_whose_requests_wait_for_each_other_makes_nobody_else_late() -> None:
+    clock = Clock()
+    admission = door(measured(1e9), clock, target_delay_s=1.0)
+    heavy, light = RequestClass(tenant="heavy"), RequestClass(tenant="light")
+    admission.enter(body_bytes=0, timeout_s=FOREVER, of=heavy)
+    with suppress(Overloaded):
+        while True:
+            late(admission, clock, 10.0, of=heavy)
+    with pytest.raises(Overloaded, match="about"):
+        admission.enter(body_bytes=4, timeout_s=FOREVER, of=heavy)
+    late(admission, clock, 0.01, of=light)
+    late(admission, clock, 0.01, of=RequestClass(tenant="another"))
+
+
+def test_tenants_who_come_once_each_learn_of_each_other_how_late_it_is() -> None:
+    clock = Clock()
+    admission = door(measured(1e9), clock, target_delay_s=1.0)
+    admission.enter(body_bytes=0, timeout_s=FOREVER)
+    for number in range(50):
+        with suppress(Overloaded):
+            late(admission, clock, 10.0, of=RequestClass(tenant=number))
+    with pytest.raises(Overloaded):
+        admission.enter(body_bytes=4, timeout_s=FOREVER, of=RequestClass(tenant="new"))
 
 
 def test_rows_that_were_known_do_not_hide_how_late_the_others_are() -> None:
