@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import anyio.to_thread
@@ -34,6 +34,12 @@ class Body:
         if not isinstance(last, bytearray):
             last = self.pieces[-1] = bytearray(last)
         last += chunk
+
+    def give_up(self) -> Iterator[bytes]:
+        """Give the pieces in their order, and let go of each."""
+        self.pieces.reverse()
+        while self.pieces:
+            yield bytes(self.pieces.pop())
 
     async def whole(self, traffic: Traffic) -> bytes | bytearray:
         """All of it, in one piece. A large one is joined in a thread, one at a time: it is there twice meanwhile."""

@@ -11,7 +11,7 @@ import math
 import socket
 import ssl
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -232,13 +232,22 @@ class Connection:
 
     async def _take(self, data: bytes) -> None:
         """Do what can be done with what has arrived."""
+        parts: Iterable[bytes] = (data,)
         if self._fast_path is not None and self._at_a_beginning():
             request = self._fast_path.read(data, self._client, self)
             if request is not None and await self._taken_fast(self._fast_path, request):
                 return
-            data = data if request is None else request.arrived
+            if request is not None:
+                parts = request.give_up()
         if self._protocol is None:
             self._speak(Http1)
+        for part in parts:
+            if part:
+                await self._give(part)
+        self._watch_head()
+
+    async def _give(self, data: bytes) -> None:
+        """Give the protocol what has arrived; it may turn out to be HTTP/2."""
         if not self._idle:
             await self._traffic.turn()
         had_asked = self._has_asked
@@ -249,7 +258,6 @@ class Connection:
             self._speak(Http2)
             await self._protocol.initiate()
             await self._protocol.handle(RawData(preface.data))
-        self._watch_head()
 
     def _watch_head(self) -> None:
         if self._idle and self._protocol.in_head and not self._in_head:

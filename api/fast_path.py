@@ -98,10 +98,15 @@ class FastRequest:
         """Make one piece of the body; arguments as of `Body.whole`."""
         self.body = await self._pieces.whole(*args)
 
-    @property
-    def arrived(self) -> bytes:
-        """All that has arrived, the head and what came behind it too."""
-        return b"".join([self._start, *self._pieces.pieces, self.rest])
+    def give_up(self) -> Iterator[bytes]:
+        """Give all that has arrived, the head and what came behind it too, for the general path to read.
+
+        Piece by piece, and each is let go: in one, large bodies that many clients break off would be there twice.
+        """
+        self.body = b""
+        yield self._start
+        yield from self._pieces.give_up()
+        yield self.rest
 
 
 class FastPath:

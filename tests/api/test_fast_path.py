@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from staged_pool.api import connections
 from staged_pool.api.app import Application
+from staged_pool.api.bodies import GATHERED_BYTES
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.fast_path import KNOWN_HEAD_BYTES, MOST_HEADS, FastPath, FastRequest
 from staged_pool.api.lobby import Lobby
@@ -112,13 +113,12 @@ def test_what_has_arrived_and_the_rest_of_it_are_one_request(cuts: list[int]) ->
     assert found is not None
     for end in others:
         assert found.missing == size - first
-        assert found.arrived == data[:first]
         found.add(data[first:end])
         first = end
         if not found.missing:
             break
     anyio.run(found.join, Traffic())
-    assert (found.body, found.arrived) == (BODY, data[:first])
+    assert (found.body, b"".join(found.give_up())) == (BODY, data[:first])
     assert found.rest == data[size:first]
     assert found.scope["path"] == "/v1/embeddings"
 
@@ -554,3 +554,22 @@ async def test_a_request_that_comes_too_early_waits_for_the_answer_of_the_one_be
                 while received.count(b"HTTP/1.1 200") < 2:
                     received += await stream.receive()
     assert received.index(b'"embedding"') < received.index(b'"unix"')
+
+
+def test_what_has_arrived_is_let_go_of_piece_by_piece() -> None:
+    whole = request(body=bytes(3 * GATHERED_BYTES))
+    begun = read(whole[:200])
+    assert begun is not None
+    places = range(200, len(whole), GATHERED_BYTES // 4)
+    for place in places:
+        begun.add(whole[place : place + GATHERED_BYTES // 4])
+    kept = [len(begun._pieces.pieces)]
+    assert kept[0] >= 3
+    given: list[bytes] = []
+    for part in begun.give_up():
+        given.append(part)
+        kept.append(len(begun._pieces.pieces))
+    assert b"".join(given) == whole
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] == 0
+    assert begun.body == b""

@@ -52,6 +52,8 @@ class Setting:
     flags: tuple[str, ...] = ()
     model: str | None = None
     """A kind of tiny model, see `tests.models.tiny`. None: the embedding model that is installed."""
+    quic: bool = False
+    """It has a certificate, and serves HTTP/3 too."""
     address_space_bytes: int | None = None
     """Limit of its address space (RLIMIT_AS). None: no limit."""
 

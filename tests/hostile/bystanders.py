@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final
 
 from tests.hostile.attack import BYSTANDER_KEY
+from tests.hostile.server import Running
 
 TEXT_EVERY_S = 0.05
 PROBE_EVERY_S = 0.1
@@ -56,13 +57,14 @@ class Both:
 
 
 @contextmanager
-def observing(port: int) -> Iterator[Both]:
+def observing(server: Running) -> Iterator[Both]:
     """Ask a server during the block, and note how it answers."""
     both, stop = Both(), threading.Event()
-    texts = [_Client(port) for _ in range(AT_ONCE)]
+    connect = partial(_connection, server)
+    texts = [_Client(connect) for _ in range(AT_ONCE)]
     kinds = (
         (TEXT_EVERY_S, both.client, texts),
-        (PROBE_EVERY_S, both.probe, [partial(_probe, port) for _ in range(AT_ONCE)]),
+        (PROBE_EVERY_S, both.probe, [partial(_probe, connect) for _ in range(AT_ONCE)]),
     )
     with ExitStack() as connected, ThreadPoolExecutor(2 * AT_ONCE + len(kinds)) as pool:
         for each in texts:
@@ -98,6 +100,12 @@ def _answer_calls(ask: Callable[[], None], observed: Observed, due: queue.Simple
         observed.seconds.append(time.monotonic() - began)
 
 
+def _connection(server: Running) -> http.client.HTTPConnection:
+    if server.trust is None:
+        return http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
+    return http.client.HTTPSConnection("127.0.0.1", server.port, timeout=TIMEOUT_S, context=server.trust)
+
+
 class _WrongAnswerError(Exception):
     pass
 
@@ -109,8 +117,8 @@ _NUMBERS: Final = itertools.count()
 class _Client:
     """Asks for a vector on one connection, and on a new one where the server has closed it meanwhile."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, connect: Callable[[], http.client.HTTPConnection]) -> None:
+        self._connect = connect
         self._connection: http.client.HTTPConnection | None = None
 
     def __call__(self) -> None:
@@ -124,7 +132,7 @@ class _Client:
 
     def _ask(self) -> None:
         if self._connection is None:
-            self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
+            self._connection = self._connect()
         body = json.dumps({"input": f"text number {next(_NUMBERS)}"})
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {BYSTANDER_KEY}"}
         try:
@@ -145,8 +153,8 @@ class _Client:
             self._connection = None
 
 
-def _probe(port: int) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+def _probe(connect: Callable[[], http.client.HTTPConnection]) -> None:
+    connection = connect()
     try:
         connection.request("GET", "/health")
         answer = connection.getresponse()

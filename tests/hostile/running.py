@@ -65,26 +65,26 @@ def outcomes(attacks: list[Attack], seconds: float) -> Generator[Outcome, None, 
     """
     for setting, group in groupby(attacks, key=lambda each: each.setting):
         with running(setting) as server:
-            with observing(server.port):
+            with observing(server):
                 time.sleep(1.0)  # the first batches are slow
             for attack in group:
                 yield _outcome(attack, server, seconds)
 
 
 def _outcome(attack: Attack, server: Running, seconds: float) -> Outcome:
-    with observing(server.port) as calm:
+    with observing(server) as calm:
         time.sleep(seconds)
     resident = server.resident_bytes
     server.forget_peak()
     target = Target(server.port, seconds, server.quic_port)
     with _attacker(attack) as told:
-        with observing(server.port) as under_attack:
+        with observing(server) as under_attack:
             told.send(target)
             try:
                 seen, fault = told.recv() if told.poll(seconds + OVERTIME_S) else ({}, "it does not end")
             except EOFError:
                 seen, fault = {}, "its process ended"
-    with observing(server.port) as afterwards:
+    with observing(server) as afterwards:
         time.sleep(0.2)
     return Outcome(
         attack=attack,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import trustme
+
+from staged_pool.api.listener import bind_udp
 from tests.hostile.attack import ATTACKER_KEY, BYSTANDER_KEY, Setting
 
 READY_WITHIN_S = 120.0
@@ -25,7 +29,9 @@ class Running:
 
     process: subprocess.Popen[bytes]
     port: int
-    quic_port: int | None
+    quic_port: int | None = None
+    trust: ssl.SSLContext | None = None
+    """Of its certificate, if it has one."""
     log: list[dict[str, object]] = field(default_factory=list)
 
     def forget_peak(self) -> None:
@@ -55,6 +61,9 @@ def running(setting: Setting) -> Iterator[Running]:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "STAGED_POOL_API_KEY": f"{BYSTANDER_KEY} {ATTACKER_KEY}"}
         command = [sys.executable, "-c", "from staged_pool.api.cli import main; main()", "serve", "--port", "0"]
         command += ["--log-format", "json", "--no-access-log", *setting.flags, *_model(setting.model, folder)]
+        quic_port = _free_udp_port() if setting.quic else None
+        if quic_port is not None:
+            command += ["--quic-port", str(quic_port), *_certificate(Path(folder))]
 
         def limit() -> None:
             if setting.address_space_bytes is not None:
@@ -67,7 +76,7 @@ def running(setting: Setting) -> Iterator[Running]:
             env=environment,
             preexec_fn=limit,  # noqa: PLW1509  # it calls one function of C, which takes no lock
         )
-        server = Running(process, 0, _quic_port(setting))
+        server = Running(process, 0, quic_port, None if quic_port is None else _trust(Path(folder)))
         ready = threading.Event()
         reader = threading.Thread(target=_read_log, args=(server, ready), daemon=True)
         reader.start()
@@ -101,9 +110,25 @@ def _read_log(server: Running, ready: threading.Event) -> None:
     ready.set()  # its end: there is nothing more to wait for
 
 
-def _quic_port(setting: Setting) -> int | None:
-    flags = setting.flags
-    return int(flags[flags.index("--quic-port") + 1]) if "--quic-port" in flags else None
+def _free_udp_port() -> int:
+    with bind_udp("127.0.0.1", 0) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _certificate(folder: Path) -> list[str]:
+    """Make a certificate in a folder, and return the flags of it."""
+    root = trustme.CA()
+    root.cert_pem.write_to_path(folder / "root.pem")
+    issued = root.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(folder / "cert.pem", append=True)
+    return ["--tls-cert", str(folder / "cert.pem"), "--tls-key", str(folder / "key.pem")]
+
+
+def _trust(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=folder / "root.pem")
 
 
 def _model(kind: str | None, folder: str) -> list[str]:
