@@ -11,6 +11,7 @@ from collections.abc import Callable
 from aioquic.h3.connection import H3_ALPN, H3Connection
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import HandshakeCompleted
 
 from tests.hostile.attack import ATTACKER_KEY, BOUNDED, ELSEWHERE, Seen, Setting, Target, attack
 
@@ -23,13 +24,15 @@ class _Client:
     """A client that does nothing by itself."""
 
     def __init__(self, target: Target) -> None:
+        self.is_ready = False
         self.quic = QuicConnection(
             configuration=QuicConfiguration(is_client=True, alpn_protocols=H3_ALPN, verify_mode=ssl.CERT_NONE)
         )
+        self._server = ("127.0.0.1", target.quic_port)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind((ELSEWHERE, 0))
-        self.socket.connect(("127.0.0.1", target.quic_port))
-        self.quic.connect(("127.0.0.1", target.quic_port), now=time.monotonic())
+        self.socket.connect(self._server)
+        self.quic.connect(self._server, now=time.monotonic())
 
     def send(self) -> int:
         """Send what there is to send, and return how many datagrams that was."""
@@ -49,7 +52,9 @@ class _Client:
             data = self.socket.recv(2**16)
         except OSError:
             return False
-        self.quic.receive_datagram(data, ("127.0.0.1", 0), now=time.monotonic())
+        self.quic.receive_datagram(data, self._server, now=time.monotonic())
+        while (event := self.quic.next_event()) is not None:
+            self.is_ready = self.is_ready or isinstance(event, HandshakeCompleted)
         return True
 
     def close(self) -> None:
@@ -76,10 +81,11 @@ def _flood(target: Target, ask: Callable[[_Client, H3Connection], None]) -> Seen
         seen["connections"] += 1
         client.send()
         while client.receive(1.0) and not target.time_is_up:
-            for _ in range(AT_ONCE):
+            client.send()
+            for _ in range(AT_ONCE if client.is_ready else 0):
                 ask(client, http)
                 seen["datagrams"] += client.send()
-            while client.receive(0.0):
+            while client.receive(0.001):
                 pass
         client.close()
     return seen
