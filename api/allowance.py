@@ -2,8 +2,10 @@
 
 A flood of HTTP/2 or HTTP/3 is one of many kinds (resets, pings, settings, windows, empty data, streams that make the
 server reset them), and each is harmless in small numbers. So there is one account for all: a frame costs, an answer and
-data pay back. A client that owes waits: its next frame is taken when time has paid. Its connections stay open, for a
-new one would cost more than the frames of an old one. The unit is about the work of answering a PING, 20 microseconds.
+data pay back. A client that owes waits: its next frame is taken when time has paid. Its connections stay open for a
+while, for a new one costs more than the frames of an old one.
+
+The unit is about the work of answering a PING, 20 microseconds.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 - What is wrong with a stream costs that stream; what is wrong with the connection ends it with a reason (GOAWAY).
 - Frames are taken one at a time. After a few the event loop has a turn. All that bring nothing are paid for from one
-  account of the client (`allowance.py`), and a client that owes waits for its next frame.
+  account of the client (`allowance.py`). One that owes waits for its next frame, and a connection that waits for long
+  ends.
 - An answer waits in its own task, never in a buffer: a frame of it is made when both windows let it through.
 - Priorities are ignored, as RFC 9113 (section 5.3.2) allows: streams send a frame each in turn.
 """
@@ -36,6 +37,9 @@ SLICE_UNITS: Final = 32
 
 DATA_UNITS: Final = 4
 """What a frame of an answer pays back: a client may open two windows for each, and change its mind."""
+
+OWING_S: Final = 2.0
+"""Seconds that a connection without an answer waits for its client to pay, in all, before it ends."""
 
 END_UNITS: Final = 50
 """Price of a connection that ends by a mistake of its client, who may open the next one at once."""
@@ -91,7 +95,8 @@ class Http2:
         self._send = send
         self._traffic: Traffic = config.traffic
         self._allowance = self._traffic.allowances.of(client)
-        self._has_owed = False
+        self._waited_s = 0.0
+        """Since its last answer, for its client to pay."""
         self._frames = FrameCutter()
         self._connection = StrictConnection()
         self._streams: dict[int, _Stream] = {}
@@ -149,17 +154,16 @@ class Http2:
         """Wait until the client owes nothing.
 
         Raises:
-            TooMuch: The server ends, and does not wait for that.
+            TooMuch: That takes too long, or the server ends. What comes next is a flood, or its client has left.
         """
-        if not (owed_s := self._allowance.owed_s):
-            return
-        if not self._has_owed:
-            self._has_owed = True
-            log.info("connection.slowed", reason="its frames bring nothing, or it resets what it has asked")
-        with self._traffic.patience(owed_s):
-            await anyio.sleep_forever()
-        if self._traffic.leaving:
-            raise TooMuch("its frames bring nothing, and the server ends")
+        while owed_s := self._allowance.owed_s:
+            left_s = OWING_S - self._waited_s
+            if left_s <= 0 or self._traffic.leaving:
+                raise TooMuch("its frames bring nothing, or it resets what it has asked")
+            began = anyio.current_time()
+            with self._traffic.patience(min(owed_s, left_s)):
+                await anyio.sleep_forever()
+            self._waited_s += anyio.current_time() - began
 
     async def _end(self, error: h2.exceptions.ProtocolError) -> None:
         """End the connection, and say why."""
@@ -279,6 +283,7 @@ class Http2:
         except h2.exceptions.ProtocolError:
             stream.leave()  # it has ended meanwhile
         if stream.is_sent and not stream.left:
+            self._waited_s = 0.0
             self._allowance.earn(stream.price + ANSWER_UNITS)
 
     async def _send_body(self, stream: _Stream, stream_id: int, body: bytes, *, ends: bool) -> None:

@@ -294,7 +294,6 @@ async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -
 
 async def test_streams_that_are_reset_cancel_their_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 1e-9)
-    monkeypatch.setattr("staged_pool.api.traffic.GRACE_S", 0.05)
     gate = Gate()
     most = number = 0
     async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=50) as served:

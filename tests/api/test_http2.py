@@ -105,7 +105,7 @@ FLOODS = {
 def time_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever owes waits for ever; a slow machine would forgive as it goes."""
     monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 1e-9)
-    monkeypatch.setattr("staged_pool.api.traffic.GRACE_S", 0.05)
+    monkeypatch.setattr(http2, "OWING_S", 3600)
 
 
 def account(served: Served) -> Allowance:
@@ -131,6 +131,17 @@ async def test_a_flood_waits_on_all_connections_of_its_client_and_delays_nobody(
             assert client.seen.goaway is another.seen.goaway is None
             tasks.cancel_scope.cancel()
     assert served.server.traffic.requests == 0
+
+
+async def test_a_connection_that_waits_for_its_client_to_pay_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2, "OWING_S", 0.05)
+    async with serving(engine_on(LetterModel())) as served:
+        async with raw_http2(served) as client, anyio.create_task_group() as tasks:
+            account(served).spend(2 * CLIENT_UNITS)
+            tasks.start_soon(client.send, FLOODS["PING"])
+            seen = await client.until_closed()
+            assert seen.goaway in (Code.ENHANCE_YOUR_CALM, None)  # None: our reset was quicker than its reading
+        await served.assert_alive()
 
 
 async def test_who_owes_goes_on_when_time_has_paid() -> None:

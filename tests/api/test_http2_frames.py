@@ -6,7 +6,15 @@ import h2.exceptions
 import pytest
 from h2.errors import ErrorCodes
 
-from staged_pool.api.http2_frames import FRAME_BYTES, HEADER_BLOCK_BYTES, HEADERS_PRICE, FrameCutter, TooMuch
+from staged_pool.api.http2_frames import (
+    FRAME_BYTES,
+    HEADER_BLOCK_BYTES,
+    HEADERS_PRICE,
+    PRICED_BYTES,
+    SETTINGS_PRICE,
+    FrameCutter,
+    TooMuch,
+)
 from tests.api.http2_client import ACK, CONTINUATION, DATA, HEADERS, PING, PREFACE, SETTINGS, frame, setting
 
 
@@ -78,7 +86,10 @@ def test_settings_cost_no_more_than_is_known_and_used(sent: bytes, passed_on: by
     assert cut(PREFACE, sent) == [PREFACE, passed_on]
 
 
-def test_settings_have_a_bounded_number() -> None:
-    assert len(cut(PREFACE, frame(SETTINGS, setting(3, 7)[9:] * 100))) == 2
-    with pytest.raises(TooMuch):
-        cut(PREFACE, frame(SETTINGS, setting(3, 7)[9:] * 101))
+def test_a_frame_of_many_settings_costs_by_its_size_and_those_that_nobody_knows_are_dropped() -> None:
+    cutter = FrameCutter()
+    unknown = b"".join(setting(name, 7)[9:] for name in range(16, 2700))
+    cutter.add(PREFACE + frame(SETTINGS, unknown + setting(3, 7)[9:]))
+    cutter.next()
+    assert cutter.next() == setting(3, 7)
+    assert cutter.price == SETTINGS_PRICE + (len(unknown) + 6) // PRICED_BYTES

@@ -8,11 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 import pytest
 
 from tests.api.serving import EMBED, Http2, post, statuses
 from tests.chaos.harness import UnderFire
+from tests.doubles import until
 
 pytestmark = pytest.mark.anyio
 
@@ -146,11 +148,18 @@ async def test_row_16_a_malformed_http2_stream_harms_no_other_connection(bad: di
         assert await neighbour.ends(1) == {1: "200"}
 
 
-async def test_row_17_ten_thousand_rapid_resets_run_few_handlers_and_end_the_connection() -> None:
+async def drain(stream: anyio.abc.ByteReceiveStream) -> None:
+    with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+        while True:
+            await stream.receive()
+
+
+async def test_row_17_ten_thousand_rapid_resets_run_few_handlers_and_hold_off_the_client() -> None:
     most = 0
     async with UnderFire.opened(max_http_requests=50) as fire:
         fire.gate()
         traffic = fire.served.server.traffic
+        account = traffic.allowances.of(("127.0.0.1", 1))
         frames = Http2(None)
         wire = frames.h2.data_to_send()
         for stream_id in range(1, 20_000, 2):
@@ -159,23 +168,14 @@ async def test_row_17_ten_thousand_rapid_resets_run_few_handlers_and_end_the_con
             )
             frames.h2.reset_stream(stream_id)
         wire += frames.h2.data_to_send()
-        received = b""
         async with await fire.served.connect() as stream, anyio.create_task_group() as tasks:
-
-            async def watch() -> None:
-                nonlocal most
-                while True:
+            tasks.start_soon(stream.send, wire)
+            tasks.start_soon(drain, stream)
+            with anyio.fail_after(30):
+                while not account.owed_s:
                     most = max(most, traffic.requests)
                     await anyio.lowlevel.checkpoint()
-
-            tasks.start_soon(watch)
-            with anyio.fail_after(30):
-                try:
-                    await stream.send(wire)
-                    while True:
-                        received += await stream.receive()
-                except (anyio.BrokenResourceError, anyio.EndOfStream):
-                    tasks.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
         assert most <= 50 + 1
         await fire.assert_unharmed()
 
@@ -203,24 +203,38 @@ async def test_row_18_an_http2_flood_ends_its_connection(flood: bytes, fire: Und
     assert b"HTTP/1.1" not in received
 
 
+async def send_again_and_again(stream: anyio.abc.SocketStream, data: bytes) -> None:
+    with suppress(anyio.BrokenResourceError):
+        while True:
+            await stream.send(data)
+
+
+@pytest.mark.parametrize("frame", [SETTINGS, http2_frame(6, b"12345678")], ids=["SETTINGS", "PING"])
+async def test_row_18_a_client_that_floods_and_does_not_read_is_cut_off(
+    frame: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS", 10**9)  # or it would be held off long before
+    async with UnderFire.opened(write_timeout_s=0.2, keep_alive_s=1) as fire:
+        async with await fire.served.connect() as stream:
+            await stream.send(PREFACE + SETTINGS)
+            with anyio.fail_after(30):
+                await send_again_and_again(stream, frame * 5000)
+        await fire.assert_unharmed()
+
+
 @pytest.mark.parametrize(
     "frame",
     [SETTINGS, http2_frame(6, b"12345678"), http2_frame(2, b"\x00\x00\x00\x00\x10", stream_id=1)],
     ids=["SETTINGS", "PING", "PRIORITY"],
 )
-async def test_row_18_a_client_that_floods_and_does_not_read_is_held_off_and_then_cut_off(frame: bytes) -> None:
-    async with UnderFire.opened(write_timeout_s=0.2, keep_alive_s=1) as fire:
-        async with await fire.served.connect() as stream:
-            sent = 0
-            with anyio.fail_after(30):
-                try:
-                    await stream.send(PREFACE + SETTINGS)
-                    while True:
-                        await stream.send(frame * 5000)
-                        sent += 1
-                except anyio.BrokenResourceError:
-                    pass
-        await fire.assert_unharmed()
+async def test_row_18_a_client_that_floods_is_held_off(frame: bytes, fire: UnderFire) -> None:
+    account = fire.served.server.traffic.allowances.of(("127.0.0.1", 1))
+    async with await fire.served.connect() as stream, anyio.create_task_group() as tasks:
+        await stream.send(PREFACE + SETTINGS)
+        tasks.start_soon(send_again_and_again, stream, frame * 5000)
+        tasks.start_soon(drain, stream)
+        await until(lambda: account.owed_s > 0)
+        tasks.cancel_scope.cancel()
 
 
 async def test_row_18_http2_pings_are_answered(fire: UnderFire) -> None:

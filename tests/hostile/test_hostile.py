@@ -13,7 +13,7 @@ import pytest
 from tests.hostile.attack import Attack, all_attacks
 from tests.hostile.running import Outcome, outcomes
 
-SECONDS = 1.5
+SECONDS = 1.0
 SLACK_S = 1.0
 """Other tests run on the same cores. What these attacks brought about took seconds, up to 75."""
 

@@ -98,6 +98,7 @@ def test_the_bare_loop_is_measured_in_every_cell(neighbour: bool, inputs: Inputs
     assert all((cell.cores.loops > 0) == neighbour for cell in seen.cells.values())
 
 
+@pytest.mark.long
 def test_texts_and_pictures_come_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "clip"
     folder.mkdir()
@@ -119,6 +120,7 @@ def test_texts_and_pictures_come_at_once(tmp_path: Path) -> None:
     assert time_s == pytest.approx(0.8)
 
 
+@pytest.mark.long
 def test_the_open_loops_have_a_server_of_their_own(inputs: Inputs, launch: Launch) -> None:
     with started(OURS, launch) as server:
         ours = inputs.answers(server, OURS.dialect)
@@ -131,6 +133,7 @@ def test_the_open_loops_have_a_server_of_their_own(inputs: Inputs, launch: Launc
     assert min(seen.cells["s1", 4].cores.loops, seen.levels[4.0].cores.loops) > 0, "the neighbour is busy"
 
 
+@pytest.mark.long
 def test_without_open_loops_their_server_is_not_started(inputs: Inputs, launch: Launch) -> None:
     with started(OURS, launch) as server:
         ours = inputs.answers(server, OURS.dialect)
