@@ -25,6 +25,7 @@ def pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_an_environment_is_built_once_and_anew_when_its_pins_change(pins: Path, tmp_path: Path) -> None:
     (pins / "empty.txt").write_text("# nothing\n")
     environments = tmp_path / "environments"
@@ -50,6 +51,7 @@ def test_a_server_that_cannot_be_built_is_reported_with_the_reason_and_the_other
     assert "No matching distribution found for no-such-package==1.0" in failed["broken"]
 
 
+@pytest.mark.long
 def test_a_build_that_failed_is_not_taken_for_one_that_is_done(pins: Path, tmp_path: Path) -> None:
     (pins / "broken.txt").write_text("no-such-package==1.0\n")
     for _ in range(2):

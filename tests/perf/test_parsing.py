@@ -24,6 +24,7 @@ def test_the_default_is_among_the_sizes() -> None:
     assert inspect.signature(ParseStage).parameters["inline_bytes"].default == INLINE_BYTES[1]
 
 
+@pytest.mark.long
 def test_a_server_with_another_size_answers() -> None:
     with ExitStack() as running:
         server = started(running, Options(), INLINE_BYTES[0])

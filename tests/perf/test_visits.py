@@ -87,6 +87,7 @@ def test_a_visit_sees_every_cell_and_level_of_a_server_that_is_right(inputs: Inp
     assert seen.levels[0.5].cores.server > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("neighbour", [True, False])
 def test_the_bare_loop_is_measured_in_every_cell(neighbour: bool, inputs: Inputs, launch: Launch) -> None:
     plan = Plan(seconds=0.2, level_seconds=0.2, clients=CLIENTS, levels=(0.5,), neighbour=neighbour)
