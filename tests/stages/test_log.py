@@ -82,36 +82,53 @@ def test_a_hosts_own_structlog_neither_breaks_the_library_nor_is_changed() -> No
     assert run.stderr == ""
 
 
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 @pytest.fixture
-def on_standard_logging() -> Iterator[None]:
+def records() -> Iterator[list[logging.LogRecord]]:
+    """All records that the standard library's loggers hand to a handler of `staged_pool`."""
+    handler, package = _Kept(), logging.getLogger("staged_pool")
     was = log.use(log.on_standard_logging)
-    yield
+    package.addHandler(handler)
+    package.setLevel(logging.DEBUG)
+    yield handler.records
+    package.setLevel(logging.NOTSET)
+    package.removeHandler(handler)
     log.use(was)
 
 
-@pytest.mark.usefixtures("on_standard_logging")
-def test_a_record_names_its_caller_and_has_its_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_names_its_caller_and_has_its_fields(records: list[logging.LogRecord]) -> None:
     own = log.get_logger("staged_pool.test")
-    with caplog.at_level(logging.DEBUG, "staged_pool"):
-        own.debug("it.happened", name="100 %s", args=())
-        try:
-            raise ValueError("it")
-        except ValueError:
-            own.exception("it.failed")
-    first, second = caplog.records
+    own.debug("it.happened", name="100 %s", args=())
+    try:
+        raise ValueError("it")
+    except ValueError:
+        own.exception("it.failed")
+    first, second = (record for record in records if record.name == "staged_pool.test")
     assert first.getMessage() == "it.happened name='100 %s' args=()"
-    assert (first.name, first.levelname) == ("staged_pool.test", "DEBUG")
+    assert first.levelname == "DEBUG"
     assert first.fields == {"name": "100 %s", "args": ()}  # type: ignore[attr-defined]
-    assert {record.pathname for record in caplog.records} == {__file__}
+    assert {first.pathname, second.pathname} == {__file__}
     assert second.exc_info is not None
     assert second.levelname == "ERROR"
 
 
-@pytest.mark.usefixtures("on_standard_logging")
-def test_levels_of_the_host_hold(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, "staged_pool.test"):
-        log.get_logger("staged_pool.test").warning("it.happened")
-    assert not caplog.records
+def test_levels_of_the_host_hold(records: list[logging.LogRecord]) -> None:
+    own, its = log.get_logger("staged_pool.test"), logging.getLogger("staged_pool.test")
+    its.setLevel(logging.ERROR)
+    try:
+        own.warning("it.happened")
+        own.error("it.failed")
+    finally:
+        its.setLevel(logging.NOTSET)
+    assert [record.levelname for record in records if record.name == its.name] == ["ERROR"]
 
 
 def test_no_module_takes_its_logger_from_structlogs_global_settings() -> None:
