@@ -6,6 +6,7 @@
 # make clients the clients of others, from their own packages, against a server on each event loop
 # make lowest  the tests with the oldest versions that pyproject.toml allows, in .venv-lowest; gigabytes
 # make sim     many random schedules of the real engine in virtual time
+# make properties  the property tests, with new examples
 # make fuzz    requests made up from /openapi.json, to a server with tiny models
 # make hostile attacks on a real server, and what a bystander sees beside them
 # make perf    the measurements of the README
@@ -34,7 +35,7 @@ LITELLM := $(VENV)/.litellm
 
 
 
-.PHONY: install serve test long check clients lowest sim fuzz hostile perf format clean
+.PHONY: install serve test long check clients lowest sim properties fuzz hostile perf format clean
 .DELETE_ON_ERROR:
 
 install: $(RUN)
@@ -74,6 +75,9 @@ sim: $(DEV)
 
 hostile: $(DEV)
 	$(BIN)/python -m tests.hostile $(HOSTILE_ARGS)
+
+properties: $(DEV)
+	HYPOTHESIS_PROFILE=searching EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(shell grep -rlE '^@given|^    @given' tests) $(PYTEST_ARGS)
 
 fuzz: $(DEV)
 	$(BIN)/python -m tests.fuzz --examples $(EXAMPLES)
