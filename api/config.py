@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from staged_pool.api.entrance import check_origins, check_root_path
+from staged_pool.api.cors import check_origins, check_root_path
 from staged_pool.api.keys import check_keys, check_tenant_header
 from staged_pool.stages.errors import ConfigError
 

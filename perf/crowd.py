@@ -16,8 +16,8 @@ from perf import report
 from perf.servers import Options
 from perf.workers import worker
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.opening import open_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.open import open_engine
 
 FEW, MANY = 8, 100
 """Large requests, each in a closed loop of its own."""

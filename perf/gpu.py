@@ -98,7 +98,7 @@ class Run:
     """
 
     def __init__(self, device: str, scope: Scope, folder: Path, record: report.Record) -> None:
-        from staged_pool.runtime.models.accelerators import open_devices
+        from staged_pool.runtime.models.devices.accelerators import open_devices
 
         self._name = device
         self._device = open_devices(device)[0]
@@ -287,7 +287,7 @@ def _like_minilm(folder: Path) -> Path:
 
 
 def _read_back(rows: Tensor) -> None:
-    from staged_pool.runtime.models.transfer import begin_readback
+    from staged_pool.runtime.models.kernels.transfer import begin_readback
 
     begin_readback(rows)()
 

@@ -16,14 +16,14 @@ import numpy as np
 import typer
 
 from perf.servers import Backend
-from staged_pool.api import logs
+from staged_pool.api.commands import logs
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.listener import bind
-from staged_pool.api.program import prepare_environment, run
-from staged_pool.api.server import Server
+from staged_pool.api.http.listener import bind
+from staged_pool.api.commands.process import prepare_environment, run
+from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThreads
-from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.threads.device import DeviceThreads
+from staged_pool.runtime.engine.engine import Engine, run_engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput

@@ -125,7 +125,7 @@ class EmbeddedEngine:
     def __init__(self, options: Options, texts: Sequence[str], callers: int) -> None:
         from anyio.from_thread import start_blocking_portal
 
-        from staged_pool.runtime.opening import open_engine
+        from staged_pool.runtime.engine.open import open_engine
 
         uvloop = {"use_uvloop": True} if options.backend == "asyncio" else {}
         life = contextlib.ExitStack()  # as long as the process

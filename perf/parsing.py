@@ -32,7 +32,7 @@ _SERVE: Final = """
 import sys
 from staged_pool.stages.parse import ParseStage
 ParseStage.__init__.__kwdefaults__["inline_bytes"] = int(sys.argv.pop(1))
-from staged_pool.api.cli import main
+from staged_pool.api.commands.cli import main
 main()
 """
 

@@ -21,7 +21,7 @@ from perf.at_once import Block, per_second
 from perf.pictures import SIZES, Size, jpeg
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Pixels
-from staged_pool.runtime.openmp import VARIABLES
+from staged_pool.runtime.threads.openmp import VARIABLES
 from staged_pool.runtime.requests import Image
 
 Way = Literal["fast", "exact", "stock"]

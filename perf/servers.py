@@ -20,7 +20,7 @@ import psutil
 
 from perf.client import Connection, Reply, get
 from staged_pool.runtime.config import DType, EngineConfig
-from staged_pool.runtime.openmp import VARIABLES, spin_briefly
+from staged_pool.runtime.threads.openmp import VARIABLES, spin_briefly
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
 
-from staged_pool.api.memory import keep_freed_memory
+from staged_pool.api.process_memory import keep_freed_memory
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -6,18 +6,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import TypeAlias, TypeGuard
 
-from staged_pool.runtime.requests import (
-    DENSE_ONLY,
-    MAX_SALT_CHARACTERS,
-    Chat,
-    Content,
-    Image,
-    Output,
-    Outputs,
-    PairInput,
-    TextInput,
-    content_bytes,
-)
+from staged_pool.runtime.requests import DENSE_ONLY, MAX_SALT_CHARACTERS, Chat, Content, Image, Output, Outputs, PairInput, TextInput, content_bytes
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Priority
 

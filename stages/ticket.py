@@ -8,16 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from staged_pool.stages.errors import (
-    DeadlineExceeded,
-    InvalidInput,
-    InvalidSetting,
-    MediaUnavailable,
-    ModelFailed,
-    ScopeEnds,
-    StagedPoolError,
-    detached,
-)
+from staged_pool.stages.errors import DeadlineExceeded, InvalidInput, InvalidSetting, MediaUnavailable, ModelFailed, ScopeEnds, StagedPoolError, detached
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.wakeup import Wakeup, wakeup
 from staged_pool.stages.work import Item, Parts, Plan, Priority, Request

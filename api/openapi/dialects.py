@@ -10,7 +10,7 @@ import msgspec
 from staged_pool.api.openapi.answers import Answer, Embeddings, Error, NimError, RankingUsage, Usage
 from staged_pool.api.openapi.operation import BYTES, PLAIN, SHARED, Operation, get, post, task
 from staged_pool.api.openapi.served import Version
-from staged_pool.api.wire import mixedbread, nim, ollama, openai, voyage, weaviate
+from staged_pool.api.wire.dialects import mixedbread, nim, ollama, openai, voyage, weaviate
 
 Document: TypeAlias = str | dict[str, Any]
 

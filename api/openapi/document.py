@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from staged_pool import __version__
-from staged_pool.api.call import MAX_TIMEOUT_S
+from staged_pool.api.app.call import MAX_TIMEOUT_S
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.openapi import answers

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.api.wire.pieces import STEP_VALUES, Spelled, dump_array, with_pauses
+from staged_pool.api.wire.chunked_json import STEP_VALUES, Spelled, dump_array, with_pauses
 from staged_pool.stages.errors import InvalidInput
 
 Floats: TypeAlias = NDArray[np.float32]

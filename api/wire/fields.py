@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from staged_pool.api.wire.pictures import ImageFields
+from staged_pool.api.wire.images import ImageFields
 from staged_pool.runtime.requests import MAX_SALT_CHARACTERS
 
 ModelName: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]

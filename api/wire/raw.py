@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Written, usage_fields
-from staged_pool.api.wire.pieces import dump_around, with_pauses
+from staged_pool.api.wire.chunked_json import dump_around, with_pauses
 from staged_pool.runtime.results import Usage
 
 OCTETS: Final = b"application/octet-stream"

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from staged_pool.api.wire import jsons
+from staged_pool.api.wire import json_decode as jsons
 from staged_pool.api.wire.words import Places
 from staged_pool.stages.errors import InvalidInput, NoInputs
 

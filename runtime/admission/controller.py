@@ -21,15 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final
 
-from staged_pool.runtime.admission.accounting import (
-    DEFAULT_CLASS,
-    LIMITS,
-    InFlight,
-    LaneUsage,
-    RequestClass,
-    Reservation,
-    Usage,
-)
+from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, LIMITS, InFlight, LaneUsage, RequestClass, Reservation, Usage
 from staged_pool.runtime.admission.estimates import Estimates, Guess
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
-from staged_pool.runtime.media.addresses import literal
+from staged_pool.runtime.network_addresses import literal
 from staged_pool.stages.errors import InvalidInput, UrlNotAllowed
 
 MAX_CHARACTERS: Final = 2**13

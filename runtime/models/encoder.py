@@ -13,11 +13,11 @@ import torch
 
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Row, SparseVector, Tokens, Values
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.launch import Replica, Replicas
-from staged_pool.runtime.models.threads import ThreadPlan
-from staged_pool.runtime.models.tokenizing.pictures import PictureReader
+from staged_pool.runtime.models.devices.launch import Replica, Replicas
+from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan
+from staged_pool.runtime.models.tokenizing.images import PictureReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
-from staged_pool.runtime.models.tower import Outcome, Tower
+from staged_pool.runtime.models.towers.tower import Outcome, Tower
 from staged_pool.runtime.requests import Chat
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import DeviceLost, ModelFailed, OutOfMemory, Unsupported

@@ -9,7 +9,7 @@ from pathlib import Path
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.folders.local import local_folder
-from staged_pool.runtime.models.specs import ModelFolder
+from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ def find_model(config: EngineConfig) -> FoundModel:
     Raises:
         ConfigError: It cannot be found or understood, or a setting does not fit it.
     """
-    from staged_pool.runtime.models.folders.resolver import resolve  # the hub's client: half a second to import
+    from staged_pool.runtime.models.folders.resolver import resolve# the hub's client: half a second to import
 
     resolved = resolve(
         config.model,

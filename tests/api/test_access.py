@@ -15,15 +15,15 @@ from blockbuster import BlockBuster
 from structlog.typing import EventDict
 
 from staged_pool.api.addresses import below
-from staged_pool.api.app import Application
+from staged_pool.api.app.app import Application
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
+from staged_pool.api.app.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
 from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
-from staged_pool.api.lobby import Lobby
-from staged_pool.api.metrics import ServerMetrics
-from staged_pool.api.pages import PAGES
-from staged_pool.api.routes import Routes
-from staged_pool.api.traffic import Traffic
+from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.metrics import ServerMetrics
+from staged_pool.api.app.pages import PAGES
+from staged_pool.api.app.routes import Routes
+from staged_pool.api.limits.server_state import Traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import EMBED, Http2, engine_on, post, read_answer, serving, statuses
@@ -51,7 +51,7 @@ def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
 @pytest.fixture(autouse=True)
 def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused client that goes on sending is cut off soon."""
-    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.05)
+    monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.05)
 
 
 @asynccontextmanager

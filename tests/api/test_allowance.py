@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staged_pool.api.allowance import CLIENT_UNITS, CLIENT_UNITS_PER_S, CLIENTS, Allowances
+from staged_pool.api.limits.allowance import CLIENT_UNITS, CLIENT_UNITS_PER_S, CLIENTS, Allowances
 
 EMPTY = CLIENT_UNITS + 100
 

@@ -17,8 +17,8 @@ import pytest
 from blockbuster import BlockBuster
 from prometheus_client.parser import text_string_to_metric_families
 
-from staged_pool.api.app import Application
-from staged_pool.api.lobby import Lobby
+from staged_pool.api.app.app import Application
+from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Chat
 from staged_pool.stages.errors import DeviceLost

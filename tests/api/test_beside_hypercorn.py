@@ -20,8 +20,8 @@ from blockbuster import BlockBuster
 from hypercorn.config import Config
 
 from staged_pool.api.asgi import Receive, Scope, Send
-from staged_pool.api.listener import bind
-from staged_pool.api.protocols import missing_names
+from staged_pool.api.http.listener import bind
+from staged_pool.api.http.protocol.hypercorn_protocols import missing_names
 from tests.api.serving import NO_TLS, engine_on, serving
 from tests.doubles import LetterModel
 

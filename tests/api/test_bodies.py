@@ -15,7 +15,7 @@ import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.bodies import JOINED_AT_ONCE_BYTES
+from staged_pool.api.http.protocol.bodies import JOINED_AT_ONCE_BYTES
 from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput

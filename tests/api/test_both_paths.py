@@ -105,10 +105,10 @@ async def test_both_paths_answer_odd_requests_the_same(monkeypatch: pytest.Monke
     sent = [post(BODY), *(made_up(choice) for _ in range(HEADS))]
     said: dict[bytes, list[bytes]] = {request: [] for request in sent}
     limits: dict[str, Any] = {"body_timeout_s": 0.5, "head_timeout_s": 1.0, "keep_alive_s": 5.0}
-    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.05)
+    monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.05)
     for has_fast_path in (True, False):
         if not has_fast_path:
-            monkeypatch.setattr("staged_pool.api.server.FastPath", lambda *args: None)
+            monkeypatch.setattr("staged_pool.api.http.server.FastPath", lambda *args: None)
         async with serving(engine_on(LetterModel()), **limits) as served:
 
             async def ask(requests: list[bytes], served: Served = served) -> None:

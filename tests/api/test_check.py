@@ -12,7 +12,7 @@ import pytest
 
 from tests.models.tiny import build, edit_json, rerankers, write_json
 
-COMMAND = [sys.executable, "-c", "from staged_pool.api.cli import main; main(prog_name='staged-pool')"]
+COMMAND = [sys.executable, "-c", "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"]
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from staged_pool.api.program import in_flag_words
+from staged_pool.api.commands.process import in_flag_words
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Image, Output
@@ -27,7 +27,7 @@ from tests.models.asking import embed
 from tests.models.images.pictures import encode, picture
 from tests.models.tiny import CLASSIFIERS, build
 
-COMMAND = [sys.executable, "-c", "from staged_pool.api.cli import main; main(prog_name='staged-pool')"]
+COMMAND = [sys.executable, "-c", "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"]
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ LIGHT = [
     sys.executable,
     "-c",
     "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; "
-    "from staged_pool.api.cli import main; main(prog_name='staged-pool')",
+    "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')",
 ]
 """The command where neither can be imported: it must end before it needs them, which takes seconds."""
 

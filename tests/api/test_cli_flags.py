@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from staged_pool.api import cli
+from staged_pool.api.commands import cli
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
 
@@ -78,8 +78,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ServerConfig, list[En
         found.append((server, engines))
         listeners[0].close()
 
-    monkeypatch.setattr("staged_pool.api.server.serve", serve)
-    monkeypatch.setattr("staged_pool.api.logs.configure", lambda *_: None)
+    monkeypatch.setattr("staged_pool.api.http.server.serve", serve)
+    monkeypatch.setattr("staged_pool.api.commands.logs.configure", lambda *_: None)
     monkeypatch.setattr(cli, "prepare_environment", lambda **_: None)
     return found
 

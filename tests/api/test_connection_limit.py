@@ -10,7 +10,7 @@ import anyio
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.connection_limit import RESERVE, ConnectionLimit
+from staged_pool.api.limits.connection_limit import RESERVE, ConnectionLimit
 from tests.api.serving import EMBED, Http2, Served, engine_on, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, until
 

@@ -25,13 +25,13 @@ import pytest
 import sniffio
 from blockbuster import BlockBuster
 
-from staged_pool.api.accept import ACCEPTED_AT_ONCE
-from staged_pool.api.allowance import CLIENT_UNITS
+from staged_pool.api.http.accept import ACCEPTED_AT_ONCE
+from staged_pool.api.limits.allowance import CLIENT_UNITS
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.connections import AHEAD_BYTES
-from staged_pool.api.listener import bind
-from staged_pool.api.server import Server
-from staged_pool.api.transports import UNSENT_BYTES
+from staged_pool.api.http.connections import AHEAD_BYTES
+from staged_pool.api.http.listener import bind
+from staged_pool.api.http.server import Server
+from staged_pool.api.http.transports import UNSENT_BYTES
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import EMBED, Http2, engine_on, only, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, until
@@ -230,7 +230,7 @@ async def test_of_an_answer_that_nobody_reads_the_kernel_holds_little() -> None:
 async def test_a_client_that_does_not_read_cannot_hold_the_servers_end(
     small_buffers: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("staged_pool.api.traffic.GRACE_S", 0.1)
+    monkeypatch.setattr("staged_pool.api.limits.server_state.GRACE_S", 0.1)
     async with serving(engine_on(LetterModel()), listener=small_buffers) as served:
         client = ask_without_reading(served.port)
         await until(lambda: served.server.traffic.requests == 1)
@@ -293,7 +293,7 @@ async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -
 
 
 async def test_streams_that_are_reset_cancel_their_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 1e-9)
+    monkeypatch.setattr("staged_pool.api.limits.allowance.CLIENT_UNITS_PER_S", 1e-9)
     gate = Gate()
     most = number = 0
     async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=50) as served:
@@ -474,7 +474,7 @@ async def test_more_than_is_received_ahead_waits_and_is_answered() -> None:
 
 @pytest.mark.parametrize("framing", ["content-length: 1000000", "transfer-encoding: chunked"])
 async def test_a_body_that_is_waited_for_holds_no_turn(framing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("staged_pool.api.connections.AT_ONCE_S", math.inf)  # none is left to the general path
+    monkeypatch.setattr("staged_pool.api.http.connections.AT_ONCE_S", math.inf)  # none is left to the general path
     head = post(b"", framing)
     body = b" " * 999_999 + b"{"
     silent = list[anyio.abc.SocketStream]()

@@ -14,16 +14,16 @@ import pytest
 from h2.errors import ErrorCodes as Code
 from hypercorn.events import RawData
 
-from staged_pool.api import http2
-from staged_pool.api.accept import Acceptor, HypercornLog
-from staged_pool.api.allowance import CLIENT_UNITS, Allowance
+from staged_pool.api.http.http2 import protocol as http2
+from staged_pool.api.http.accept import Acceptor, HypercornLog
+from staged_pool.api.limits.allowance import CLIENT_UNITS, Allowance
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.connections import ConnectionConfig
-from staged_pool.api.http2 import SLICE_UNITS, Http2
-from staged_pool.api.http2_connection import StrictConnection
-from staged_pool.api.http2_frames import FRAME_BYTES, HEADERS_PRICE, TABLE_BYTES
-from staged_pool.api.listener import bind
-from staged_pool.api.traffic import Traffic
+from staged_pool.api.http.connections import ConnectionConfig
+from staged_pool.api.http.http2.protocol import SLICE_UNITS, Http2
+from staged_pool.api.http.http2.connection import StrictConnection
+from staged_pool.api.http.http2.frames import FRAME_BYTES, HEADERS_PRICE, TABLE_BYTES
+from staged_pool.api.http.listener import bind
+from staged_pool.api.limits.server_state import Traffic
 from tests.api.http2_client import (
     CONTINUATION,
     DATA,
@@ -104,7 +104,7 @@ FLOODS = {
 @pytest.fixture
 def time_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever owes waits for ever; a slow machine would forgive as it goes."""
-    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS_PER_S", 1e-9)
+    monkeypatch.setattr("staged_pool.api.limits.allowance.CLIENT_UNITS_PER_S", 1e-9)
     monkeypatch.setattr(http2, "OWING_S", 3600)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 from h2.errors import ErrorCodes as Code
 
-from staged_pool.api.http2_frames import FRAME_BYTES
+from staged_pool.api.http.http2.frames import FRAME_BYTES
 from tests.api.http2_client import (
     ACK,
     CONTINUATION,
@@ -416,7 +416,7 @@ async def test_section_6_9_2_settings_may_take_a_window_below_zero() -> None:
 
 
 async def test_section_8_1_an_upload_behind_its_answer_is_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.01)
+    monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.01)
     async with serving(engine_on(LetterModel()), body_limit_bytes=50) as served, raw_http2(served) as client:
         await client.send(OPEN + frame(DATA, b"x" * 51, 0, 1))
         await client.until(lambda: 1 in client.seen.resets)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from staged_pool.api import logs
+from staged_pool.api.commands import logs
 
 _CRASHES = """
-from staged_pool.api.logs import configure
+from staged_pool.api.commands.logs import configure
 from staged_pool.stages.log import get_logger
 
 def crash(body):
@@ -39,7 +39,7 @@ def test_a_traceback_shows_where_and_not_what_a_caller_sent(format_: str) -> Non
 
 
 _SAYS = """
-from staged_pool.api.logs import configure
+from staged_pool.api.commands.logs import configure
 from staged_pool.stages.log import get_logger
 
 configure(level={level!r}, format_="json")
@@ -68,7 +68,7 @@ def said(level: str) -> list[str]:
 
 
 _CHATTERS = """
-from staged_pool.api import logs
+from staged_pool.api.commands import logs
 from staged_pool.stages.log import get_logger
 
 logs.configure(format_={format!r})

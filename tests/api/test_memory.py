@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from staged_pool.api import memory
+from staged_pool.api import process_memory as memory
 from staged_pool.runtime.memory.allocator import is_glibc
 
 FAULTS = """
 import ctypes, json, resource, sys, threading
-from staged_pool.api.memory import keep_freed_memory
+from staged_pool.api.process_memory import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
 libc = ctypes.CDLL(None)
@@ -67,7 +67,7 @@ FREED = """
 import json
 import mmap
 from pathlib import Path
-from staged_pool.api import memory
+from staged_pool.api import process_memory as memory
 from staged_pool.runtime.memory.allocator import give_back_freed_memory
 
 def rss() -> int:
@@ -96,7 +96,7 @@ def test_what_is_free_can_be_given_back_from_below_what_is_not() -> None:
 
 COLLECTED = """
 import gc, json
-from staged_pool.api import memory
+from staged_pool.api import process_memory as memory
 
 class Loop:
     def __init__(self) -> None:

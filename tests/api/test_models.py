@@ -11,8 +11,8 @@ import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.app import Application
-from staged_pool.api.lobby import Lobby
+from staged_pool.api.app.app import Application
+from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import engine_on
 from tests.api.task_doubles import CLASSIFIER, TaskModel

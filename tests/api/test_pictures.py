@@ -16,11 +16,11 @@ import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.app import Application
-from staged_pool.api.lobby import Lobby
+from staged_pool.api.app.app import Application
+from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.media.dialing import Resolve
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.media.dns import Resolve
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import read_file
 from tests.api.serving import opens, serving

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from staged_pool.api import program
-from staged_pool.api.flags import Backend
+from staged_pool.api.commands import process as program
+from staged_pool.api.commands.flags import Backend
 
 _CRASHES = """
 import mmap, os, signal, sys, tempfile
-from staged_pool.api.program import prepare_environment
+from staged_pool.api.commands.process import prepare_environment
 
 def is_read_after_it_was_cut(signal_number):
     with tempfile.TemporaryFile() as weights:

@@ -11,8 +11,8 @@ from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN, TENANT
-from staged_pool.api.request_limits import PROBE_BODY_BYTES, SMALL_BODY_BYTES, RequestLimits, party_of
-from staged_pool.api.traffic import Traffic
+from staged_pool.api.limits.request_limits import PROBE_BODY_BYTES, SMALL_BODY_BYTES, RequestLimits, party_of
+from staged_pool.api.limits.server_state import Traffic
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
 from tests.api.serving import Served, engine_on, post, read_answer, serving, statuses
 from tests.doubles import Gate, LetterModel, until
@@ -34,7 +34,7 @@ def servers_may_import(nothing_blocks_the_event_loop: BlockBuster) -> None:
 @pytest.fixture(autouse=True)
 def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rejected client that does not send its body is let go soon."""
-    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.05)
+    monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.05)
 
 
 @asynccontextmanager

@@ -16,10 +16,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import ArrayLike, NDArray
 
 import staged_pool
-from staged_pool.api.app import Application
-from staged_pool.api.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
-from staged_pool.api.lobby import Lobby
-from staged_pool.api.routes import TASKS
+from staged_pool.api.app.app import Application
+from staged_pool.api.app.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
+from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.routes import TASKS
 from staged_pool.api.status import Problem
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard

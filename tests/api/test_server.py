@@ -20,8 +20,8 @@ import uvloop
 from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.listener import bind
-from staged_pool.api.server import Server
+from staged_pool.api.http.listener import bind
+from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError, DeviceLost
 from tests.api.serving import EMBED, Http2, Served, engine_on, only, post, read_answer, read_to_end, serving, statuses
@@ -132,7 +132,7 @@ async def test_http2_answers_like_http1() -> None:
 async def test_a_refused_connection_is_answered_and_closed(
     request_: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.05)
+    monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.05)
     async with serving(engine_on(LetterModel()), body_limit_bytes=50, body_timeout_s=0.1) as served:
         received = await served.talk(request_)
         await served.assert_alive()
@@ -209,7 +209,7 @@ async def test_a_malformed_http2_stream_costs_only_itself(bad: dict[str, Any]) -
 
 
 async def test_http2_data_after_the_answer_costs_only_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("staged_pool.api.guard.LINGER_S", 0.01)
+    monkeypatch.setattr("staged_pool.api.http.general_path.LINGER_S", 0.01)
     async with serving(engine_on(LetterModel()), body_limit_bytes=50) as served:
         async with await served.connect() as stream:
             client = Http2(stream)
@@ -319,8 +319,8 @@ async def test_the_first_signal_drains_and_the_second_ends_the_process_at_once(
     monkeypatch.setattr(
         Server, "_end_process_after", lambda _, seconds, exit_code: watchdogs.append((seconds, exit_code))
     )
-    monkeypatch.setattr("staged_pool.api.server.os._exit", exits.append)
-    monkeypatch.setattr("staged_pool.api.server.spare_the_collector", lambda: None)  # these are pytest's objects
+    monkeypatch.setattr("staged_pool.api.http.server.os._exit", exits.append)
+    monkeypatch.setattr("staged_pool.api.http.server.spare_the_collector", lambda: None)  # these are pytest's objects
     gate = Gate()
     listener = bind("127.0.0.1", 0)
     model = LetterModel(on_preprocess=gate)

@@ -9,7 +9,7 @@ import h11
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.strict_reader import MOST_EMPTY_LINES, Malformed, StrictReader
+from staged_pool.api.http.protocol.strict_reader import MOST_EMPTY_LINES, Malformed, StrictReader
 from tests.api.serving import EMBED, engine_on, post, read_answer, serving, statuses
 from tests.doubles import LetterModel, until
 

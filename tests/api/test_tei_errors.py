@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from staged_pool.api import status
-from staged_pool.api.app import Application
-from staged_pool.api.lobby import Lobby
+from staged_pool.api.app.app import Application
+from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.api.status import Problem
-from staged_pool.api.wire.tei_tokens import tei_error
+from staged_pool.api.wire.dialects.tei_tokens import tei_error
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages import errors
 from tests.api.serving import engine_on, post, serving

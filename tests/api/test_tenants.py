@@ -10,12 +10,12 @@ from typing import Any
 import anyio
 import pytest
 
-from staged_pool.api.app import Application
+from staged_pool.api.app.app import Application
 from staged_pool.api.asgi import Scope
-from staged_pool.api.call import priority_of
+from staged_pool.api.app.call import priority_of
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import TENANT, Keys
-from staged_pool.api.lobby import Lobby
+from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.work import Priority

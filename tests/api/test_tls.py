@@ -19,8 +19,8 @@ import trustme
 from blockbuster import BlockBuster
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.server import Server
-from staged_pool.api.tls import server_context
+from staged_pool.api.http.server import Server
+from staged_pool.api.http.tls import server_context
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import EMBED, Http2, Served, engine_on, post, read_answer, read_to_end, serving, statuses

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.listener import SocketFile, bind_unix, url
+from staged_pool.api.http.listener import SocketFile, bind_unix, url
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import engine_on, serving
 from tests.doubles import LetterModel, expected

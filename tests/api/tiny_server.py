@@ -13,10 +13,10 @@ from typing import Any, Final
 import anyio
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.listener import bind, url
-from staged_pool.api.server import Server
+from staged_pool.api.http.listener import bind, url
+from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.engine.engine import Engine
 from tests.doubles import until
 from tests.models.tiny import build
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from staged_pool.api.listener import bind
+from staged_pool.api.http.listener import bind
 from tests.api.serving import post, statuses
 from tests.chaos.program import Scenario
 

@@ -21,10 +21,14 @@ from unittest import mock
 import anyio
 import numpy as np
 
-from staged_pool.api import logs, server, traffic
+from staged_pool.api.commands import logs
+
+from staged_pool.api.http import server
+
+from staged_pool.api.limits import server_state as traffic
 from staged_pool.api.config import ServerConfig
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Payload, Row
 from staged_pool.runtime.requests import Output

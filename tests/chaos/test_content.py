@@ -24,8 +24,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.routes import TASKS
-from staged_pool.api.wire import classify, openai, pooling, score, tokens
+from staged_pool.api.app.routes import TASKS
+from staged_pool.api.wire.dialects import classify, openai, pooling, score, tokens
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Chat, EmbedRequest
 from staged_pool.stages.errors import InvalidInput

@@ -213,7 +213,7 @@ async def send_again_and_again(stream: anyio.abc.SocketStream, data: bytes) -> N
 async def test_row_18_a_client_that_floods_and_does_not_read_is_cut_off(
     frame: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("staged_pool.api.allowance.CLIENT_UNITS", 10**9)  # or it would be held off long before
+    monkeypatch.setattr("staged_pool.api.limits.allowance.CLIENT_UNITS", 10**9)  # or it would be held off long before
     async with UnderFire.opened(write_timeout_s=0.2, keep_alive_s=1) as fire:
         async with await fire.served.connect() as stream:
             await stream.send(PREFACE + SETTINGS)

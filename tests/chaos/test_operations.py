@@ -28,8 +28,8 @@ import anyio.abc
 import httpx
 import pytest
 
-from staged_pool.api.program import EXIT_CONFIG
-from staged_pool.api.traffic import GRACE_S
+from staged_pool.api.commands.process import EXIT_CONFIG
+from staged_pool.api.limits.server_state import GRACE_S
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import DeadlineExceeded, OutOfMemory, StagedPoolError
 from staged_pool.stages.meter import BUCKETS_S
@@ -538,7 +538,7 @@ def test_row_56_a_server_whose_log_is_on_a_full_disk_goes_on(backend: str, tmp_p
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_row_56_without_names_a_start_from_the_hub_ends_in_one_line(loop: str, tmp_path: Path) -> None:
     """The hub is the one name that a server without images asks for; `.invalid` never resolves (RFC 6761)."""
-    program = "from staged_pool.api.cli import main; main(prog_name='staged-pool')"
+    program = "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"
     arguments = ("serve", "--port", "0", "--backend", loop, "--model", "organisation/model", "--log-format", "json")
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],

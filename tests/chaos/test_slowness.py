@@ -14,7 +14,7 @@ import anyio
 import httpx
 import pytest
 
-from staged_pool.api.listener import bind
+from staged_pool.api.http.listener import bind
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import EMBED, Http2, post, read_answer, statuses
 from tests.chaos.harness import UnderFire, eventually

@@ -26,7 +26,7 @@ os.environ |= {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 
-from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.engine.engine import Engine
 from tests.api.tiny_server import TinyServer, tiny_server
 from tests.conftest import BACKENDS
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.listener import bind
-from staged_pool.api.server import Server
+from staged_pool.api.http.listener import bind
+from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
 from tests.doubles import until
 from tests.models.conftest import TinyFolder, tiny_folder

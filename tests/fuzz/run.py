@@ -32,7 +32,7 @@ KINDS: Final[Mapping[str, str]] = {
 KEY: Final = secrets.token_hex(16)
 CONFIG: Final = Path(__file__).with_name("schemathesis.toml")
 
-_SERVER: Final = "from staged_pool.api.cli import main; main(prog_name='staged-pool')"
+_SERVER: Final = "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"
 _FUZZER: Final = "from schemathesis.cli import schemathesis; schemathesis()"
 _CASES: Final = re.compile(r"(?P<cases>[\d,]+) generated")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trustme
 
-from staged_pool.api.listener import bind_udp
+from staged_pool.api.http.listener import bind_udp
 from tests.hostile.attack import ATTACKER_KEY, BYSTANDER_KEY, Setting
 
 READY_WITHIN_S = 120.0
@@ -59,7 +59,7 @@ def running(setting: Setting) -> Iterator[Running]:
     """Run a server of two keys; the block begins when it takes requests."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "STAGED_POOL_API_KEY": f"{BYSTANDER_KEY} {ATTACKER_KEY}"}
-        command = [sys.executable, "-c", "from staged_pool.api.cli import main; main()", "serve", "--port", "0"]
+        command = [sys.executable, "-c", "from staged_pool.api.commands.cli import main; main()", "serve", "--port", "0"]
         command += ["--log-format", "json", "--no-access-log", *setting.flags, *_model(setting.model, folder)]
         quic_port = _free_udp_port() if setting.quic else None
         if quic_port is not None:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.config import DType, EngineConfig
-from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.opening import open_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.open import open_engine
 
 Vectors = NDArray[np.float32]
 

@@ -7,7 +7,7 @@ from typing import Final, get_args
 import pytest
 import torch
 
-from staged_pool.runtime.models.linear import Product, prepacked
+from staged_pool.runtime.models.kernels.linear import Product, prepacked
 
 
 def _why_not(dtype: torch.dtype) -> str | None:

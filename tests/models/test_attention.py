@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from staged_pool.runtime.models import attention
-from staged_pool.runtime.models.attention import Bounds, packed_attention, takes_varlen
-from staged_pool.runtime.models.stack import Group
+from staged_pool.runtime.models.kernels import attention
+from staged_pool.runtime.models.kernels.attention import Bounds, packed_attention, takes_varlen
+from staged_pool.runtime.models.kernels.encoder_layers import Group
 from tests.models.varlen import varlen_attn
 
 HEADS, WIDTH = 4, 8

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from staged_pool.runtime.models.folders.folder import read_folder
-from staged_pool.runtime.models.specs import Dense, DenseSpec, LayerNorm, ModelFolder, Normalize
+from staged_pool.runtime.models.specs.model import Dense, DenseSpec, LayerNorm, ModelFolder, Normalize
 from staged_pool.stages.errors import ConfigError
 from tests.models.tiny import write_json, write_modules
 

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from staged_pool.api.app import Application
-from staged_pool.api.lobby import Lobby
+from staged_pool.api.app.app import Application
+from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.opening import open_engines
+from staged_pool.runtime.engine.open import open_engines
 from tests.models.conftest import TinyFolder
 from tests.models.images.pictures import image
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from staged_pool.runtime.models.heads.modules import build_modules
-from staged_pool.runtime.models.specs import Dense
+from staged_pool.runtime.models.specs.model import Dense
 from staged_pool.stages.errors import ConfigError
 
 

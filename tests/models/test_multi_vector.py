@@ -21,7 +21,7 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders import resolver
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.opening import open_engine
+from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from tests.models import oracle

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.opening import open_engine, open_engines
+from staged_pool.runtime.engine.open import open_engine, open_engines
 from staged_pool.stages.errors import ConfigError, EngineStopped
 from tests.models.conftest import TinyFolder
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from staged_pool.runtime.models.torchvision import _hidden
+from staged_pool.runtime.models.images.torchvision import _hidden
 from tests.models import tiny
 
 ROOT: Final = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ import json, sys
 import anyio
 import numpy as np
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.opening import open_engine
+from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.requests import Image
 from tests.models.bits import digest
 from tests.models.pictures import encode

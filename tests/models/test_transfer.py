@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from staged_pool.runtime.models.transfer import Mark, begin_readback, hand_over, send_arrays
+from staged_pool.runtime.models.kernels.transfer import Mark, begin_readback, hand_over, send_arrays
 
 CPU = torch.device("cpu")
 

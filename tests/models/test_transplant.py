@@ -13,10 +13,10 @@ import torch
 import transformers as hf
 
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.body import Body
+from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.models.heads.labels import LabelsHead, TokenLabelsHead
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, run_alone
-from staged_pool.runtime.models.packing import PackedBatch
+from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 from tests.models.tiny.bodies import bert_config, modernbert_config, qwen3_config, roberta_config, widen

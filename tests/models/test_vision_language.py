@@ -22,20 +22,12 @@ from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.images import decode
 from staged_pool.runtime.models.images.decode import Encoded
 from staged_pool.runtime.models.images.formats import find_format
-from staged_pool.runtime.models.linear import PrepackedLinear
+from staged_pool.runtime.models.kernels.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.patches import PatchLinear, flatten_patches
-from staged_pool.runtime.models.sight import grid_positions, where_pictures_are
-from staged_pool.runtime.models.sight_tower import SightTower
-from staged_pool.runtime.requests import (
-    MODEL_MAX,
-    Chat,
-    EmbedRequest,
-    Image,
-    Output,
-    ScoreRequest,
-    TextInput,
-)
+from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
+from staged_pool.runtime.models.vision.vision_language import grid_positions, where_pictures_are
+from staged_pool.runtime.models.towers.vision_language import SightTower
+from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, Output, ScoreRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import ConfigError, InvalidInput, UnusableMedia
@@ -673,7 +665,7 @@ def test_wrong_eyes_are_found_out(tiny_folder: TinyFolder, monkeypatch: pytest.M
     def as_words(sequence: TokenSequence, *_: object) -> Any:
         return np.tile(np.arange(len(sequence.ids)), (3, 1))
 
-    monkeypatch.setattr("staged_pool.runtime.models.sight.grid_positions", as_words)
+    monkeypatch.setattr("staged_pool.runtime.models.vision.vision_language.grid_positions", as_words)
     with pytest.raises(ConfigError, match="gives other vectors when shown a picture"):
         loaded(tiny_folder("qwen2-vl"))
 

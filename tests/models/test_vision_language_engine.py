@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.opening import open_engine
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, ScoreRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.stages.errors import InvalidInput, UnsupportedMedia

@@ -16,7 +16,7 @@ from perf.preparing import PROCESSORS, Costs, Given, Pictures, Way, ours, proces
 from perf.preprocess import gain
 from perf.servers import Options
 from perf.tokenizing import AmongLong, Texts
-from staged_pool.runtime.openmp import VARIABLES
+from staged_pool.runtime.threads.openmp import VARIABLES
 
 NOT_BEFORE_ONE_CALL = 0.0
 """Seconds: each thread ends with its first call."""

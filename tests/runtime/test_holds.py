@@ -13,8 +13,8 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
-from staged_pool.api.metrics import _device_families
-from staged_pool.runtime.engine import Engine
+from staged_pool.api.app.metrics import _device_families
+from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import LetterModel, expected, until

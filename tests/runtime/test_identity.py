@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from staged_pool.runtime.identity import IDENTITY_BYTES, Identities, SharingScopes
+from staged_pool.runtime.caching.fingerprints import IDENTITY_BYTES, Identities, SharingScopes
 from staged_pool.runtime.model import ModelInput, Payload, Picture, Pixels, Span, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output, TextInput
 from staged_pool.stages.errors import InvalidInput

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from staged_pool.runtime import openmp
-from staged_pool.runtime.openmp import VARIABLES, dismiss_helpers, spin_briefly
+from staged_pool.runtime.threads import openmp
+from staged_pool.runtime.threads.openmp import VARIABLES, dismiss_helpers, spin_briefly
 
 TORCH_HAS_LIBGOMP = any(
     any((Path(folder) / "lib").glob("libgomp*"))
@@ -22,7 +22,7 @@ TORCH_HAS_LIBGOMP = any(
 
 SHOW = """
 import os
-from staged_pool.runtime.openmp import spin_briefly
+from staged_pool.runtime.threads.openmp import spin_briefly
 
 spin_briefly()
 os.environ["OMP_DISPLAY_ENV"] = "VERBOSE"
@@ -32,7 +32,7 @@ import torch
 
 DISMISS = """
 import os, sys, time
-from staged_pool.runtime.openmp import dismiss_helpers
+from staged_pool.runtime.threads.openmp import dismiss_helpers
 
 dismiss_helpers()
 assert "torch" not in sys.modules

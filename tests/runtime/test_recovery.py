@@ -8,7 +8,7 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
-from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.stages.errors import OutOfMemory
 from staged_pool.stages.stage import StageOptions

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from staged_pool.runtime.threads import OwnThreads, is_first
+from staged_pool.runtime.threads.workers import OwnThreads, is_first
 from tests.doubles import Gate, until
 
 pytestmark = pytest.mark.anyio

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from staged_pool.runtime import engine as engine_module
-from staged_pool.runtime import pipeline as pipeline_module
+from staged_pool.runtime.engine import engine as engine_module
+from staged_pool.runtime.engine import pipeline as pipeline_module
 from staged_pool.runtime.admission.accounting import LIMITS, RequestClass, Reservation
-from staged_pool.runtime.engine import Engine
+from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import Lane, Payload
 from staged_pool.stages.errors import StagedPoolError
 from staged_pool.stages.ticket import Ticket

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import anyio
 
-from staged_pool.runtime.engine import Engine
-from staged_pool.runtime.lanes import IMAGE_CHUNK_ITEMS
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.lanes import IMAGE_CHUNK_ITEMS
 from staged_pool.runtime.model import Lane, Payload, Picture
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import Overloaded

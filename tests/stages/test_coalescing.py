@@ -10,17 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.stages.errors import (
-    Abandoned,
-    DeadlineExceeded,
-    InvalidInput,
-    ModelFailed,
-    OutOfMemory,
-    Overloaded,
-    StagedPoolError,
-    StageFailed,
-    detached,
-)
+from staged_pool.stages.errors import Abandoned, DeadlineExceeded, InvalidInput, ModelFailed, OutOfMemory, Overloaded, StagedPoolError, StageFailed, detached
 from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.coalescing import Coalescer
 from staged_pool.stages.ticket import Ticket

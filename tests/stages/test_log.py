@@ -18,8 +18,8 @@ import sys
 import anyio
 {before}
 import staged_pool
-from staged_pool.runtime.device import DeviceThreads
-from staged_pool.runtime.engine import run_engine
+from staged_pool.runtime.threads.device import DeviceThreads
+from staged_pool.runtime.engine.engine import run_engine
 from staged_pool.stages.log import get_logger
 from tests.doubles import LetterModel
 

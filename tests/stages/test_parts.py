@@ -9,14 +9,7 @@ import anyio
 import pytest
 
 from staged_pool.stages.channel import Bell, Channel
-from staged_pool.stages.errors import (
-    Abandoned,
-    DeviceLost,
-    EngineStopped,
-    ModelFailed,
-    StagedPoolError,
-    StageFailed,
-)
+from staged_pool.stages.errors import Abandoned, DeviceLost, EngineStopped, ModelFailed, StagedPoolError, StageFailed
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import BUCKETS_S, Histogram, StageMeter
 from staged_pool.stages.offload import ThreadOffload

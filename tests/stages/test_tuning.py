@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from staged_pool.runtime import lanes
+from staged_pool.runtime.engine import lanes
 from staged_pool.runtime.admission import controller, estimates
 from staged_pool.runtime.admission.accounting import RequestClass
 from staged_pool.runtime.config import EngineConfig

@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 
 from staged_pool.runtime.models.folders.classifier import class_name
 from staged_pool.runtime.models.folders.images import known_models
-from staged_pool.runtime.models.specs import ModelFolder
+from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.stages.errors import ConfigError
 
 _HEADLESS: Final = ("", "FOR_TEXT_ENCODING", "FOR_PRETRAINING", "FOR_MASKED_LM", "FOR_CAUSAL_LM")

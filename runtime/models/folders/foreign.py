@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
 WEIGHT_FILES: Final = (

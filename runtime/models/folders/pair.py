@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.models.folders.json_file import JsonFile
-from staged_pool.runtime.models.specs import PairTemplate
+from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.model import PairTemplate
 from staged_pool.stages.errors import ConfigError
 
 _STRUCTURED: Final = ("content[0]", ".type", "'type'", '"type"', "message.content[")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
 PREFIXES: Final = ("query_prefix", "document_prefix")

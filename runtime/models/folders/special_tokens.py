@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from staged_pool.runtime.models.folders.json_file import JsonFile
-from staged_pool.runtime.models.specs import ModelFolder
+from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.model import ModelFolder
 
 _WITHOUT_WEIGHT: Final = {"cls_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 """Tokens that sparse heads give no weight, and how XLM-RoBERTa spells them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
 _WITHOUT_EFFECT: Final = frozenset(

@@ -19,7 +19,7 @@ from staged_pool.runtime.models.images.decoded import Decoded
 from staged_pool.runtime.models.images.raw import raw_pixels, shared_pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Size
-from staged_pool.runtime.models.threads import use_threads
+from staged_pool.runtime.models.kernels.torch_threads import use_threads
 
 _MAY_BEGIN_WITH_COLUMNS: Final = int(PIL.__version__.partition(".")[0]) >= 13
 

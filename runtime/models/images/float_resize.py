@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
 CLASSES: Final = ("DINOv3ViTImageProcessor", "DINOv3ViTImageProcessorFast")

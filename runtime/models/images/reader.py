@@ -23,7 +23,7 @@ from staged_pool.runtime.models.images.own_code import OwnCode
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size
-from staged_pool.runtime.models.threads import threads_kept
+from staged_pool.runtime.models.kernels.torch_threads import threads_kept
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.statistics import ImageCacheStatistics
 from staged_pool.stages.errors import ConfigError, TooLarge, UnusableMedia

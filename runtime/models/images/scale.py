@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from staged_pool.runtime.model import Pixels
-from staged_pool.runtime.models.transfer import send_arrays
+from staged_pool.runtime.models.kernels.transfer import send_arrays
 
 Layout = Literal["planes", "channels first", "channels last"]
 """How one row of `Pixels.values` lies: [3, height, width]; or a patch, each channel's pixels together, as Qwen2-VL has

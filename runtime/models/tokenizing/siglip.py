@@ -14,7 +14,7 @@ from typing import Final
 
 from tokenizers import Tokenizer, normalizers
 
-from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
 _CLASS: Final = "SiglipTokenizer"

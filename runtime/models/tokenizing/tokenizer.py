@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tokenizers import Tokenizer
 
 from staged_pool.runtime.model import ModelInput, Role, Tokens, TokenSequence
-from staged_pool.runtime.models.specs import PairForm, PairPieces
+from staged_pool.runtime.models.specs.model import PairForm, PairPieces
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.decoding import without_gaps
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_characters, check_text
@@ -16,11 +16,7 @@ from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
 from staged_pool.runtime.models.tokenizing.pairs import PairReader
 from staged_pool.runtime.models.tokenizing.roles import RoleSpec
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
-from staged_pool.runtime.models.tokenizing.special_tokens import (
-    SpecialTokens,
-    find_pair_special_tokens,
-    find_special_tokens,
-)
+from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, find_pair_special_tokens, find_special_tokens
 from staged_pool.runtime.models.tokenizing.texts import TextReader
 from staged_pool.runtime.requests import Chat, PairInput, Side, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput

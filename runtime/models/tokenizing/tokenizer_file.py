@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 
-from staged_pool.runtime.models.folders.json_file import JsonFile
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.tokenizing.settings import SETTINGS, DeclaredToken, TokenizerSettings
 from staged_pool.runtime.models.tokenizing.special_tokens import find_special_tokens
 from staged_pool.runtime.requests import Side

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from staged_pool.api.wire.classify import read_classify
-from staged_pool.api.wire.openai import read_embeddings
-from staged_pool.api.wire.score import read_score
+from staged_pool.api.wire.dialects.classify import read_classify
+from staged_pool.api.wire.dialects.openai import read_embeddings
+from staged_pool.api.wire.dialects.score import read_score
 from staged_pool.client import calls
 from staged_pool.client.plans import Call, Options
 from staged_pool.runtime import arguments

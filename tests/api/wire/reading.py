@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from staged_pool.api.wire.exchange import Written
-from staged_pool.api.wire.pieces import Pieces
+from staged_pool.api.wire.chunked_json import Pieces
 
 
 def parsed(answer: Pieces | Written) -> Any:

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
 from staged_pool.api.wire.encodings import BITS, DType, Encoding, Endianness, stored
-from staged_pool.api.wire.pieces import dump
+from staged_pool.api.wire.chunked_json import dump
 from staged_pool.stages.errors import InvalidInput
 
 BYTE_ORDERS: dict[Endianness, str] = {"native": "=", "big": ">", "little": "<"}

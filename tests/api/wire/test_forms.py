@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import classify, openai
+from staged_pool.api.wire.dialects import classify, openai
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.api.wire.forms import MAX_PARTS, boundary_of, read_form
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Image, TextInput

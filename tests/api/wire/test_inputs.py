@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import jsons
+from staged_pool.api.wire import json_decode as jsons
 from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from staged_pool.api.wire import openai
+from staged_pool.api.wire.dialects import openai
 from staged_pool.api.wire.encodings import Encoding, Form
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, TextInput

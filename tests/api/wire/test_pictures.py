@@ -13,18 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import classify, cohere, openai, pooling, score
+from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, score
 from staged_pool.api.wire.exchange import Exchange, Read
-from staged_pool.api.wire.pictures import read_image
-from staged_pool.runtime.requests import (
-    Chat,
-    ClassifyRequest,
-    Content,
-    EmbedRequest,
-    Image,
-    ScoreRequest,
-    TextInput,
-)
+from staged_pool.api.wire.images import read_image
+from staged_pool.runtime.requests import Chat, ClassifyRequest, Content, EmbedRequest, Image, ScoreRequest, TextInput
 from staged_pool.runtime.results import ScoreResult, Usage
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Request

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from staged_pool.api.wire.encodings import Form
 from staged_pool.api.wire.exchange import Exchange
-from staged_pool.api.wire.pooling import TASKS, read_pooling
+from staged_pool.api.wire.dialects.pooling import TASKS, read_pooling
 from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult, Usage

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import tokens
+from staged_pool.api.wire.dialects import tokens
 from staged_pool.runtime.model import Tokens
 from staged_pool.runtime.requests import Chat
 from staged_pool.stages.errors import InvalidInput

@@ -78,7 +78,7 @@ def test_an_image_that_may_be_turned_has_room_either_way(family_folder: Folder) 
 _READS_A_LARGE_ONE = """
 import sys, threading
 from pathlib import Path
-from staged_pool.api.program import prepare_environment
+from staged_pool.api.commands.process import prepare_environment
 prepare_environment(offline=True)
 from perf.image_memory import png, resident_bytes
 from staged_pool.runtime.models.images.decode import Encoded, Limits

@@ -16,18 +16,11 @@ import anyio.abc
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.media import dialing
+from staged_pool.runtime.media import dns as dialing
 from staged_pool.runtime.media import fetcher as fetching
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.requests import Image
-from staged_pool.stages.errors import (
-    InvalidInput,
-    MediaTimedOut,
-    MediaUnavailable,
-    TooLarge,
-    UnusableMedia,
-    UrlNotAllowed,
-)
+from staged_pool.stages.errors import InvalidInput, MediaTimedOut, MediaUnavailable, TooLarge, UnusableMedia, UrlNotAllowed
 from tests.doubles import until
 from tests.runtime.media.origin import LOCAL, NAME, PICTURE, Behave, Names, answer, fetcher, origin, redirect
 

@@ -10,15 +10,9 @@ import anyio
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.device import DeviceThreads
-from staged_pool.runtime.engine import run_engine
-from staged_pool.runtime.memory.answers import (
-    RESULT_NUMBER_BYTES,
-    ROW_NUMBER_BYTES,
-    WRITTEN_NUMBER_BYTES,
-    AnswerMemory,
-    expected_numbers,
-)
+from staged_pool.runtime.threads.device import DeviceThreads
+from staged_pool.runtime.engine.engine import run_engine
+from staged_pool.runtime.memory.answers import RESULT_NUMBER_BYTES, ROW_NUMBER_BYTES, WRITTEN_NUMBER_BYTES, AnswerMemory, expected_numbers
 from staged_pool.runtime.memory.budget import SHARES, ByteAccount
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import ModelInput

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from staged_pool.runtime.memory.machine import UNKNOWN_LIMIT_BYTES, Machine
+from staged_pool.runtime.machine.memory import UNKNOWN_LIMIT_BYTES, Machine
 from tests.runtime.test_cpu_quota import V2, system
 
 V1 = "32 31 0:31 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
@@ -91,7 +91,7 @@ def test_a_limit_of_the_process_leaves_what_is_not_mapped(
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_limit_of_this_process_is_known() -> None:
     program = (
-        "import resource; from staged_pool.runtime.memory.machine import Machine; "
+        "import resource; from staged_pool.runtime.machine.memory import Machine; "
         "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); print(Machine().mappable_bytes())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

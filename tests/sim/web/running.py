@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-from staged_pool.api.accept import Acceptor
-from staged_pool.api.app import Application
+from staged_pool.api.http.accept import Acceptor
+from staged_pool.api.app.app import Application
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.connections import AT_ONCE_S, Connection, Service
-from staged_pool.api.fast_path import FastPath
-from staged_pool.api.server import Server
-from staged_pool.api.traffic import GRACE_S
+from staged_pool.api.http.connections import AT_ONCE_S, Connection, Service
+from staged_pool.api.http.fast_path import FastPath
+from staged_pool.api.http.server import Server
+from staged_pool.api.limits.server_state import GRACE_S
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine import Engine, run_engine
+from staged_pool.runtime.engine.engine import Engine, run_engine
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import LetterModel
 from tests.sim.clock import Backend, Stuck, clock, run

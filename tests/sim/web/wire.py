@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from staged_pool.api.transports import ARRIVAL_BYTES, Look
+from staged_pool.api.http.transports import ARRIVAL_BYTES, Look
 
 WAITING_BYTES = 2**16
 """Of what may be taken without waiting, as on asyncio."""
@@ -132,7 +132,7 @@ class FakeSocket:
 
 
 class FakeTransport:
-    """See `staged_pool.api.transports.Transport`; as that of asyncio if it looks at what arrives, else as trio's."""
+    """See `staged_pool.api.http.transports.Transport`; as that of asyncio if it looks at what arrives, else as trio's."""
 
     alpn = None
 

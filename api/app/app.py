@@ -1,0 +1,280 @@
+"""The application: each request to the handler of its route, and its answer out, with one log line for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from staged_pool.api import status
+from staged_pool.api.addresses import MODEL, Addresses
+from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
+from staged_pool.api.app.call import LINES, PATH_TAKEN, Answer, Call, Handler, Lines
+from staged_pool.api.app.engine_choice import no_route
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.app.dialects import words_of
+from staged_pool.api.cors import METHODS, is_preflight
+from staged_pool.api.app.front_door import FrontDoor
+from staged_pool.api.keys import TENANT, Keys
+from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.metrics import ServerMetrics
+from staged_pool.api.app.pages import HTML, PAGES
+from staged_pool.api.limits.request_limits import RequestLimits, party_of
+from staged_pool.api.app.routes import PROBES, Routes, alive
+from staged_pool.api.app.sampling import Sample
+from staged_pool.api.status import Problem
+from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.wire.dialects.tei_tokens import tei_error, timing_headers
+from staged_pool.runtime.memory.answers import AnswerMemory
+from staged_pool.stages.errors import StagedPoolError, shortened
+from staged_pool.stages.exhausted import exhausted, is_out_of_memory
+from staged_pool.stages.log import get_logger
+from staged_pool.stages.ticket import Timeline
+
+REJECTIONS_LOGGED_EVERY_S: Final = 1.0
+"""A rejection for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,
+which says how many had none."""
+
+log = get_logger("staged_pool.api")
+
+
+class Application:
+    """The ASGI application of one server.
+
+    Cancellation of a call cancels its request in the engine, and is logged as status 499.
+
+    Args:
+        lobby: Leads to the engine.
+        traffic: What the HTTP side holds, for the metrics.
+        config: Who may ask, what is logged of it, and how the routes of text-embeddings-inference cut.
+    """
+
+    def __init__(self, lobby: Lobby, traffic: Traffic | None = None, config: ServerConfig | None = None) -> None:
+        self._lobby = lobby
+        self._config = config or ServerConfig()
+        self._traffic = traffic = traffic or Traffic()
+        self._metrics = ServerMetrics(lobby.statistics, traffic)
+        self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
+        resources = Routes(lobby, self._metrics, self._config).table()
+        self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
+        self._addresses = Addresses(
+            resources, lambda: [engine.card.name for engine in lobby.engines], self._config.root_path
+        )
+        self.door = FrontDoor(
+            lobby,
+            RequestLimits(self._config, traffic),
+            Keys(self._config.api_keys, self._config.tenant_header),
+            self._addresses,
+            frozenset((method, path) for path in resources for method, of in resources[path].items() if of is alive),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._addresses.place(scope)
+        if scope[MODEL] is not None and not self._lobby.knows(scope[MODEL]):
+            await self.respond(self._no_such_model, scope, receive, send)
+        else:
+            await self._resources.get(scope["path"], self._not_found)(scope, receive, send)
+
+    @property
+    def closes_connections(self) -> bool:
+        """Each answer closes its connection: the server drains, or is short of memory."""
+        return self._lobby.leaving or not self._traffic.keeps_alive
+
+    def answer_now(self, given: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
+        """Make, log and count an answer that nothing has to be done for; and its headers."""
+        call = _call(scope, _nothing_to_receive)
+        call.body_bytes = body_bytes
+        answer = given if isinstance(given, Answer) else _said_of(given, scope)
+        headers = self._headers(call, answer, 0.0)
+        self._finish(call, answer, 0.0)
+        return answer, headers
+
+    def saying(self, given: Problem | Answer) -> App:
+        """An application that answers any request with this, and logs and counts it as every other."""
+
+        async def handler(call: Call) -> Answer:
+            return given if isinstance(given, Answer) else _said_of(given, call.scope)
+
+        async def saying(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.respond(handler, scope, receive, send)
+
+        return saying
+
+    async def respond(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request with what `handler` makes of it; then log and count it."""
+        started = time.perf_counter()
+        call = _call(scope, receive)
+        outcome = Answer(status=499, word="abandoned")  # unless the answer gets out
+        with AnswerMemory(self._traffic.memory.budget.answers, party_of(scope), is_written=True) as memory:
+            call.answer = memory
+            try:
+                call.lines = Lines(send, partial(self._line_headers, scope, call.request_id))
+                answer = await _answer(handler, call)
+                if call.lines.begun:
+                    await call.lines.end(b"".join(answer.pieces))
+                    outcome = replace(answer, status=200)  # which is what was sent; the word says how it went
+                    return
+                memory.made(sum(map(len, answer.pieces)))
+                headers = self._headers(call, answer, time.perf_counter() - started)
+                await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+                *others, last = answer.pieces
+                for piece in others:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": last})
+                outcome = answer
+            finally:
+                self._finish(call, outcome, time.perf_counter() - started)
+
+    def _line_headers(self, scope: Scope, request_id: str) -> Headers:
+        return [(b"content-type", LINES), (b"x-request-id", request_id.encode()), *self._closing(scope)]
+
+    def _closing(self, scope: Scope) -> Headers:
+        if self.closes_connections and scope["http_version"].startswith("1"):
+            return [(b"connection", b"close")]
+        return []
+
+    def _headers(self, call: Call, answer: Answer, seconds: float) -> Headers:
+        headers = [*_content_headers(answer), (b"x-request-id", call.request_id.encode())]
+        if call.timeline is not None and call.timeline.items:  # else no stage has done anything for it
+            call.times_ms = _milliseconds(call.timeline)
+            times = ", ".join([f"{name};dur={ms:g}" for name, ms in call.times_ms])
+            headers.append((b"server-timing", times.encode()))
+            if call.describe is tei_error:
+                headers += timing_headers(call.timeline, seconds)
+        return headers + self._closing(call.scope)
+
+    def _finish(self, call: Call, outcome: Answer, seconds: float) -> None:
+        path = call.scope["path"]
+        route = path if path in self._resources else "other"
+        path_taken = call.scope.get(PATH_TAKEN, "general")
+        self._metrics.observe(route, outcome.status, path_taken, seconds)
+        left_out = 0
+        sample = self._samples.get(outcome.status)
+        if not self._config.access_log or (sample is not None and (left_out := sample.count()) < 0):
+            return
+        fields: dict[str, object] = {
+            "method": call.scope["method"],
+            "path": path if route == path else shortened(path),
+            "status": outcome.status,
+            "path_taken": path_taken,
+        }
+        if outcome.word is not None:
+            fields["error"] = outcome.word
+        if call.body_bytes is not None:
+            fields["body_bytes"] = call.body_bytes
+        lines_bytes = 0 if call.lines is None else call.lines.sent_bytes
+        fields["answer_bytes"] = lines_bytes or sum(map(len, outcome.pieces))
+        if call.model is not None:
+            fields["model"] = call.model
+        if TENANT in call.scope:
+            fields["tenant"] = call.scope[TENANT]
+        if self._config.log_clients and call.scope.get("client"):
+            fields["client"] = call.scope["client"][0]
+        if call.timeline is not None:
+            fields |= {"items": call.timeline.items, "tokens": call.timeline.tokens}
+            fields |= {f"{name}_ms": ms for name, ms in call.times_ms or _milliseconds(call.timeline)}
+        if left_out:
+            fields["refusals_left_out"] = left_out
+        fields |= {"total_ms": round(seconds * 1e3, 3), "request_id": call.request_id}
+        if (trace_id := call.trace_id) is not None:
+            fields["trace_id"] = trace_id
+        (log.debug if path in PROBES else log.info)("request.finished", **fields)
+
+    async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.respond(self._no_such_route, scope, receive, send)
+
+    async def _no_such_model(self, call: Call) -> Answer:
+        raise self._lobby.unknown(call.named_model or "")
+
+    async def _no_such_route(self, call: Call) -> Answer:
+        method, path = call.scope["method"], call.scope["path"]
+        if (method, path) == ("OPTIONS", "*"):
+            return Answer(status=204, headers=[(b"allow", ", ".join(METHODS).encode())])
+        return Answer.of(no_route(method, path, list(self._resources)), call.describe)
+
+
+_NO_PREFLIGHT: Final = "Pages of other origins may ask this server only where --cors-origin allows them; others may:"
+
+
+class _Resource:
+    """What one path answers to, by method."""
+
+    def __init__(self, application: Application, handlers: Mapping[str, Handler]) -> None:
+        self._application = application
+        self._handlers = dict(handlers)
+        if "GET" in handlers:
+            self._handlers["HEAD"] = handlers["GET"]  # the server leaves the body out
+        self._allow = ", ".join(sorted(self._handlers))
+        self._handlers.setdefault("OPTIONS", self._options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get(scope["method"], self._wrong_method)
+        await self._application.respond(handler, scope, receive, send)
+
+    async def _options(self, call: Call) -> Answer:
+        if is_preflight(call.scope):  # of a page whose origin the server knows nothing of
+            return self._not_allowed(call, f"{_NO_PREFLIGHT} {self._allow}")
+        return Answer(status=204, headers=[(b"allow", self._allow.encode())])
+
+    async def _wrong_method(self, call: Call) -> Answer:
+        what = f"{call.scope['path']} is not asked with {shortened(call.scope['method'])}, but:"
+        return self._not_allowed(call, f"{what} {self._allow}")
+
+    def _not_allowed(self, call: Call, message: str) -> Answer:
+        answer = Answer.of(Problem(row=status.WRONG_METHOD, message=message), call.describe)
+        return replace(answer, headers=[*answer.headers, (b"allow", self._allow.encode())])
+
+
+def _content_headers(answer: Answer) -> Headers:
+    if answer.status == 204:  # it has no content, and must not say how long that is (RFC 9110, section 8.6)
+        return [*answer.headers]
+    length = sum(map(len, answer.pieces))
+    return [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *answer.headers]
+
+
+async def _nothing_to_receive() -> Message:
+    raise RuntimeError("the body of a request that is answered at once is not looked at")
+
+
+def _call(scope: Scope, receive: Receive) -> Call:
+    return Call(scope, receive, words_of(scope["path"]))
+
+
+def _said_of(problem: Problem, scope: Scope) -> Answer:
+    """What a request that must not enter is answered with."""
+    path = scope["path"]
+    answer, page = Answer.of(problem, words_of(path)), PAGES.get(path)
+    is_browser = scope["method"] in ("GET", "HEAD")
+    if (
+        problem.row is status.UNAUTHORIZED and page is not None and is_browser
+    ):  # it asks for the key, which a browser cannot
+        return replace(answer, body=page.body, content_type=HTML, headers=[*answer.headers, *page.headers])
+    return answer
+
+
+async def _answer(handler: Handler, call: Call) -> Answer:
+    """What `handler` returns, or what its error is answered with. Cancellation passes."""
+    try:
+        return await handler(call)
+    except Exception as error:
+        if not isinstance(error, StagedPoolError) and is_out_of_memory(error):
+            return Answer.of(status.problem(exhausted(error, "http")), call.describe)
+        problem = status.problem(error, call.words)
+        if problem.row is status.UNEXPECTED:
+            log.exception("request.crashed", path=call.scope["path"], request_id=call.request_id)
+        return Answer.of(problem, call.describe)
+
+
+def _milliseconds(timeline: Timeline) -> list[tuple[str, float]]:
+    times = [
+        ("parse", timeline.parse_s),
+        ("preprocess", timeline.preprocess_s),
+        ("queue", timeline.queue_s),
+        ("device", timeline.device_s),
+        ("postprocess", timeline.postprocess_s),
+    ]
+    if timeline.fetch_s:
+        times.insert(0, ("fetch", timeline.fetch_s))
+    return [(name, round(seconds * 1e3, 3)) for name, seconds in times]

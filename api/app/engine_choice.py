@@ -1,0 +1,93 @@
+"""The model that a request means, and what is said where it means none that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Final
+
+from staged_pool.api import status
+from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.app.tasks import Task
+from staged_pool.api.wire.dialects.pooling import TASKS, Narrowed
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.model import ModelCard
+from staged_pool.stages.errors import InvalidInput, Unsupported, shortened
+
+MOST_NAMED: Final = 8
+"""Models that one message names."""
+
+
+def pick(task: Task, engines: Sequence[Engine], narrowed: Narrowed | None = None) -> Engine:
+    """The engine for a request that names no model.
+
+    Rankings go to rerankers and labels to classifiers, even if other models could do them in their way.
+
+    Args:
+        task: Of the request.
+        engines: All that are served.
+        narrowed: What else the request asks of a model. None: nothing.
+
+    Raises:
+        HttpRefusal: No model can do it.
+        InvalidInput: Several can, and nothing tells which is meant.
+    """
+    can = [engine for engine in engines if task.able(engine.card) and (narrowed is None or narrowed.able(engine.card))]
+    prefers = task.meant if narrowed is None else narrowed.meant
+    meant = [engine for engine in can if prefers(engine.card)] or can
+    if len(meant) == 1:
+        return meant[0]
+    if not meant:
+        raise no_model(task, engines)
+    names = _named([f"`{engine.card.name}`" for engine in meant])
+    message = (
+        f"model: several served models give {task.gives}: {names}. Name one of them in `model`, or put /m/NAME before "
+        "the path."
+    )
+    raise InvalidInput(message, param="model")
+
+
+def check_able(task: Task, engine: Engine, engines: Sequence[Engine]) -> None:
+    """Refuse a task that the model which was asked for cannot do.
+
+    Raises:
+        Unsupported: Says what it can do, and what others can.
+    """
+    if not task.able(engine.card):
+        message = f"The model does not support {task.name} API: `{engine.card.name}` gives no {task.gives}"
+        raise Unsupported(f"{message}; served: {served(engines)}")
+
+
+def no_model(task: Task, engines: Sequence[Engine]) -> HttpRefusal:
+    """The refusal of a task that no served model can do: there is no such route on this server."""
+    return HttpRefusal(status.NO_ROUTE, f"No served model gives {task.gives}; served: {served(engines)}")
+
+
+def no_route(method: str, path: str, routes: Sequence[str]) -> Problem:
+    """The problem of a path that is no route.
+
+    Args:
+        method: Of the request.
+        path: As it was sent.
+        routes: That there are.
+    """
+    near = get_close_matches(path[:64], routes, n=2, cutoff=0.7)
+    nearest = f" Did you mean {' or '.join(near)}?" if near else ""
+    message = f"There is no route {method} {shortened(path)}.{nearest} GET /openapi.json lists the routes."
+    return Problem(row=status.NO_ROUTE, message=message)
+
+
+def served(engines: Sequence[Engine]) -> str:
+    """The served models, each with what it can do."""
+    return _named([f"{engine.card.name} ({', '.join(abilities(engine.card))})" for engine in engines])
+
+
+def abilities(card: ModelCard) -> Sequence[str]:
+    """What a model can do, in the words of `/pooling`, and `score`."""
+    found = list(dict.fromkeys(TASKS[output] for output in card.outputs))
+    return found if card.scoring is None else [*found, "score"]
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

@@ -1,0 +1,89 @@
+"""The one place that decides what becomes of a request: rejected, told that the server is alive, or let in.
+
+Both paths ask it: the fast one, and the general one through Hypercorn. It is asked twice. Before the body is read, the
+headers alone decide who may ask at all. When the body is here, its size and what it shows decide if there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from staged_pool.api import status
+from staged_pool.api.addresses import MODEL, Addresses
+from staged_pool.api.asgi import Scope
+from staged_pool.api.app.call import ENGINE, Answer, priority_of
+from staged_pool.api.cors import is_preflight
+from staged_pool.api.keys import TENANT, Keys
+from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.limits.request_limits import RequestLimits, is_open
+from staged_pool.api.app.routes import TASKS, answer_alive
+from staged_pool.api.status import Problem
+from staged_pool.api.wire.exchange import Body
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.stages.work import Priority
+
+
+class FrontDoor:
+    """Decides about the requests of one server.
+
+    Args:
+        lobby: Leads to the engines.
+        limits: Of the server.
+        keys: Who may ask.
+        addresses: Which route and model a target names.
+        alive: Method and path of the routes that only say that the server is alive.
+    """
+
+    def __init__(
+        self, lobby: Lobby, limits: RequestLimits, keys: Keys, addresses: Addresses, alive: Collection[tuple[str, str]]
+    ) -> None:
+        self._lobby = lobby
+        self.limits = limits
+        self._keys = keys
+        self._addresses = addresses
+        self._alive = alive
+
+    def reject(self, scope: Scope) -> Problem | None:
+        """Decide by the headers, before the body is read: the problem that keeps a request out; None if none does."""
+        self._addresses.place(scope)
+        if not (self.limits.config.cors_origins and is_preflight(scope)):
+            problem = self._keys.admit(scope)
+            if problem is not None:
+                return problem
+        if is_open(scope):  # probes depend on nothing
+            return None
+        return self.limits.too_many_connections(scope) or self.limits.too_many(scope)
+
+    def decide(self, scope: Scope, body: Body) -> Problem | Answer | None:
+        """Decide about a request that is here, and was not rejected.
+
+        Returns:
+            The problem that it is rejected with; the answer to whoever asks if the server is alive; or None: it enters,
+            and its scope has the engine under `ENGINE` if only one can be meant.
+        """
+        asked = scope["method"], scope["path"]
+        if asked in self._alive:
+            return answer_alive() if scope[MODEL] is None else None
+        engine = self._engine(scope)
+        if engine is None:
+            return None
+        task = TASKS[scope["path"]]
+        if task.model_of is None:  # else the body names its model in a way of its own
+            scope[ENGINE] = engine
+        if not body or not engine.expects_refusals:
+            return None
+        headers = dict(scope["headers"])
+        priority = priority_of(headers) or Priority.INTERACTIVE  # one that is none is rejected inside
+        images = task.shown_images(engine.card, body, headers.get(b"content-type", b""))
+        overloaded = engine.overload(len(body), priority=priority, tenant=scope.get(TENANT), images=images)
+        return None if overloaded is None else status.problem(overloaded)
+
+    def _engine(self, scope: Scope) -> Engine | None:
+        """Find the only engine that a task may mean; None where the body or its handler decides."""
+        engines = self._lobby.engines
+        if len(engines) != 1 or scope["method"] != "POST" or self._lobby.not_ready:
+            return None
+        task, name = TASKS.get(scope["path"]), engines[0].card.name
+        if task is None or scope[MODEL] not in (None, name):
+            return None
+        return engines[0] if task.able(engines[0].card) else None

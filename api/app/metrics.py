@@ -1,0 +1,267 @@
+"""The numbers of the server in Prometheus' text format. Reading them touches no stage."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from staged_pool.api.limits.server_state import Traffic
+from staged_pool.runtime.statistics import AdmissionStatistics, DeviceStatistics, EngineStatistics, ImageCacheStatistics, PriorityStatistics, ResultCacheStatistics
+from staged_pool.stages.meter import BUCKETS_S, Histogram, HistogramSnapshot, StageStatistics
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST.encode()
+
+_BOUNDS: Final = (*(repr(bound) for bound in BUCKETS_S), "+Inf")
+
+
+class ServerMetrics:
+    """One server's numbers, in a registry of their own, so that several servers can live in one process.
+
+    Args:
+        statistics: A snapshot of each engine by its model's name; empty while there is none.
+        traffic: What the HTTP side holds.
+    """
+
+    def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]], traffic: Traffic) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(statistics))
+        self._registry.register(_TrafficCollector(traffic))
+        ProcessCollector(registry=self._registry)
+        self._finished = _Finished()
+        self._registry.register(self._finished)
+
+    def observe(self, route: str, status: int, path_taken: str, seconds: float) -> None:
+        """Count one finished request. `route` must be one of a few: never a path as the client sent it."""
+        self._finished.counts[route, status, path_taken] += 1
+        self._finished.durations[route].observe(seconds)
+
+    def text(self) -> bytes:
+        """All numbers now, in the content type `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+
+class _Finished(Collector):
+    """Finished requests. Counted here because they belong to one thread: what locks takes several times as long."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, int, str]] = Counter()
+        """By route, status, and the path that the request took through the server."""
+        self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)
+        """By route."""
+
+    def collect(self) -> Iterator[Metric]:
+        name = "staged_pool_http_requests"
+        about = "HTTP requests by route and status, and path taken (fast, general); 499 is a client that left"
+        requests = CounterMetricFamily(name, about, labels=("route", "status", "path_taken"))
+        for (route, status, path_taken), count in self.counts.items():
+            requests.add_metric((route, str(status), path_taken), count)
+        name = "staged_pool_http_request_duration_seconds"
+        durations = HistogramMetricFamily(name, "From the request's last byte to the answer's", labels=("route",))
+        for route, histogram in self.durations.items():
+            taken = histogram.snapshot()
+            durations.add_metric((route,), _buckets(taken), taken.sum_s)
+        yield from (requests, durations)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+class _EngineCollector(Collector):
+    """Turns the engines' snapshots into metric families each time it is asked; keeps nothing."""
+
+    def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        engines = self._statistics()
+        ready = bool(engines) and all(engine.phase == "ready" and engine.fault is None for engine in engines.values())
+        yield _gauge("ready", "1 while requests are taken", ready)
+        families: dict[str, Metric] = {}
+        for name, statistics in engines.items():
+            for family in _engine_families(statistics):
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged.samples += [s._replace(labels={"model": name, **s.labels}) for s in family.samples]
+        yield from families.values()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # the names are known without asking an engine that may not be there
+
+
+class _TrafficCollector(Collector):
+    """The connections and requests of the HTTP side."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    def collect(self) -> Iterator[Metric]:
+        traffic = self._traffic
+        yield _gauge("connections", "Connections that are open", traffic.connections)
+        yield _counter("connections_refused", "Connections closed for being too many", traffic.connections_refused)
+        yield _counter("connections_evicted", "Connections closed to make room for others", traffic.limit.evicted)
+        yield _gauge("http_requests_running", "HTTP requests that are being handled", traffic.requests)
+        yield _gauge("http_body_bytes", "Bytes of the bodies of these requests", traffic.body_bytes)
+        memory = traffic.memory
+        yield _gauge("memory_limit_bytes", "Bytes of memory that the process may take", memory.limit_bytes)
+        yield _gauge("memory_used_ratio", "Used part of that, or of a control group's limit", memory.fullness)
+        yield _gauge("memory_pressure", "0, or the percentage from which less is done", memory.pressure)
+        held = GaugeMetricFamily("staged_pool_memory_held_bytes", "Bytes that requests hold", labels=("purpose",))
+        most = GaugeMetricFamily("staged_pool_memory_share_bytes", "Bytes that they may hold", labels=("purpose",))
+        for purpose in ("bodies", "answers", "decodes"):
+            account = getattr(memory.budget, purpose)
+            held.add_metric((purpose,), account.held_bytes)
+            most.add_metric((purpose,), account.limit_bytes)
+        yield from (held, most)
+        lag = traffic.lag.snapshot()
+        late = HistogramMetricFamily("staged_pool_event_loop_late_seconds", "How late the event loop was, by sample")
+        late.add_metric((), _buckets(lag), lag.sum_s)
+        yield late
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+def _engine_families(statistics: EngineStatistics) -> Iterator[Metric]:
+    yield from _stage_families(statistics.stages)
+    yield from _admission_families(statistics.admission)
+    yield from _priority_families(statistics.priorities)
+    yield from _device_families(statistics.device)
+    yield _counters("cancelled", "Requests whose caller left, by stage", "stage", statistics.cancelled)
+    yield _counters("expired", "Requests whose deadline passed, by stage", "stage", statistics.expired)
+    overdue = statistics.overdue_preprocess_calls
+    yield _gauge("preprocess_overdue_calls", "Preprocess calls that take longer than the alarm allows", overdue)
+    if statistics.image_cache is not None:
+        yield from _image_cache_families(statistics.image_cache)
+    if statistics.result_cache is not None:
+        yield from _result_cache_families(statistics.result_cache)
+
+
+def _stage_families(stages: Iterable[StageStatistics]) -> Iterator[Metric]:
+    labels = ("stage",)
+    waiting = GaugeMetricFamily("staged_pool_stage_waiting_items", "Items ready for the stage", labels=labels)
+    busy = GaugeMetricFamily("staged_pool_stage_busy_workers", "Workers with work in hand", labels=labels)
+    workers = GaugeMetricFamily("staged_pool_stage_workers", "Workers that the stage has", labels=labels)
+    items = CounterMetricFamily("staged_pool_stage_items", "Items handed on", labels=labels)
+    crashes = CounterMetricFamily("staged_pool_stage_crashes", "Workers that crashed", labels=labels)
+    dropped = CounterMetricFamily(
+        "staged_pool_stage_dropped", "Items that ended in the stage", labels=("stage", "cause")
+    )
+    wait = HistogramMetricFamily(
+        "staged_pool_stage_wait_seconds", "From the hand-over to a worker's hand", labels=labels
+    )
+    service = HistogramMetricFamily("staged_pool_stage_service_seconds", "In a worker's hand", labels=labels)
+    for stage in stages:
+        name = (stage.name,)
+        waiting.add_metric(name, stage.waiting)
+        busy.add_metric(name, stage.busy)
+        workers.add_metric(name, stage.workers)
+        items.add_metric(name, stage.done)
+        crashes.add_metric(name, stage.crashes)
+        for cause, count in stage.dropped.items():
+            dropped.add_metric((stage.name, cause), count)
+        wait.add_metric(name, _buckets(stage.wait), stage.wait.sum_s)
+        service.add_metric(name, _buckets(stage.service), stage.service.sum_s)
+    yield from (waiting, busy, workers, items, crashes, dropped, wait, service)
+
+
+def _admission_families(admission: AdmissionStatistics) -> Iterator[Metric]:
+    inside = GaugeMetricFamily("staged_pool_admission_inside", "What is inside the engine", labels=("unit",))
+    limit = GaugeMetricFamily("staged_pool_admission_limit", "What may be inside the engine", labels=("unit",))
+    for unit, value, most in (
+        ("requests", admission.requests, admission.max_requests),
+        ("items", admission.items, admission.max_items),
+        ("tokens", admission.tokens, admission.max_tokens),
+        ("body_bytes", admission.body_bytes, admission.max_bytes),
+    ):
+        inside.add_metric((unit,), value)
+        limit.add_metric((unit,), most)
+    yield from (inside, limit)
+    yield _counter("admitted", "Requests let in", admission.admitted)
+    yield _counters("refused", "Requests refused at the door", "limit", admission.refused)
+    yield _gauge("drain_seconds", "How long everything inside needs, as predicted: the slowest lane", admission.drain_s)
+    yield _gauge("lag_seconds", "How much longer than predicted requests have taken lately", admission.lag_s)
+    yield _gauge("tenants", "Tenants that have something inside, by priority added up", admission.tenants)
+    labels = ("lane",)
+    tokens = GaugeMetricFamily("staged_pool_lane_tokens", "Tokens inside a lane, estimated until read", labels=labels)
+    drain = GaugeMetricFamily("staged_pool_lane_drain_seconds", "How long a lane needs, as predicted", labels=labels)
+    lag = GaugeMetricFamily("staged_pool_lane_lag_seconds", "How much longer than predicted, by lane", labels=labels)
+    for name, lane in admission.lanes.items():
+        tokens.add_metric((name,), lane.tokens)
+        drain.add_metric((name,), lane.drain_s)
+        lag.add_metric((name,), lane.lag_s)
+    yield from (tokens, drain, lag)
+
+
+def _priority_families(priorities: Mapping[str, PriorityStatistics]) -> Iterator[Metric]:
+    labels = ("priority",)
+    requests = GaugeMetricFamily("staged_pool_priority_requests", "Requests inside, by priority", labels=labels)
+    gate = GaugeMetricFamily(
+        "staged_pool_priority_gate_requests", "Requests of which inputs wait to be fed to preprocess", labels=labels
+    )
+    items = GaugeMetricFamily("staged_pool_priority_waiting_items", "Items ready for the device", labels=labels)
+    tokens = GaugeMetricFamily("staged_pool_priority_waiting_tokens", "Tokens ready for the device", labels=labels)
+    wait = HistogramMetricFamily("staged_pool_priority_wait_seconds", "In front of the device, by item", labels=labels)
+    for name, priority in priorities.items():
+        requests.add_metric((name,), priority.requests)
+        gate.add_metric((name,), priority.waiting_requests)
+        items.add_metric((name,), priority.waiting_items)
+        tokens.add_metric((name,), priority.waiting_tokens)
+        wait.add_metric((name,), _buckets(priority.wait), priority.wait.sum_s)
+    yield from (requests, gate, items, tokens, wait)
+
+
+def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
+    yield _counters("batches", "Batches by what cut them", "trigger", device.batches)
+    yield _counters("holds", "Times that a free slot started nothing, by reason", "reason", device.holds)
+    budget = GaugeMetricFamily("staged_pool_batch_budget_tokens", "Tokens of a batch at most, now", labels=("lane",))
+    for lane, budget_tokens in device.budget_tokens.items():
+        budget.add_metric((lane,), budget_tokens)
+    yield budget
+    yield _counter("device_items", "Items that went through the device", device.items)
+    yield _counter("coalesced_items", "Items that were given the row of another like them", device.coalesced_items)
+    yield _counter("device_tokens", "Tokens that went through the device, padding not counted", device.tokens)
+    yield _counter("device_padding_tokens", "Padding that went through the device", device.padding_tokens)
+    yield _counter("device_tokens_wasted", "Tokens whose caller had left when they were done", device.wasted_tokens)
+
+
+def _image_cache_families(cache: ImageCacheStatistics) -> Iterator[Metric]:
+    """The rate of hits is that of `hits` over that of both counters."""
+    yield _counter("image_cache_hits", "Pictures that had been prepared before", cache.hits)
+    yield _counter("image_cache_misses", "Pictures that were prepared, or could not be", cache.misses)
+    yield _gauge("image_cache_entries", "Prepared pictures that are kept", cache.entries)
+    yield _gauge("image_cache_bytes", "Bytes of them", cache.bytes)
+    yield _gauge("image_cache_limit_bytes", "Bytes that may be kept", cache.max_bytes)
+
+
+def _result_cache_families(cache: ResultCacheStatistics) -> Iterator[Metric]:
+    """The rate of hits is that of `hits` over that of both counters."""
+    yield _counter("result_cache_hits", "Items that had been through the device before", cache.hits)
+    yield _counter("result_cache_misses", "Items that had not, or whose results are kept no more", cache.misses)
+    yield _gauge("result_cache_entries", "Results that are kept", cache.entries)
+    yield _gauge("result_cache_bytes", "Bytes of them", cache.bytes)
+    yield _gauge("result_cache_limit_bytes", "Bytes that may be kept", cache.max_bytes)
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"staged_pool_{name}", documentation, value=value)
+
+
+def _counter(name: str, documentation: str, value: float) -> Metric:
+    return CounterMetricFamily(f"staged_pool_{name}", documentation, value=value)
+
+
+def _counters(name: str, documentation: str, label: str, values: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"staged_pool_{name}", documentation, labels=(label,))
+    for key, value in values.items():
+        family.add_metric((key,), value)
+    return family
+
+
+def _buckets(histogram: HistogramSnapshot) -> list[tuple[str, float]]:
+    return list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))

@@ -1,0 +1,178 @@
+"""What can be asked of the engine over HTTP: each path, what reads its body, and which models can do it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from staged_pool.api.app.call import Describe
+from staged_pool.api.wire.dialects import classify, cohere, mixedbread, nim, ollama, openai, pooling, score, tei, voyage, weaviate
+from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.errors import plain_error
+from staged_pool.api.wire.exchange import Body, Read
+from staged_pool.api.wire.image_count import count_images
+from staged_pool.api.wire.ndjson import ReadLines
+from staged_pool.api.wire.dialects.tei_tokens import tei_error
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import Output
+from staged_pool.stages.errors import InvalidInput
+
+_TEXTS: Final = re.compile(rb'"texts"\s*:')
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one path is for."""
+
+    name: str
+    """What a refusal calls it, in the words of vLLM."""
+    able: Callable[[ModelCard], bool]
+    """Whether a model can do it. A path that no served model can do is not there."""
+    read: Read
+    read_lines: ReadLines | None = None
+    """Reads it where the answer is wanted line by line; None where it is not to be had."""
+    forms: bool = False
+    """Whether its body may be a form, with pictures as files."""
+    mark: Callable[[Body], Describe | None] | None = None
+    """Where several dialects share a path: the words in which the client of a body is told of a problem; None for the
+    usual ones. The body may be no JSON at all."""
+    any_type: bool = False
+    """Its body is JSON whatever its Content-Type says."""
+    at_once: Callable[[Body], bytes | None] | None = None
+    """The answer to a body that asks nothing of the model; None where it asks something."""
+    model_of: Callable[..., str | None] | None = None
+    """The name of the model that a body asks for, by `body` and the names that are `served`. None: its `model`."""
+    output: str = ""
+    """What a model gives for it, for errors; empty: as `_OUTPUTS` has it for the name."""
+    only_images: bool = False
+    """Each of its inputs is an image."""
+    narrow: Callable[[Body], pooling.Narrowed] | None = None
+    """Reads from a body what else it asks of a model, where `able` is true of all."""
+
+    @property
+    def gives(self) -> str:
+        """What a model that can do it gives."""
+        return self.output or _OUTPUTS.get(self.name, self.name)
+
+    def shown_images(self, card: ModelCard, body: Body, content_type: bytes) -> int | None:
+        """Count the images that a body shows to a model of texts and images; None if it is not known."""
+        if len(card.lanes) == 1:
+            return None  # all inputs are of one kind
+        return count_images(body, content_type, only_images=self.only_images)
+
+    def meant(self, card: ModelCard) -> bool:
+        """The model was made for this task; others may be able to do it, too."""
+        preferred = _PREFERRED.get(self.name)
+        return preferred is None or preferred(card)
+
+
+def _is_reranker(card: ModelCard) -> bool:
+    return card.scoring == "cross-encoder"
+
+
+def _is_classifier(card: ModelCard) -> bool:
+    return card.scoring is None
+
+
+_OUTPUTS: Final[Mapping[str, str]] = {
+    "Embeddings": "vectors",
+    "Score": "scores",
+    "Rerank (Score)": "scores",
+    "Classification": "labels",
+    "Token Classification": "labels of tokens",
+    "Pooling": "what `task` asks for",
+}
+_PREFERRED: Final[Mapping[str, Callable[[ModelCard], bool]]] = {
+    "Score": _is_reranker,
+    "Rerank (Score)": _is_reranker,
+    "Classification": _is_classifier,
+}
+
+
+def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
+    """Every path of a task.
+
+    Args:
+        auto_truncate: See `ServerConfig`.
+    """
+    embeddings = Task(
+        "Embeddings", _gives(Output.DENSE), openai.read_embeddings, openai.read_embedding_lines, forms=True
+    )
+    scores = Task("Score", _scores, score.read_score, score.read_score_lines)
+    rerank = partial(score.read_rerank, auto_truncate=auto_truncate)
+    ranking = Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="list"), score.read_rerank_lines)
+    embed = partial(tei.read_embed, auto_truncate=auto_truncate)
+    cutting = replace(
+        embeddings,
+        read=partial(openai.read_embeddings, cut=auto_truncate),
+        read_lines=partial(openai.read_embedding_lines, cut=auto_truncate),
+    )
+    of_images = partial(openai.read_embeddings, cut=auto_truncate, modality="image")
+    ollamas = Task("Embeddings", _gives(Output.DENSE), ollama.read_embed, any_type=True, model_of=ollama.model_of)
+    vector = Task("Embeddings", _gives(Output.DENSE), weaviate.read_vector)
+    return {
+        "/v1/embeddings": embeddings,
+        "/embeddings": cutting,
+        "/embeddings_image": replace(embeddings, read=of_images, read_lines=None, only_images=True),
+        "/v1/multimodalembeddings": Task("Embeddings", _gives(Output.DENSE), voyage.read_multimodal),
+        "/api/embed": replace(ollamas, at_once=partial(ollama.answer_to_nothing, legacy=False)),
+        "/api/embeddings": replace(
+            ollamas, read=ollama.read_embeddings, at_once=partial(ollama.answer_to_nothing, legacy=True)
+        ),
+        "/vectors": vector,
+        "/vectors/": vector,
+        "/vectorize": Task("Embeddings", _gives(Output.DENSE), weaviate.read_vectors),
+        "/v1/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="1")),
+        "/v2/embed": Task("Embeddings", _gives(Output.DENSE), partial(cohere.read_embed, version="2")),
+        "/pooling": Task("Pooling", lambda card: True, pooling.read_pooling, forms=True, narrow=pooling.narrowed),
+        "/classify": Task("Classification", _gives(Output.LABELS), classify.read_classify, forms=True),
+        "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
+        "/score": scores,
+        "/v1/score": scores,
+        "/rerank": replace(ranking, read=partial(rerank, version="1", kind="rerank"), mark=_dialect_of_ranking),
+        "/v1/rerank": ranking,
+        "/v1/ranking": Task("Rerank (Score)", _scores, nim.read_ranking),
+        "/v1/reranking": Task("Rerank (Score)", _scores, mixedbread.read_reranking),
+        "/v2/rerank": replace(ranking, read=partial(rerank, version="2", kind="list")),
+        "/embed": Task("Embeddings", _gives(Output.DENSE), partial(embed, output=Output.DENSE)),
+        "/embed_all": Task(
+            "Embeddings",
+            _gives(Output.MULTI_VECTOR),
+            partial(embed, output=Output.MULTI_VECTOR),
+            output="vectors of tokens",
+        ),
+        "/embed_sparse": Task(
+            "Embeddings", _gives(Output.SPARSE), partial(embed, output=Output.SPARSE), output="sparse vectors"
+        ),
+        "/predict": Task(
+            "Classification", _gives(Output.LABELS), partial(tei.read_predict, auto_truncate=auto_truncate)
+        ),
+        "/similarity": Task(
+            "Embeddings", _gives(Output.DENSE), partial(tei.read_similarity, auto_truncate=auto_truncate)
+        ),
+    }
+
+
+def _dialect_of_ranking(body: Body) -> Describe | None:
+    """As `score.read_rerank` tells them apart; of a body that is no JSON, only the names of its fields count."""
+    texts, scores = _TEXTS.search(body) is not None, weaviate.is_scores(body)
+    if not texts and not scores:
+        return None
+    try:
+        fields = jsons.fields_of(body)
+    except InvalidInput:
+        return tei_error if texts else plain_error
+    if "texts" in fields and ("documents" not in fields or jsons.is_null(fields["documents"])):
+        return tei_error
+    return plain_error if "property" in fields else None
+
+
+def _gives(output: Output) -> Callable[[ModelCard], bool]:
+    return lambda card: output in card.outputs
+
+
+def _scores(card: ModelCard) -> bool:
+    return card.scoring is not None

@@ -1,0 +1,144 @@
+"""Accepts connections, and ends with them: one way for asyncio, uvloop and trio."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import sniffio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config as HypercornConfig
+
+from staged_pool.api.asgi import App
+from staged_pool.api.http.asyncio_transport import AsyncioTransport
+from staged_pool.api.limits.connection_limit import ConnectionLimit
+from staged_pool.api.http.connections import Connection, ConnectionConfig, Service
+from staged_pool.api.http.fast_path import FastPath
+from staged_pool.api.http.transports import bound_unsent
+from staged_pool.api.http.trio_transport import TrioTransport
+from staged_pool.stages.log import get_logger
+
+ACCEPTED_AT_ONCE: Final = 16
+"""Connections that are accepted in one turn of the event loop: thousands may come at once, and each takes 0.2 ms."""
+
+FULL_PAUSE_S: Final = 0.1
+"""Seconds for which nothing is accepted, at most, when the process may open no more files. One that ends makes room."""
+
+log = get_logger("staged_pool.api")
+
+
+class HypercornLog:
+    """Sends what Hypercorn says to our log. It keeps no access log: the application writes a better one."""
+
+    def __init__(self, config: HypercornConfig) -> None:
+        self._log = get_logger("staged_pool.hypercorn")
+
+    async def access(self, request: object, response: object, request_time: float) -> None:
+        """Do nothing: see `request.finished`."""
+
+    async def exception(self, message: str, *args: Any) -> None:
+        self._log.exception(message % args if args else message)
+
+
+class Acceptor:
+    """Serves an application on one listening socket.
+
+    Args:
+        app: The application.
+        fast_path: Answers what needs no protocol to be understood. None: everything goes the general path.
+        config: Settings of Hypercorn, and ours.
+        tls: Settings of TLS, if the server has it.
+    """
+
+    def __init__(
+        self, app: App, fast_path: FastPath | None, config: ConnectionConfig, tls: ssl.SSLContext | None
+    ) -> None:
+        backend = _asyncio if sniffio.current_async_library() == "asyncio" else _trio
+        self._limit: ConnectionLimit = config.traffic.limit
+        open_transport, tasks, context, clock = backend()
+        self._service = Service(
+            app=ASGIWrapper(app),
+            fast_path=fast_path,
+            config=config,
+            tls=tls,
+            open=open_transport,
+            tasks=tasks,
+            context=context,
+            time=clock,
+            limit=self._limit,
+        )
+
+    async def run(self, listener: socket.socket, until: Callable[[], Awaitable[None]], grace_s: float) -> None:
+        """Serve until `until` returns; then let the connections go.
+
+        Cancelled, it cancels them.
+
+        Args:
+            listener: A non-blocking socket that listens already. It is closed at the end.
+            until: Returns when nothing more is to be accepted.
+            grace_s: Seconds that connections have to end, before they are cancelled.
+        """
+        traffic = self._service.config.traffic
+        async with anyio.create_task_group() as connections:
+            try:
+                async with anyio.create_task_group() as accepting:
+                    accepting.start_soon(self._accept, listener, connections)
+                    await until()
+                    accepting.cancel_scope.cancel()
+            finally:
+                listener.close()
+                traffic.end()
+            await self._service.context.terminated.set()
+            connections.cancel_scope.deadline = anyio.current_time() + grace_s
+
+    async def _accept(self, listener: socket.socket, connections: anyio.abc.TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(listener)
+            for _ in range(ACCEPTED_AT_ONCE):
+                try:
+                    accepted, address = listener.accept()
+                except (BlockingIOError, ConnectionError):
+                    break
+                except OSError as error:
+                    log.warning("connection.not_accepted", reason=str(error))
+                    self._limit.make_room()
+                    with anyio.move_on_after(FULL_PAUSE_S):
+                        await self._service.config.traffic.changed()
+                    break
+                self._begin(accepted, address, connections)
+            await anyio.lowlevel.checkpoint()
+
+    def _begin(self, accepted: socket.socket, address: Any, connections: anyio.abc.TaskGroup) -> None:
+        host = address[0] if isinstance(address, tuple) else None
+        if not self._limit.admit(host):
+            self._service.config.traffic.connections_refused += 1
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        if accepted.family != getattr(socket, "AF_UNIX", None):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            bound_unsent(accepted)
+        connections.start_soon(Connection(self._service, host).run, accepted)
+
+
+def _asyncio() -> tuple[Any, ...]:
+    import asyncio
+
+    from hypercorn.asyncio.task_group import TaskGroup
+    from hypercorn.asyncio.worker_context import WorkerContext
+
+    loop = asyncio.get_running_loop()
+    return AsyncioTransport.open, lambda: TaskGroup(loop), WorkerContext(None), loop.time
+
+
+def _trio() -> tuple[Any, ...]:
+    import trio
+    from hypercorn.trio.task_group import TaskGroup
+    from hypercorn.trio.worker_context import WorkerContext
+
+    return TrioTransport.open, TaskGroup, WorkerContext(None), trio.current_time

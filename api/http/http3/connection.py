@@ -1,0 +1,285 @@
+"""One connection of HTTP/3: its time, what it may cost, and its requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.abc
+
+from staged_pool.api.limits.allowance import Allowance
+from staged_pool.api.asgi import Headers
+from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
+from staged_pool.api.http.protocol.request_head import Malformed, scope_of
+from staged_pool.api.http.protocol.streams import RequestStream
+from staged_pool.stages.log import get_logger
+
+if TYPE_CHECKING:
+    from aioquic.quic.connection import QuicConnection
+
+    from staged_pool.api.http.http3.protocol import Address, Http3
+    from staged_pool.api.http.http3.strict import StrictHttp3
+
+DATAGRAM_UNITS: Final = 10
+"""Price of a datagram (see `allowance.py`), and"""
+
+UNIT_BYTES: Final = 128
+"""of so many bytes of it: they may be as many frames."""
+
+REQUEST_UNITS: Final = 10
+"""Price of beginning a request, as over HTTP/2."""
+
+ANSWER_UNITS: Final = 100
+"""What an answer pays back beyond that: the datagrams of its request and those that acknowledge it."""
+
+SENT_BYTES: Final = 64
+"""So many bytes of an answer pay back a unit: a datagram that acknowledges comes for at least one that was sent."""
+
+NO_ERROR: Final = 0x100  # RFC 9114, section 8.1
+INTERNAL_ERROR: Final = 0x102
+REQUEST_REJECTED: Final = 0x10B
+REQUEST_CANCELLED: Final = 0x10C
+MESSAGE_ERROR: Final = 0x10E
+
+log = get_logger("staged_pool.api")
+
+
+class Http3Connection:
+    """One client."""
+
+    def __init__(self, server: Http3, quic: QuicConnection, names: set[bytes]) -> None:
+        self.server = server
+        self.begun = False
+        self.moved = anyio.Event()
+        """Something was sent or acknowledged since it was last looked at."""
+        self._quic = quic
+        self._h3: StrictHttp3 | None = None
+        self._streams: dict[int, RequestStream] = {}
+        self._names = names
+        self._client: Address = ("", 0)
+        self._wake = anyio.Event()
+        self._ended = False
+        self._shakes_hands = True
+        self.patient_until = math.inf
+        """When it must have asked something."""
+        self._tasks: anyio.abc.TaskGroup
+        self._allowance: Allowance
+
+    def begin(self, udp: anyio.abc.UDPSocket, tasks: anyio.abc.TaskGroup, client: Address) -> None:
+        """Count it, and start its task."""
+        self.begun = True
+        self._client = self._first_client = client
+        self._allowance = self.server.traffic.allowances.of(client)
+        self._tasks = tasks
+        self.server.traffic.enter(self._leave)
+        self.server.traffic.quic_connections += 1
+        self.server.handshakes.begin(client)
+        self._rest_until(self.server.config.head_timeout_s)
+        tasks.start_soon(self._run, udp)
+
+    async def _run(self, udp: anyio.abc.UDPSocket) -> None:
+        """Send what there is to send, when it is due, until the connection has ended."""
+        try:
+            while not self._ended:
+                for data, address in self._quic.datagrams_to_send(now=anyio.current_time()):
+                    async with self.server.sending:
+                        with suppress(OSError):  # as good as lost on the way, which QUIC is made for
+                            await udp.sendto(data, *address[:2])
+                self.moved.set()
+                self.moved = anyio.Event()
+                await self._rest()
+        except Exception as error:  # noqa: BLE001  # see `_guarded`
+            _log_failure(error)
+        finally:
+            self._ended = True
+            self._finish_handshake()
+            self.server.traffic.quic_connections -= 1
+            self.server.traffic.exit(self._leave)
+            for name in self._names:
+                self.server.forget(name)
+            for stream in self._streams.values():
+                stream.leave()
+
+    async def _rest(self) -> None:
+        due = self._quic.get_timer()
+        deadline = min(math.inf if due is None else due, self.patient_until)
+        with anyio.CancelScope(deadline=deadline) as patience:
+            await self._wake.wait()
+        self._wake = anyio.Event()
+        if not patience.cancelled_caught:
+            return
+        now = anyio.current_time()
+        if now >= self.patient_until:
+            self.patient_until = math.inf
+            self._quic.close(error_code=NO_ERROR)
+        if due is not None and now >= due:
+            self._guarded(lambda: self._quic.handle_timer(now=now))
+
+    def _rest_until(self, seconds: float) -> None:
+        """Give the client so much time for its next request."""
+        self.patient_until = anyio.current_time() + seconds
+
+    def _finish_handshake(self) -> None:
+        if self._shakes_hands:
+            self._shakes_hands = False
+            self.server.handshakes.end(self._first_client)
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def take(self, data: bytes, address: Address) -> None:
+        """Take a datagram that has come."""
+        if self._allowance.owed_s:
+            return  # lost on the way: QUIC sends it again, and slows down
+        self._client = address
+        self._allowance.spend(DATAGRAM_UNITS + len(data) // UNIT_BYTES)
+        self._guarded(lambda: self._quic.receive_datagram(data, address, now=anyio.current_time()))
+        self.wake()
+
+    async def respond(self, stream_id: int, headers: Headers | None, body: bytes, *, ends: bool) -> None:
+        """Send a part of an answer, and wait until little of it is left here."""
+        if self._ended or self._h3 is None:
+            return
+        if headers is not None:
+            self._h3.send_headers(stream_id, headers, end_stream=ends and not body)
+        if body or (ends and headers is None):
+            self._h3.send_data(stream_id, body, end_stream=ends)
+        self.wake()
+        await self._until_taken(stream_id)
+        if ends:
+            self._allowance.earn(REQUEST_UNITS + ANSWER_UNITS + len(body) % PIECE_BYTES // SENT_BYTES)
+
+    async def _until_taken(self, stream_id: int) -> None:
+        """Wait until little of the answer is left here, as long as the client takes a piece of it in time."""
+        server, stream = self.server, self._streams[stream_id]
+        while not stream.left and (unsent := self.unsent(stream_id)) > PIECE_BYTES:
+            with server.traffic.patience(server.config.write_timeout_s) as patience:
+                while self.unsent(stream_id) > unsent - PIECE_BYTES and not stream.left:
+                    await self.moved.wait()
+                self._allowance.earn(PIECE_BYTES // SENT_BYTES)
+            if patience.cancelled_caught:
+                log.info("stream.cut_off", reason="its client does not read the answer")
+                self.reset(stream_id, REQUEST_CANCELLED)
+                return
+
+    async def consumed(self, stream_id: int, count: int) -> None:
+        """Do nothing: aioquic gives back what a client has spent as soon as it arrives."""
+
+    async def break_off(self, stream_id: int, *, failed: bool) -> None:
+        """Reset a stream without an answer."""
+        self.reset(stream_id, INTERNAL_ERROR if failed else REQUEST_CANCELLED)
+
+    def reset(self, stream_id: int, code: int) -> None:
+        if not self._ended:
+            self._quic.reset_stream(stream_id, code)
+            self.wake()
+
+    def unsent(self, stream_id: int) -> int:
+        """Bytes of an answer that its client has not taken yet."""
+        stream = self._quic._streams.get(stream_id)  # nothing public tells
+        return 0 if stream is None or self._ended else len(stream.sender._buffer)
+
+    async def done(self, stream_id: int) -> None:
+        """Forget a stream; the connection may end now, if the server does."""
+        self._streams.pop(stream_id, None)
+        if not self._streams:
+            self._rest_until(self.server.config.keep_alive_s)
+        if self.server.traffic.leaving:
+            self._leave()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is asked, and something may be."""
+        return not self._streams and not self._shakes_hands and not self._ended
+
+    def close(self) -> None:
+        """End the connection."""
+        self._quic.close(error_code=NO_ERROR)
+        self.wake()
+
+    def _leave(self) -> None:
+        """The server ends: once nothing is in hand, so does the connection."""
+        if not self._streams and not self._ended:
+            self.close()
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+            while (event := self._quic.next_event()) is not None:
+                self._handle(event)
+        except Exception as error:  # noqa: BLE001  # any client can bring it about: it ends that client's connection
+            _log_failure(error)
+            self._quic.close(error_code=INTERNAL_ERROR)
+
+    def _handle(self, event: Any) -> None:
+        from aioquic.h3.events import DataReceived, HeadersReceived
+        from aioquic.quic import events
+
+        from staged_pool.api.http.http3.strict import StrictHttp3
+
+        match event:
+            case events.ProtocolNegotiated():
+                self._h3 = StrictHttp3(self._quic)
+            case events.HandshakeCompleted():
+                self._finish_handshake()
+                self._rest_until(self.server.config.keep_alive_s)
+            case events.ConnectionTerminated():
+                self._ended = True
+            case events.ConnectionIdIssued():
+                self._names.add(event.connection_id)
+                self.server.name(self, event.connection_id)
+            case events.ConnectionIdRetired():
+                self._names.discard(event.connection_id)
+                self.server.forget(event.connection_id)
+            case events.StreamReset() | events.StopSendingReceived():
+                self._abandon(event.stream_id)
+        if self._h3 is None:
+            return
+        parts = self._h3.handle_event(event)
+        while self._h3.malformed:
+            self._reject(*self._h3.malformed.pop())
+        for part in parts:
+            if isinstance(part, HeadersReceived):
+                self._begin(part.stream_id, part.headers, ended=part.stream_ended)
+            elif isinstance(part, DataReceived) and (stream := self._streams.get(part.stream_id)) is not None:
+                if part.data:
+                    self._allowance.earn(DATAGRAM_UNITS + len(part.data) // UNIT_BYTES)
+                stream.feed(part.data, 0, ended=part.stream_ended)
+
+    def _begin(self, stream_id: int, headers: Headers, *, ended: bool) -> None:
+        if (trailers := self._streams.get(stream_id)) is not None:
+            trailers.feed(b"", 0, ended=ended)
+            return
+        if self.server.traffic.leaving:
+            self.reset(stream_id, REQUEST_REJECTED)
+            return
+        self._allowance.spend(REQUEST_UNITS)
+        try:
+            scope = scope_of(headers, ended=ended, version="3", scheme="https", client=self._client, server=None)
+        except Malformed as error:
+            log.info("stream.malformed", reason=str(error))
+            self._reject(stream_id, MESSAGE_ERROR)
+            return
+        stream = self._streams[stream_id] = RequestStream(self, stream_id, scope, self.server.app)
+        if ended:
+            stream.feed(b"", 0, ended=True)
+        self.patient_until = math.inf
+        self._tasks.start_soon(stream.run)
+
+    def _reject(self, stream_id: int, code: int) -> None:
+        """End a stream that is no request."""
+        self._allowance.spend(REQUEST_UNITS)
+        self._abandon(stream_id)
+        self._quic.stop_stream(stream_id, code)
+        self.reset(stream_id, code)
+
+    def _abandon(self, stream_id: int) -> None:
+        if (stream := self._streams.get(stream_id)) is not None:
+            stream.leave()
+
+
+def _log_failure(error: Exception) -> None:
+    log.warning("connection.failed", error=type(error).__name__, reason=str(error), where="http3")

@@ -1,0 +1,146 @@
+"""HTTP/3, where aioquic is installed: requests that come over QUIC, to the same application as all others.
+
+Hypercorn's own HTTP/3 does not notice that a client leaves, lets one client's mistake end every connection, and cannot
+end before its patience does. So aioquic, which does no input and output, is asked here directly. A connection has one
+task, which sends for it and keeps its time, and one more for each request.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import anyio
+import anyio.abc
+
+from staged_pool.api.asgi import App
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.http.http3.connection import Http3Connection
+from staged_pool.api.limits.server_state import Traffic
+from staged_pool.stages.errors import ConfigError
+from staged_pool.stages.log import get_logger
+
+if TYPE_CHECKING:
+    from aioquic.quic.configuration import QuicConfiguration
+
+Address: TypeAlias = tuple[str, int]
+
+FIRST_DATAGRAM_BYTES: Final = 1200
+"""The least that the first datagram of a client has (RFC 9000, section 14.1): an answer cannot be made to be larger
+than what asks for it."""
+
+DATAGRAM_BYTES: Final = 2**14
+"""The longest datagram that is taken; each may carry thousands of frames, and is taken in one go."""
+
+log = get_logger("staged_pool.api")
+
+
+def check_installed() -> None:
+    """See that HTTP/3 can be served.
+
+    Raises:
+        ConfigError: aioquic is not there.
+    """
+    if importlib.util.find_spec("aioquic") is None:
+        raise ConfigError("quic_port: HTTP/3 needs aioquic; install staged-pool[http3]")
+
+
+class Http3:
+    """Serves HTTP/3 on one UDP socket.
+
+    Args:
+        app: Of all requests.
+        config: Its certificate, and the limits.
+        traffic: Where connections are counted.
+    """
+
+    def __init__(self, app: App, config: ServerConfig, traffic: Traffic) -> None:
+        self.app = app
+        self.config = config
+        self.traffic = traffic
+        self.sending = anyio.Lock(fast_acquire=True)
+        """Of the socket, which one task at a time may send on."""
+        from staged_pool.api.http.http3.handshakes import Handshakes
+
+        self.handshakes = Handshakes()
+        self._connections: dict[bytes, Http3Connection] = {}
+        self._settings = _settings(config)
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serve until cancelled. Once the server ends, connections go as their requests are answered.
+
+        What goes wrong in a connection ends that connection.
+
+        Args:
+            listener: A bound UDP socket. Owned by this from here on.
+        """
+        async with await anyio.abc.UDPSocket.from_socket(listener) as udp, anyio.create_task_group() as tasks:
+            while True:
+                data, (host, port, *_) = await udp.receive()
+                if len(data) > DATAGRAM_BYTES:
+                    continue
+                found = self._connection(data, (host, port))
+                if isinstance(found, bytes):
+                    with suppress(OSError):
+                        async with self.sending:
+                            await udp.sendto(found, host, port)
+                elif found is not None:
+                    if not found.begun:
+                        found.begin(udp, tasks, (host, port))
+                    found.take(data, (host, port))
+
+    def _connection(self, data: bytes, address: Address) -> Http3Connection | bytes | None:
+        """Find whose datagram it is: a new one's, if it may begin one, or one that is answered with a Retry."""
+        from aioquic._buffer import Buffer
+        from aioquic.quic.connection import QuicConnection
+        from aioquic.quic.packet import QuicPacketType, pull_quic_header
+
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=self._settings.connection_id_length)
+        except ValueError:
+            return None
+        if (known := self._connections.get(header.destination_cid)) is not None:
+            return known
+        if header.packet_type != QuicPacketType.INITIAL or len(data) < FIRST_DATAGRAM_BYTES:
+            return None
+        if header.version not in self._settings.supported_versions or self.traffic.leaving:
+            return None
+        admitted = self.handshakes.admit(header, address, anyio.current_time())
+        if admitted is None or isinstance(admitted, bytes):
+            return admitted
+        if self.traffic.quic_connections >= self.config.max_connections:
+            self.traffic.connections_refused += 1
+            self._close_longest_idle()
+            return None  # it asks again, and finds room
+        quic = QuicConnection(
+            configuration=self._settings,
+            original_destination_connection_id=admitted.original_id,
+            retry_source_connection_id=admitted.retry_id,
+        )
+        connection = Http3Connection(self, quic, {header.destination_cid, quic.host_cid})
+        for name in (header.destination_cid, quic.host_cid):
+            self.name(connection, name)
+        return connection
+
+    def _close_longest_idle(self) -> None:
+        idle = [connection for connection in set(self._connections.values()) if connection.is_idle]
+        if idle:
+            min(idle, key=lambda connection: connection.patient_until).close()
+
+    def name(self, connection: Http3Connection, name: bytes) -> None:
+        """What datagrams of this connection may call it."""
+        self._connections[name] = connection
+
+    def forget(self, name: bytes) -> None:
+        self._connections.pop(name, None)
+
+
+def _settings(config: ServerConfig) -> QuicConfiguration:
+    from aioquic.h3.connection import H3_ALPN
+    from aioquic.quic.configuration import QuicConfiguration
+
+    settings = QuicConfiguration(alpn_protocols=H3_ALPN, is_client=False, idle_timeout=config.keep_alive_s)
+    settings.load_cert_chain(str(config.tls_cert), str(config.tls_key))
+    return settings

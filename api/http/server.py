@@ -1,0 +1,301 @@
+"""The server as one program: HTTP from the first moment, the engine behind it, and the order in which both end."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from staged_pool.api.http.accept import Acceptor, HypercornLog
+from staged_pool.api.app.app import Application
+from staged_pool.api.asgi import App
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.http.connections import ConnectionConfig
+from staged_pool.api.cors import cors
+from staged_pool.api.http.fast_path import FastPath
+from staged_pool.api.http.general_path import Guard
+from staged_pool.api.http.http3.protocol import Http3
+from staged_pool.api.http.listener import SocketFile, url
+from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.process_memory import let_go_of_weight_files, spare_the_collector
+from staged_pool.api.http.tls import server_context
+from staged_pool.api.limits.server_state import GRACE_S, Traffic
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.memory.allocator import give_back_freed_memory
+from staged_pool.runtime.memory.governor import MemoryGovernor
+from staged_pool.runtime.engine.open import governor_for, open_engines
+from staged_pool.stages.errors import DeviceLost
+from staged_pool.stages.exception_groups import only_error
+from staged_pool.stages.log import get_logger
+
+OVERDUE_S: Final = 3.0
+"""What is then left to end the process by itself, before it is ended."""
+
+SPARE_FILES: Final = 256
+"""Open files that are no connections: libraries, weights, event loops, logs."""
+
+EXIT_OVERDUE: Final = 3
+"""Exit code of a process that did not end by itself."""
+
+_STDERR: Final = 2
+"""A descriptor: signal handlers must not use Python's streams."""
+
+OpenEngines: TypeAlias = Callable[
+    [Sequence[EngineConfig], MemoryGovernor], AbstractAsyncContextManager[Mapping[str, Engine]]
+]
+
+log = get_logger("staged_pool.server")
+
+
+async def serve(
+    config: ServerConfig,
+    models: Sequence[EngineConfig],
+    listener: socket.socket,
+    quic_listener: socket.socket | None = None,
+) -> None:
+    """Run a server until it is told to stop. Takes over the process: its signals, and in the worst case its end.
+
+    The first SIGTERM, SIGINT or SIGHUP drains: `/ready` turns 503, new requests are rejected, those inside have
+    `drain_timeout_s` to finish, then the connections close. A second one, or an end that takes too long, ends the
+    process at once.
+
+    Args:
+        config: Limits of HTTP; its host and port have become `listener`.
+        models: What is loaded while HTTP answers already; at least one.
+        listener: A listening socket, see `bind`. Owned by the server from here on.
+        quic_listener: A UDP socket for HTTP/3, see `bind_udp`, with the certificate in `config`. Owned as well.
+
+    Raises:
+        ConfigError: A model cannot be loaded as configured.
+        DeviceLost: An engine broke while it served.
+    """
+    _allow_files(config.max_connections + SPARE_FILES)
+    await Server(config, models, owns_process=True).run(listener, quic_listener)
+
+
+class Server:
+    """One HTTP server and its engines, inside the caller's event loop, asyncio or trio.
+
+    Args:
+        config: Limits of HTTP.
+        models: What is loaded; at least one.
+        owns_process: Handle signals, and end the process if it does not end by itself.
+        open_engines: Makes the engines; for a host that has models of its own.
+
+    Raises:
+        ConfigError: The files of TLS are not what they should be.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        models: Sequence[EngineConfig],
+        *,
+        owns_process: bool = False,
+        open_engines: OpenEngines = open_engines,
+    ) -> None:
+        self.lobby = Lobby()
+        self.memory = governor_for(models[0])
+        self.traffic = Traffic(self.memory, config.max_connections)
+        self._config = config
+        self._tls = server_context(config)
+        self._models = models
+        self._drain_timeout_s = max(model.drain_timeout_s for model in models)
+        self._owns_process = owns_process
+        self._open_engines = open_engines
+        self._stop_http = anyio.Event()
+        self._serving = anyio.CancelScope()
+        self._failure: BaseException | None = None
+
+    async def run(self, listener: socket.socket, quic_listener: socket.socket | None = None) -> None:
+        """Serve until `close()` is called or the engine fails.
+
+        Cancelled, it drops what is inside. To let that finish, call `close()`.
+
+        Args:
+            listener: See `serve`.
+            quic_listener: See `serve`.
+
+        Raises:
+            ConfigError: The engine cannot be loaded as configured.
+            DeviceLost: The engine broke while it served.
+        """
+        log.info("server.listening", url=url(listener, tls=self._tls is not None))
+        file = SocketFile(listener)
+        try:
+            await self._run(listener, quic_listener)
+        finally:
+            file.remove()
+        if self._failure is not None:
+            raise self._failure
+        log.info("server.stopped")
+
+    async def _run(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
+        async with anyio.create_task_group() as background:
+            background.start_soon(self.traffic.lag.watch)
+            background.start_soon(self.memory.watch)
+            if self._owns_process:
+                background.start_soon(self._heed_signals)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._run_engine)
+                tasks.start_soon(self._run_http, listener, quic_listener)
+            background.cancel_scope.cancel()
+
+    async def close(self) -> None:
+        """Refuse new requests, finish those inside, and let `run()` return."""
+        self.lobby.close("the server is draining")
+        engines = self.lobby.engines
+        if not engines:
+            # A load cannot be interrupted, and nothing is inside: there is nothing to wait for.
+            self._end_process_after(GRACE_S, exit_code=0)
+        else:
+            self._end_process_after(self._drain_timeout_s + GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
+            async with anyio.create_task_group() as draining:
+                for engine in engines:
+                    draining.start_soon(engine.drain, self._drain_timeout_s)
+        self._stop_http.set()
+
+    async def _run_engine(self) -> None:
+        try:
+            await anyio.to_thread.run_sync(self.memory.measure)
+            async with self._open_engines(self._models, self.memory) as engines:
+                if self._owns_process:
+                    spare_the_collector()
+                    await anyio.to_thread.run_sync(_give_back_what_loading_took)
+                self.lobby.open(*engines.values())
+                for name, engine in engines.items():
+                    log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))
+                with self._serving:
+                    async with anyio.create_task_group() as watching:
+                        for engine in engines.values():
+                            watching.start_soon(self._watch, engine)
+        except Exception as error:  # noqa: BLE001  # run() raises it once HTTP has ended, which must not be cancelled
+            self._fail(only_error(error))
+
+    async def _watch(self, engine: Engine) -> None:
+        self._fail(DeviceLost(await engine.wait_broken()))
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self.lobby.close(self._told(error))
+        self._end_process_after(GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
+        self._stop_http.set()
+
+    def _told(self, error: BaseException) -> str:
+        """What requests are told of a failure: what is wrong with a model is the operator's, and may name folders."""
+        if isinstance(error, DeviceLost):
+            return str(error)
+        return "the server failed" if self.lobby.engines else "the models could not be loaded"
+
+    async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
+        application = Application(self.lobby, self.traffic, self._config)
+        config = self._hypercorn_config()
+        fast_path = FastPath(application, lambda: config.response_headers("h11"))
+        app = self._wrapped(application)
+        async with anyio.create_task_group() as quic:
+            if quic_listener is not None:
+                config.alt_svc_headers = [f'h3=":{quic_listener.getsockname()[1]}"; ma=3600']
+                quic.start_soon(Http3(app, self._config, self.traffic).run, quic_listener)
+            acceptor = Acceptor(app, fast_path, config, self._tls)
+            await acceptor.run(listener, self._stop_http.wait, self._drain_timeout_s + GRACE_S)
+            await self._until_quiet()
+            quic.cancel_scope.cancel()
+        self._serving.cancel()
+
+    async def _until_quiet(self) -> None:
+        """Wait for HTTP/3's connections, the only ones that are left."""
+        with anyio.move_on_after(GRACE_S):
+            while self.traffic.connections:
+                await self.traffic.changed()
+
+    def _wrapped(self, application: Application) -> App:
+        """The application with everything that stands before it."""
+        origins = self._config.cors_origins
+
+        def readable(app: App) -> App:
+            return cors(app, origins) if origins else app
+
+        door = application.door
+        return Guard(
+            readable(application),
+            lambda given: readable(application.saying(given)),
+            door.limits,
+            reject=door.reject,
+            decide=door.decide,
+        )
+
+    def _hypercorn_config(self) -> ConnectionConfig:
+        config = ConnectionConfig()
+        config.limits = self._config
+        config.traffic = self.traffic
+        config.logger_class = HypercornLog
+        config.keep_alive_max_requests = 2**31  # reaching it closes an HTTP/2 connection with streams in flight
+        config.h2_max_concurrent_streams = 100
+        config.include_server_header = False
+        return config
+
+    async def _heed_signals(self) -> None:
+        _show_stacks_on_request()
+        async with anyio.create_task_group() as closing:
+            with anyio.open_signal_receiver(*_ending_signals()) as signals:
+                async for number in signals:
+                    log.info("server.stopping", signal=number.name)
+                    if self.lobby.leaving:
+                        os._exit(128 + number)
+                    closing.start_soon(self.close)
+
+    def _end_process_after(self, seconds: float, *, exit_code: int) -> None:
+        """End the process however stuck it is then. A thread, for the event loop itself may be what hangs."""
+        if self._owns_process:
+            watchdog = threading.Timer(seconds, _end_process, (exit_code,))
+            watchdog.daemon = True
+            watchdog.start()
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """Signals that end the server, after what is inside."""
+    names = ["SIGTERM", "SIGINT"]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` has it ignored
+        names.append("SIGHUP")
+    return [signal.Signals[name] for name in names]
+
+
+def _show_stacks_on_request() -> None:
+    """Have SIGUSR1 and SIGUSR2 write the stacks of all threads to stderr, where they would end the process."""
+    for name in ("SIGUSR1", "SIGUSR2"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            faulthandler.register(number, _STDERR)
+
+
+def _give_back_what_loading_took() -> None:
+    give_back_freed_memory()
+    let_go_of_weight_files()
+
+
+def _allow_files(count: int) -> None:
+    """Raise what this process may have open, where the system's default is lower and the system lets us."""
+    try:
+        import resource
+    except ImportError:
+        return  # no POSIX, no such limit
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < count:
+        log.warning("server.few_files", limit=wanted, wanted=count)
+
+
+def _end_process(exit_code: int) -> None:
+    log.warning("server.ended", exit_code=exit_code)
+    os._exit(exit_code)

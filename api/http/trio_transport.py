@@ -1,0 +1,128 @@
+"""A connection on trio."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from staged_pool.api.http.transports import ARRIVAL_BYTES, Look, drop_unsent, read_kernel
+
+if TYPE_CHECKING:
+    import trio
+
+GOODBYE_S: Final = 0.5
+"""How long a client may take to answer TLS's goodbye, which few insist on."""
+
+LOOK_S: Final = 0.01
+"""How long a record of TLS that has begun to arrive may take to be whole, at the end of a connection's patience."""
+
+
+class TrioTransport:
+    """See `Transport`. Made by `open`."""
+
+    def __init__(self, stream: trio.SocketStream, encrypted: trio.SSLStream[trio.SocketStream] | None) -> None:
+        self.socket = stream.socket
+        self.alpn: str | None = None if encrypted is None else encrypted.selected_alpn_protocol()
+        self._stream: Any = encrypted or stream
+        self._encrypted = encrypted
+        self._receiving: trio.CancelScope | None = None
+        self._unsent = memoryview(b"")
+
+    @staticmethod
+    async def open(connection: socket.socket, tls: ssl.SSLContext | None, look: Look) -> TrioTransport:
+        """Take over an accepted socket, with a handshake if there is TLS. Cancelled, it is closed.
+
+        Args:
+            connection: The socket.
+            tls: Settings of TLS, if the server has it.
+            look: Never called: trio receives where somebody waits for it.
+
+        Raises:
+            OSError: There is no agreement, or the client is gone.
+        """
+        import trio
+
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        if tls is None:
+            return TrioTransport(stream, None)
+        encrypted = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
+        try:
+            await encrypted.do_handshake()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise BrokenPipeError(str(error)) from error
+        return TrioTransport(stream, encrypted)
+
+    async def receive(self) -> bytes:
+        import trio
+
+        self._receiving = trio.CancelScope()
+        with self._receiving:
+            try:
+                return bytes(await self._stream.receive_some(ARRIVAL_BYTES))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+            finally:
+                self._receiving = None
+        return b""
+
+    async def arrived(self) -> bytes:
+        with anyio.move_on_after(LOOK_S):  # trio tries at once what is in the kernel
+            return await self.receive()
+        return b""
+
+    def read_now(self, most: int) -> bytes:
+        return b"" if self._encrypted is not None else read_kernel(self.socket.fileno(), most)
+
+    @property
+    def has_sent_all(self) -> bool:
+        return False
+
+    def send_nowait(self, data: bytes) -> bool:
+        return not data  # nothing waits here: trio hands all of it to the kernel
+
+    async def send(self, data: bytes | memoryview) -> None:
+        import trio
+
+        self._unsent = memoryview(data)
+        try:
+            if self._encrypted is None:
+                await self.send_rest()
+            else:
+                await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise BrokenPipeError(str(error)) from error
+
+    async def send_rest(self) -> None:
+        if self._encrypted is not None:
+            raise BrokenPipeError("TLS cannot go on within a record")
+        import trio
+
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[await self.socket.send(self._unsent) :]
+        except trio.ClosedResourceError as error:
+            raise BrokenPipeError(str(error)) from error
+
+    async def close(self) -> None:
+        if self._encrypted is not None:
+            await self._say_goodbye(self._encrypted)
+        self.socket.close()  # what was sent is the kernel's already, which goes on sending it
+
+    async def _say_goodbye(self, encrypted: trio.SSLStream[trio.SocketStream]) -> None:
+        """Say TLS's, so that the client knows that nothing was cut off. Trio's `aclose()` says none to HTTP."""
+        import trio
+
+        with trio.move_on_after(GOODBYE_S):
+            while self._receiving is not None:  # it and the goodbye exclude each other
+                self._receiving.cancel()
+                await trio.lowlevel.checkpoint()
+            with contextlib.suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
+                await encrypted.unwrap()
+
+    def cut(self) -> None:
+        drop_unsent(self.socket)
+        self.socket.close()

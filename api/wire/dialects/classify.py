@@ -1,0 +1,101 @@
+"""vLLM's `/classify`, and `/classify_tokens`, which has no model elsewhere: the entities of each text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from staged_pool.api.wire.dialects import infinity
+
+from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.exchange import Body, Write, listing, named
+from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
+from staged_pool.api.wire.chunked_json import Pieces
+from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.words import vllm_words
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import MODEL_MAX, Aggregation, ClassifyRequest, TokenClassifyRequest
+from staged_pool.runtime.results import ClassifyResult, TokenClassifyResult
+
+
+class ClassifyBody(InputFields, kw_only=True):
+    """The body of a request for labels of texts, or of pairs; fields that are not named are ignored."""
+
+    use_activation: bool | None = None
+    raw_scores: bool | None = None
+    """Infinity's, the other way round; who sends it gets Infinity's answer."""
+
+
+class ClassifyTokensBody(InputFields, kw_only=True):
+    """The body of a request for labels within texts; fields that are not named are ignored."""
+
+    aggregation_strategy: Aggregation | None = None
+    """None: `simple`."""
+
+
+_CLASSIFY: Final = msgspec.json.Decoder(ClassifyBody)
+_CLASSIFY_TOKENS: Final = msgspec.json.Decoder(ClassifyTokensBody)
+
+
+def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
+    """See `Read`."""
+    fields = jsons.decode(_CLASSIFY, body)
+    activate = fields.use_activation is not False and not fields.raw_scores
+    if fields.raw_scores is not None and fields.truncate_prompt_tokens is None:
+        fields.truncate_prompt_tokens = MODEL_MAX  # Infinity cuts long texts
+    inputs, places = text_or_pair_inputs(fields)
+    request = ClassifyRequest(
+        inputs=inputs, words=vllm_words(places), model=fields.model, cache_salt=fields.cache_salt, activate=activate
+    )
+    write = encode_classify if fields.raw_scores is None else infinity.encode_classify
+    return request, named(write, fields.request_id)
+
+
+def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequest, Write]:
+    """See `Read`."""
+    fields = jsons.decode(_CLASSIFY_TOKENS, body)
+    inputs, places = text_inputs(fields)
+    for index, given in enumerate(inputs):
+        if not isinstance(given.source, str):
+            what = "expected a text or a list of texts, which is what entities are found in"
+            raise wrong(places("input", index), what, index)
+    request = TokenClassifyRequest(
+        inputs=inputs,
+        words=vllm_words(places),
+        model=fields.model,
+        cache_salt=fields.cache_salt,
+        aggregation=fields.aggregation_strategy or "simple",
+    )
+    return request, named(encode_classify_tokens, fields.request_id)
+
+
+def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Pieces:
+    """Write the answer; see `Write`. `label` is null where the model's labels have no names; `labels` says what each of
+    the `probs` is of."""
+    best = result.best.tolist()
+    data = [
+        {
+            "index": index,
+            "label": result.labels[place] if place < len(result.labels) else None,
+            "probs": row,
+            "num_classes": len(row),
+        }
+        for index, (place, row) in enumerate(zip(best, np.ascontiguousarray(result.scores), strict=True))
+    ]
+    return listing(
+        "classify",
+        data,
+        model=result.model,
+        usage=result.usage,
+        request_id=request_id,
+        created=created,
+        labels=result.labels,
+    )
+
+
+def encode_classify_tokens(result: TokenClassifyResult, /, *, request_id: str, created: int) -> Pieces:
+    """Write the answer; see `Write`."""
+    data = [{"index": index, "entities": entities} for index, entities in enumerate(result.entities)]
+    return listing("classify", data, model=result.model, usage=result.usage, request_id=request_id, created=created)

@@ -1,0 +1,95 @@
+"""Paths for every task: SageMaker's `/invocations`, and the root of text-embeddings-inference.
+
+What a body asks for shows in its fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.exchange import Body
+from staged_pool.api.wire.dialects.pooling import NAMES
+from staged_pool.api.wire.dialects.score import PAIRS
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import Output
+from staged_pool.stages.errors import InvalidInput
+
+_ANY: Final = msgspec.json.Decoder(Any)
+_TASK_PATHS: Final = {"score": "/score", "rerank": "/v1/rerank"}
+
+
+def candidates(body: Body) -> tuple[str, ...]:
+    """The paths that a body may be meant for, in vLLM's order; the first that a served model can do is the one.
+
+    A `task` of `/pooling`, or `score` or `rerank`, says it. `inputs`, and `texts` beside a query, are
+    text-embeddings-inference's.
+
+    Raises:
+        InvalidInput: It is not JSON, or of no task.
+    """
+    fields = jsons.given_fields(body)
+    names = fields.keys()
+    if (path := _path_of_task(fields.get("task"))) is not None:
+        return (path,)
+    found: list[str] = []
+    if names & {"input", "messages"}:
+        found += ["/v1/embeddings", "/classify"]
+    if "query" in names:
+        found.append("/rerank" if "texts" in names and "documents" not in names else "/v1/rerank")
+    if any(names >= set(pair) for pair in PAIRS):
+        found.append("/score")
+    if names & {"input", "messages"}:
+        found.append("/pooling")
+    if names & {"texts", "images"} and "query" not in names:
+        found.append("/v2/embed")
+    if "inputs" in names:
+        is_comparison = jsons.shape(fields["inputs"]) == (0, b"{")
+        found += ["/similarity"] if is_comparison else ["/embed", "/predict", "/embed_sparse", "/embed_all"]
+    if not found:
+        raise InvalidInput(
+            "The body has the fields of no task: `input`, `messages`, `inputs`, `texts`, or a query and documents"
+        )
+    return tuple(found)
+
+
+def root_path(body: Body, cards: Sequence[ModelCard]) -> str:
+    """The path of text-embeddings-inference that a body to its root is meant for.
+
+    There, the root is the route of the model's kind. Here, the fields say what they can, and the first model that has
+    a route for the rest decides.
+
+    Args:
+        body: Of the request.
+        cards: Of the served models, in their order.
+
+    Raises:
+        InvalidInput: It is not JSON, or has neither `inputs` nor `query`.
+    """
+    fields = jsons.given_fields(body)
+    if "query" in fields:
+        if not fields.keys() & {"texts", "documents"}:
+            raise InvalidInput("texts: this field is required", param="texts")
+        return "/rerank"
+    if "inputs" not in fields:
+        raise InvalidInput("The body has neither `inputs`, nor `query` and `texts`", param="inputs")
+    if jsons.shape(fields["inputs"]) == (0, b"{"):
+        return "/similarity"
+    paths = {Output.DENSE: "/embed", Output.LABELS: "/predict", Output.SPARSE: "/embed_sparse"}
+    found = (path for card in cards for output, path in paths.items() if output in card.outputs)
+    return next(found, "/embed")
+
+
+def _path_of_task(raw: msgspec.Raw | None) -> str | None:
+    """The path of a `task`; None where it is none of ours, such as one of Jina's."""
+    if raw is None:
+        return None
+    task = jsons.decode(_ANY, raw, root="task")
+    if isinstance(task, list) and task and all(each in NAMES for each in task if isinstance(each, str)):
+        return "/pooling"
+    if not isinstance(task, str):
+        return None
+    return "/pooling" if task in NAMES else _TASK_PATHS.get(task)

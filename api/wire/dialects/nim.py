@@ -1,0 +1,100 @@
+"""NVIDIA NIM's `/v1/ranking`, and the answers of its health routes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.cutting import TruncatePassages
+from staged_pool.api.wire.exchange import Body, Write
+from staged_pool.api.wire.fields import Limit, RequestFields
+from staged_pool.api.wire.images import document, read_image, with_options
+from staged_pool.api.wire.chunked_json import Pieces, dump_around
+from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.words import Places, Sides
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
+from staged_pool.runtime.results import ScoreResult
+from staged_pool.runtime.tasks.score import rank
+from staged_pool.stages.errors import NoInputs, Words
+
+
+class Passage(msgspec.Struct):
+    """A text, an image, or both."""
+
+    text: str | None = None
+    image: Any = None
+    """A URL, a data URL, or the image in base64."""
+
+    def read(self, where: str, index: int | None) -> Content:
+        """The text, the image, or both as one document.
+
+        Raises:
+            InvalidInput: There is neither.
+        """
+        parts: list[str | Image] = [self.text] if self.text or (self.text is not None and self.image is None) else []
+        if self.image is not None:
+            if not isinstance(self.image, str):
+                raise wrong(f"{where}.image", "expected a text", index)
+            parts.append(read_image(self.image, f"{where}.image", index, bare=True))
+        if not parts:
+            raise wrong(f"{where}.text", "this field is required", index)
+        return document(parts)
+
+
+class RankingBody(RequestFields, kw_only=True):
+    """The body of a request; fields that are not named are ignored."""
+
+    query: Passage
+    passages: list[Passage]
+    truncate: TruncatePassages | None = None
+    """END cuts passages that are too long; NONE, which is what is meant without it, rejects them."""
+    top_k: Limit | None = None
+
+
+_BODY: Final = msgspec.json.Decoder(RankingBody)
+
+
+def read_ranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
+    """See `Read`."""
+    fields = jsons.decode(_BODY, body)
+    if not fields.passages:
+        raise NoInputs("`passages` is empty; give at least one", param="passages")
+    query = fields.query.read("query", None)
+    if not query:
+        raise wrong("query.text", "a query is empty; it must say what is looked for")
+    options = fields.image_options()
+    passages = [passage.read(f"passages[{index}]", index) for index, passage in enumerate(fields.passages)]
+    request = ScoreRequest(
+        queries=(with_options(query, options),),
+        documents=tuple(with_options(passage, options) for passage in passages),
+        names=("query", "passages"),
+        words=Words(
+            {"input": "passages", "max_tokens": "truncate"}, Sides(Places("query", several=False), Places("passages"))
+        ),
+        model=fields.model,
+        cache_salt=fields.cache_salt,
+        activate=False,
+        max_tokens=MODEL_MAX if fields.truncate == TruncatePassages.END else None,
+    )
+    return request, partial(encode_ranking, top_k=fields.top_k)
+
+
+def encode_ranking(result: ScoreResult, /, top_k: int | None, *, request_id: str, created: int) -> Pieces:
+    """Write the places of the passages and their logits, the best first; see `Write`.
+
+    Args:
+        result: Scores of the passages.
+        top_k: Number of entries. 0 and None: all of them.
+        request_id: See `Write`.
+        created: See `Write`.
+    """
+    ranking = rank(result, top_k).ranking
+    entries = ({"index": ranked.index, "logit": np.float32(ranked.score)} for ranked in ranking)
+    tokens = result.usage.prompt_tokens
+    usage = {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    return dump_around({"model": result.model}, "rankings", entries, usage, item_values=8)

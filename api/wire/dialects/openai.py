@@ -1,0 +1,281 @@
+"""`/v1/embeddings` and `/v1/models`, for clients of OpenAI, vLLM, Jina, Infinity, Voyage, NIM and Mixedbread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import msgspec
+
+from staged_pool.api.wire import jina, json_decode as jsons
+from staged_pool.api.wire.cutting import Truncate, TruncationSide
+from staged_pool.api.wire.encodings import DType, Encoding, Endianness, Form, check_bits
+from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
+from staged_pool.api.wire.fields import Dimensions, Limit
+from staged_pool.api.wire.inputs import InputFields, Modality, inputs_of
+from staged_pool.api.wire.jina import EmbeddingType
+from staged_pool.api.wire.ndjson import LineWriter
+from staged_pool.api.wire.chunked_json import Pieces, dump
+from staged_pool.api.wire.purposes import prompt_for
+from staged_pool.api.wire.raw import write_raw
+from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.words import vllm_words
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest
+from staged_pool.runtime.results import EmbedResult
+from staged_pool.stages.errors import InvalidInput
+
+
+class EncodingFields(InputFields, kw_only=True):
+    """How vectors are to be written."""
+
+    encoding_format: Form | None = None
+    embed_dtype: DType | None = None
+    endianness: Endianness | None = None
+
+    def encoding(self) -> Encoding:
+        return Encoding(self.encoding_format or "float", self.embed_dtype or "float32", self.endianness or "native")
+
+
+ElementType: TypeAlias = Literal["float16", "int8", "uint8", "binary", "ubinary"]
+"""Mixedbread's values of `encoding_format` that name a type of numbers."""
+
+
+class EmbeddingsBody(InputFields, kw_only=True):
+    """The body of a request; fields that are not named are ignored."""
+
+    encoding_format: Form | ElementType | list[EmbeddingType] | None = None
+    """Mixedbread's clients name types of numbers here, too; several give each vector in all of them."""
+    embed_dtype: DType | None = None
+    endianness: Endianness | None = None
+    dimensions: Limit | None = None
+    """0, which Infinity's clients send beside `modality`, means all of them."""
+    use_activation: bool | None = None
+    input_type: str | None = None
+    """What the texts are for: one of the model's prompts, or query, document or passage. Ignored by a model without
+    prompts."""
+    prompt_name: str | None = None
+    """Of the model's prompts: the one that goes before each text."""
+    prompt: str | None = None
+    """Goes before each text instead."""
+    normalize: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    task: str | None = None
+    """Jina's for `prompt_name`."""
+    embedding_type: EmbeddingType | list[EmbeddingType] | None = None
+    """Jina's for `encoding_format` and `embed_dtype`; several give each vector in all of them."""
+    normalized: bool | None = None
+    """Jina's for `use_activation`."""
+    late_chunking: bool | None = None
+    """Jina's for one forward over all inputs as parts of one text. Refused."""
+
+    modality: Modality | None = None
+    """Infinity's: what a text of `input` is."""
+
+    output_dimension: Dimensions | None = None
+    """Voyage's for `dimensions`."""
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
+    """Voyage's for `embed_dtype`."""
+    truncation: bool | None = None
+    """Voyage's: true cuts what is too long, false rejects it."""
+    truncate: bool | Truncate | None = None
+    """NIM's (the end that is cut) and Jina's (true or false)."""
+
+
+_BODY: Final = msgspec.json.Decoder(EmbeddingsBody)
+
+
+def read_embeddings(
+    body: Body, card: ModelCard, *, cut: bool = False, modality: Modality = "text"
+) -> tuple[EmbedRequest, Write]:
+    """See `Read`.
+
+    Args:
+        body: See `Read`.
+        card: See `Read`.
+        cut: Cut long inputs where the request does not say, as Infinity and text-embeddings-inference do.
+        modality: Meaning of a text of `input` where the request does not say.
+    """
+    request, encodings, fields = _read(body, card, cut=cut, modality=modality)
+    write = partial(encode_embeddings, encodings=encodings, **_echoed(fields, request))
+    return request, named(write, fields.request_id)
+
+
+def _echoed(fields: EmbeddingsBody, request: EmbedRequest) -> Mapping[str, Any]:
+    """Fields of the request that Mixedbread's clients read in the answer, where the request is one of theirs."""
+    given = fields.encoding_format
+    if fields.normalized is None and not _names_types(fields):
+        return {}
+    return {"normalized": request.normalize, "encoding_format": given or "float", "dimensions": request.dimensions}
+
+
+def read_embedding_lines(body: Body, card: ModelCard, *, cut: bool = False) -> tuple[EmbedRequest, LineWriter]:
+    """See `ReadLines`, and `read_embeddings`."""
+    request, encodings, fields = _read(body, card, cut=cut)
+    if any(encoding.is_bytes for encoding in encodings.values()):
+        raise wrong("encoding_format", "lines are JSON; expected `float` or `base64`")
+
+    def write(places: Sequence[int], result: EmbedResult) -> Iterator[Mapping[str, object]]:
+        for place, entry in zip(places, _entries(result, encodings), strict=True):
+            yield {**entry, "index": place}
+
+    return request, LineWriter("embd", fields.request_id, write)
+
+
+def _read(
+    body: Body, card: ModelCard, *, cut: bool, modality: Modality = "text"
+) -> tuple[EmbedRequest, Mapping[str, Encoding], EmbeddingsBody]:
+    fields = jsons.decode(_BODY, body)
+    if fields.normalize is not msgspec.UNSET:
+        message = "Parameter `normalize` was removed; use `use_activation` instead."
+        raise InvalidInput(message, param="normalize")
+    if fields.late_chunking:
+        raise wrong("late_chunking", "inputs are read one by one here; send the whole text as one input, or false")
+    dimensions = _dimensions(fields)
+    type_field, encodings = _encodings(fields)
+    for encoding in encodings.values():
+        check_bits(encoding.dtype, card.width if dimensions is None else dimensions, type_field)
+    _say_how_to_cut(fields, cut and not card.splits_long_inputs)
+    inputs, places = inputs_of(fields, fields.modality or modality)
+    request = EmbedRequest(
+        inputs=inputs,
+        words=vllm_words(places, _words(fields)),
+        model=fields.model,
+        cache_salt=fields.cache_salt,
+        dimensions=dimensions,
+        normalize=fields.use_activation is not False and fields.normalized is not False,
+        prompt_name=_prompt_name(fields, card),
+        prompt=fields.prompt,
+    )
+    return request, encodings, fields
+
+
+def _words(fields: EmbeddingsBody) -> Mapping[str, str]:
+    """The names of fields in this request, where several dialects have one."""
+    prompts = [name for name in ("prompt_name", "input_type", "task") if getattr(fields, name) is not None]
+    cuts = [name for name in ("truncation", "truncate") if getattr(fields, name) is not None]
+    return {
+        **({"prompt_name": prompts[0]} if prompts else {}),
+        **({"max_tokens": cuts[0]} if cuts and not fields.truncate_prompt_tokens else {}),
+        **({"dimensions": "output_dimension"} if fields.output_dimension else {}),
+    }
+
+
+def _dimensions(fields: EmbeddingsBody) -> int | None:
+    if fields.dimensions == 0 and fields.modality is None:
+        raise wrong("dimensions", "Expected `int` >= 1")
+    given = fields.dimensions or None
+    if given and fields.output_dimension not in (None, given):
+        raise wrong("output_dimension", "give either `dimensions` or `output_dimension`")
+    return given or fields.output_dimension
+
+
+def _say_how_to_cut(fields: EmbeddingsBody, default: bool) -> None:
+    """Write what a request says of long inputs, in words of Voyage, NIM or Jina, into vLLM's fields."""
+    said = fields.truncate if fields.truncation is None else fields.truncation
+    if isinstance(said, str):
+        if said != Truncate.NONE and fields.truncation_side is None:
+            fields.truncation_side = TruncationSide.LEFT if said == Truncate.START else TruncationSide.RIGHT
+        said = said != Truncate.NONE
+    if fields.truncate_prompt_tokens is None and (default if said is None else said):
+        fields.truncate_prompt_tokens = MODEL_MAX
+
+
+def _prompt_name(fields: EmbeddingsBody, card: ModelCard) -> str | None:
+    values = {name: getattr(fields, name) for name in ("prompt_name", "input_type", "task", "prompt")}
+    given = [name for name, value in values.items() if value is not None]
+    if len(given) > 1 and ("prompt" in given or len({values[name] for name in given}) > 1):
+        raise wrong(given[0], f"give one of {' and '.join(f'`{name}`' for name in given)}")
+    if fields.task is not None:
+        return jina.prompt_name(fields.task, card)
+    return prompt_for(fields.input_type, card) if fields.prompt_name is None else fields.prompt_name
+
+
+def _names_types(fields: EmbeddingsBody) -> bool:
+    given = fields.encoding_format
+    return isinstance(given, list) or given in get_args(ElementType)
+
+
+def _encodings(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]]:
+    """List the ways in which each vector is written, after the field that names its type of numbers.
+
+    A single way stands under the empty name.
+    """
+    field: str = "embedding_type"
+    types: Any = fields.embedding_type
+    if types is None and _names_types(fields):
+        field, types = "encoding_format", fields.encoding_format
+    if types is None:
+        return _plain_encoding(fields)
+    if isinstance(types, str):
+        types = [types]
+    if not types:
+        raise wrong(field, "at least one type is needed")
+    names = dict.fromkeys(types)
+    if len(names) == 1:
+        return field, {"": jina.encoding_of(types[0])}
+    return field, {name: jina.encoding_of(name) for name in names}
+
+
+def _plain_encoding(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]]:
+    """As `_encodings`, in the words of vLLM or of Voyage."""
+    form: Any = fields.encoding_format or "float"
+    if fields.output_dtype is None:
+        return "embed_dtype", {"": Encoding(form, fields.embed_dtype or "float32", fields.endianness or "native")}
+    dtype: DType = "float32" if fields.output_dtype == "float" else fields.output_dtype
+    return "output_dtype", {"": Encoding(form, dtype, fields.endianness or "little")}
+
+
+def encode_embeddings(
+    result: EmbedResult, /, encodings: Mapping[str, Encoding], *, request_id: str, created: int, **echoed: Any
+) -> Pieces | Written:
+    """Write the answer; see `Write`.
+
+    Args:
+        result: What was asked for.
+        encodings: How each vector is written; several give an object with an entry for each.
+        request_id: See `Write`.
+        created: See `Write`.
+        echoed: Further fields of the answer.
+    """
+    about: dict[str, Any] = {"model": result.model, "usage": result.usage, "request_id": request_id, "created": created}
+    first = next(iter(encodings.values()))
+    if first.is_bytes:
+        return write_raw(result.embeddings, first, kind="embd", **about)
+    kind = "embedding_dict" if isinstance(echoed.get("encoding_format"), list) and len(encodings) > 1 else "embedding"
+    entries = _entries(result, encodings, kind)
+    return listing("embd", entries, item_values=result.embeddings.shape[1], **about, **echoed)
+
+
+def _entries(
+    result: EmbedResult, encodings: Mapping[str, Encoding], kind: str = "embedding"
+) -> Iterator[Mapping[str, object]]:
+    single = next(iter(encodings.values())) if len(encodings) == 1 else None
+    for index, row in enumerate(result.embeddings):
+        if single is not None:
+            yield {"index": index, "object": "embedding", "embedding": single.value(row), **single.scale(row)}
+        else:
+            each = {name: encoding.value(row) for name, encoding in encodings.items()}
+            scale = next((found for encoding in encodings.values() if (found := encoding.scale(row))), {})
+            yield {"index": index, "object": kind, "embedding": each, **scale}
+
+
+def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:
+    """Write the list of the models that are served. `created` is in seconds since 1970."""
+    return dump({"object": "list", "data": [model_object(card, created=created) for card in cards]})
+
+
+def model_object(card: ModelCard, *, created: int) -> dict[str, object]:
+    """One served model, as clients know it. `created` is in seconds since 1970."""
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "staged-pool",
+        "root": card.name,
+        "parent": None,
+        "max_model_len": card.max_tokens,
+        "permission": [],
+        "staged_pool": msgspec.to_builtins(card),
+    }

@@ -1,0 +1,236 @@
+"""vLLM's `/pooling`: whatever the model gives for an input, by the name of the task; several from one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.encodings import INTEGERS, Encoding
+from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
+from staged_pool.api.wire.fields import Dimensions
+from staged_pool.api.wire.inputs import inputs_of, text_inputs
+from staged_pool.api.wire.dialects.openai import EncodingFields
+from staged_pool.api.wire.chunked_json import Pieces, average
+from staged_pool.api.wire.raw import write_raw
+from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.words import vllm_words
+from staged_pool.runtime.model import ModelCard, SparseVector, Values
+from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, Outputs, TokenClassifyRequest
+from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
+from staged_pool.stages.errors import InvalidInput, shortened
+
+Task: TypeAlias = Literal["embed", "token_embed", "sparse", "classify", "token_classify"]
+
+TASKS: Final[Mapping[Output, Task]] = {
+    Output.DENSE: "embed",
+    Output.MULTI_VECTOR: "token_embed",
+    Output.SPARSE: "sparse",
+    Output.LABELS: "classify",
+    Output.TOKEN_LABELS: "token_classify",
+    Output.TOKEN_WEIGHTS: "token_classify",
+}
+"""Names of outputs, as vLLM has them; no model has both of those for each token."""
+NAMES: Final[frozenset[str]] = frozenset(TASKS.values())
+_SCORE: Final = "score"
+_OF_EMBED: Final = frozenset({Output.DENSE, Output.MULTI_VECTOR, Output.SPARSE, Output.TOKEN_WEIGHTS})
+"""Outputs of one forward that may be asked for together."""
+
+
+class PoolingBody(EncodingFields, kw_only=True):
+    """The body of a request; fields that are not named are ignored."""
+
+    task: str | list[str] | None = None
+    """`embed`, `token_embed`, `sparse`, `classify` or `token_classify`; `score` of a cross-encoder is `classify`.
+    None: the first that the model has. A list: several of the vectors and weights, each under its name."""
+    dimensions: Dimensions | None = None
+    use_activation: bool | None = None
+    prompt_name: str | None = None
+    """As for `/v1/embeddings`, of the vectors."""
+    prompt: str | None = None
+
+
+class _TaskOnly(msgspec.Struct):
+    task: Any = None
+
+
+_BODY: Final = msgspec.json.Decoder(PoolingBody)
+_TASK: Final = msgspec.json.Decoder(_TaskOnly)
+
+
+class Narrowed(NamedTuple):
+    """What a body asks of a model beyond its route."""
+
+    able: Callable[[ModelCard], bool]
+    """The model can do all of it."""
+    meant: Callable[[ModelCard], bool]
+    """The model was made for it; others may be able to do it, too."""
+
+
+def narrowed(body: Body) -> Narrowed:
+    """Tell models that can do the tasks of a body, and those that were made for them.
+
+    Raises:
+        InvalidInput: One of them is no task of any model.
+    """
+    task = jsons.decode(_TASK, body).task
+    wanted = {each for each in (task if isinstance(task, list) else [task]) if isinstance(each, str)}
+    if unknown := sorted(wanted - NAMES - {_SCORE}):
+        raise _unsupported(unknown[0], [*dict.fromkeys(TASKS.values()), _SCORE])
+    labels = wanted == {TASKS[Output.LABELS]}
+    return Narrowed(
+        able=lambda card: wanted <= _able(card).keys(),
+        meant=lambda card: not labels or card.scoring is None,
+    )
+
+
+def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRequest | TokenClassifyRequest, Write]:
+    """See `Read`."""
+    fields = jsons.decode(_BODY, body)
+    asked = _asked(fields.task, card)
+    tasks = tuple(asked)
+    if len(tasks) > 1 and not _OF_EMBED.issuperset(asked.values()):
+        raise wrong("task", f"of the model's tasks, only {_embedding(card)} can be asked for together")
+    if fields.dimensions is not None and "embed" not in tasks:
+        raise wrong("dimensions", "only for the task embed")
+    if not _OF_EMBED.issuperset(asked.values()) and (fields.prompt_name, fields.prompt) != (None, None):
+        raise wrong("prompt_name", "prompts are for embeddings, and not for labels")
+    if fields.prompt_name is not None and fields.prompt is not None:
+        raise wrong("prompt_name", "give either `prompt` or `prompt_name`")
+    encoding, by_name = fields.encoding(), isinstance(fields.task, list)
+    if encoding.dtype in INTEGERS and "sparse" in tasks:
+        raise wrong("embed_dtype", f"the weights of sparse vectors are written as floats, not as {encoding.dtype}")
+    if encoding.is_bytes and (by_name or "sparse" in tasks):
+        raise wrong("encoding_format", "bytes hold one array for each input: ask for one task, and not for sparse")
+    request = _request(fields, frozenset(asked.values()))
+    write = partial(encode_pooling, tasks=tasks, by_name=by_name, encoding=encoding)
+    return request, named(write, fields.request_id)
+
+
+def _asked(given: str | list[str] | None, card: ModelCard) -> dict[Task, Output]:
+    """The tasks of a request in its order, and what the model gives for each.
+
+    Raises:
+        InvalidInput: The model cannot do one of them; names those that it can.
+    """
+    able = _able(card)
+    names = [TASKS[card.outputs[0]]] if given is None else [given] if isinstance(given, str) else given
+    if not names:
+        raise wrong("task", "at least one task is needed")
+    for name in names:
+        if name not in able:
+            raise _unsupported(name, [TASKS[output] for output in card.outputs])
+    return {TASKS[able[name]]: able[name] for name in names}
+
+
+def _unsupported(name: str, known: Sequence[str]) -> InvalidInput:
+    listed = ", ".join(f"'{each}'" for each in known)
+    return InvalidInput(f"Unsupported task: '{shortened(name)}' Supported tasks: ({listed})", param="task")
+
+
+def _able(card: ModelCard) -> dict[str, Output]:
+    """What the model gives for each name of a task that it can do."""
+    able: dict[str, Output] = {TASKS[output]: output for output in reversed(card.outputs)}
+    return able | {_SCORE: Output.LABELS} if card.scoring == "cross-encoder" else able
+
+
+def _embedding(card: ModelCard) -> str:
+    return ", ".join(sorted(TASKS[output] for output in card.outputs if output in _OF_EMBED)) or "none"
+
+
+def _request(fields: PoolingBody, outputs: Outputs) -> EmbedRequest | ClassifyRequest | TokenClassifyRequest:
+    activate = fields.use_activation is not False
+    if outputs == {Output.TOKEN_LABELS}:
+        texts, places = text_inputs(fields)
+        words = vllm_words(places)
+        return TokenClassifyRequest(
+            inputs=texts,
+            words=words,
+            model=fields.model,
+            cache_salt=fields.cache_salt,
+            aggregation="none",
+            activate=activate,
+        )
+    inputs, places = inputs_of(fields)
+    words = vllm_words(places)
+    if outputs == {Output.LABELS}:
+        return ClassifyRequest(
+            inputs=inputs, words=words, model=fields.model, cache_salt=fields.cache_salt, activate=activate
+        )
+    return EmbedRequest(
+        inputs=inputs,
+        words=words,
+        model=fields.model,
+        cache_salt=fields.cache_salt,
+        outputs=outputs,
+        dimensions=fields.dimensions,
+        normalize=activate,
+        prompt_name=fields.prompt_name,
+        prompt=fields.prompt,
+    )
+
+
+def encode_pooling(
+    result: EmbedResult | ClassifyResult | TokenClassifyResult,
+    /,
+    tasks: tuple[Task, ...],
+    by_name: bool,
+    encoding: Encoding,
+    *,
+    request_id: str,
+    created: int,
+) -> Pieces | Written:
+    """Write the answer.
+
+    Args:
+        result: Of the request that was made for these tasks.
+        tasks: At least one.
+        by_name: Give an object with an entry for each task, rather than what the only one gives.
+        encoding: How each array is written.
+        request_id: See `Write`.
+        created: See `Write`.
+    """
+    about: dict[str, Any] = {"model": result.model, "usage": result.usage, "request_id": request_id, "created": created}
+    rows = {task: _rows(result, task) for task in tasks}
+    if encoding.is_bytes:
+        arrays = [row for row in rows[tasks[0]] if not isinstance(row, SparseVector)]
+        return write_raw(arrays, encoding, kind="pooling", **about)
+    columns = zip(*rows.values(), strict=True)
+    data = (
+        {"index": index, "object": "pooling", **_entry(dict(zip(tasks, row, strict=True)), by_name, encoding)}
+        for index, row in enumerate(columns)
+    )
+    values = average(sum(row.size for each in rows.values() for row in each), len(rows[tasks[0]]))
+    return listing("pooling", data, item_values=values, **about)
+
+
+def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Mapping[str, object]:
+    data = {task: _encoded(values, encoding) for task, values in row.items()}
+    scales = {
+        task: found["scale"]
+        for task, values in row.items()
+        if not isinstance(values, SparseVector) and (found := encoding.scale(values))
+    }
+    if by_name:
+        return {"data": data, **({"scale": scales} if scales else {})}
+    [task] = row
+    return {"data": data[task], **({"scale": scales[task]} if scales else {})}
+
+
+def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: Task) -> Sequence[Values]:
+    """What the result has for one task, an entry for each input."""
+    if not isinstance(result, EmbedResult):
+        return tuple(result.scores)
+    if task == "embed":
+        return tuple(result.embeddings)
+    found = {"sparse": result.sparse, "token_embed": result.multi_vector, "token_classify": result.token_weights}[task]
+    return found or ()
+
+
+def _encoded(row: Values, encoding: Encoding) -> Any:
+    if isinstance(row, SparseVector):
+        return {"indices": encoding.value(row.indices), "values": encoding.value(row.values)}
+    return encoding.value(row)

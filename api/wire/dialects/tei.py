@@ -1,0 +1,237 @@
+"""The routes of text-embeddings-inference: texts are `inputs`, and answers are bare lists.
+
+A text that is too long is cut unless `truncate` is false, or the server was told not to (`auto_truncate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.cutting import Direction, side_of
+from staged_pool.api.wire.encodings import Encoding
+from staged_pool.api.wire.exchange import Body, Write
+from staged_pool.api.wire.fields import Dimensions
+from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list, entry_values
+from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.sources import places_of_texts, texts_or_ids
+from staged_pool.api.wire.words import Places
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
+from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
+from staged_pool.runtime.tasks.embed import normalized
+from staged_pool.runtime.tasks.score import rank
+from staged_pool.stages.errors import NoInputs, Words
+
+Pairs: TypeAlias = str | list[str | list[str]]
+
+
+class Cutting(msgspec.Struct, kw_only=True):
+    """How texts that are too long are treated. Fields of a body that are not named are ignored."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    prompt_name: str | None = None
+
+    def text(self, source: str | tuple[int, ...], auto_truncate: bool) -> TextInput:
+        cut = auto_truncate if self.truncate is None else self.truncate
+        side = side_of(self.truncation_direction)
+        return TextInput(source, max_tokens=MODEL_MAX if cut else None, truncate_side=side)
+
+
+class EmbedBody(Cutting, kw_only=True):
+    """The body of `/embed`, `/embed_all` and `/embed_sparse`."""
+
+    inputs: msgspec.Raw
+    """`str | list[str] | list[int] | list[list[int]]`."""
+    normalize: bool | None = None
+    dimensions: Dimensions | None = None
+
+
+class PredictBody(Cutting, kw_only=True):
+    """The body of `/predict`."""
+
+    inputs: Pairs
+    raw_scores: bool | None = None
+
+
+class Comparison(msgspec.Struct):
+    """What `/similarity` compares."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityBody(msgspec.Struct):
+    """The body of `/similarity`."""
+
+    inputs: Comparison
+    parameters: Cutting | None = None
+
+
+_EMBED: Final = msgspec.json.Decoder(EmbedBody)
+_PREDICT: Final = msgspec.json.Decoder(PredictBody)
+_SIMILARITY: Final = msgspec.json.Decoder(SimilarityBody)
+_NONE: Final = "`{}` cannot be empty"
+
+
+def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bool) -> tuple[EmbedRequest, Write]:
+    """See `Read`.
+
+    Args:
+        body: See `Read`.
+        card: See `Read`.
+        output: Which vectors the route gives.
+        auto_truncate: See the module.
+    """
+    fields = jsons.decode(_EMBED, body)
+    sources = texts_or_ids(fields.inputs, "inputs", none=_NONE.format("inputs"))
+    request = EmbedRequest(
+        inputs=tuple(fields.text(source, auto_truncate) for source in sources),
+        words=_words(places_of_texts(fields.inputs, "inputs")),
+        outputs=frozenset({output}),
+        dimensions=fields.dimensions,
+        normalize=fields.normalize is not False,
+        prompt_name=fields.prompt_name,
+    )
+    return request, _ENCODERS[output]
+
+
+def _words(places: Places) -> Words:
+    return Words({"input": places.field, "max_tokens": "truncate"}, places)
+
+
+def _empty(field: str) -> NoInputs:
+    return NoInputs(_NONE.format(field), param=field)
+
+
+def encode_embed(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
+    """Write the vectors; see `Write`."""
+    vectors = np.ascontiguousarray(result.embeddings)
+    return dump_list(vectors, item_values=vectors.shape[1])
+
+
+def encode_embed_all(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
+    """Write the vectors of the tokens of each input; see `Write`."""
+    matrices = result.multi_vector or ()
+    values = average(sum(matrix.size for matrix in matrices), len(matrices))
+    return dump_list(map(Encoding().value, matrices), item_values=values)
+
+
+def encode_embed_sparse(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
+    """Write the entries of each vector that are not 0; see `Write`."""
+    vectors = result.sparse or ()
+    rows = (
+        [{"index": index, "value": value} for index, value in zip(vector.indices.tolist(), vector.values, strict=True)]
+        for vector in vectors
+    )
+    entries = sum(len(vector.indices) for vector in vectors)
+    return dump_list(rows, item_values=average(4 * entries, len(vectors)))
+
+
+_ENCODERS: Final[Mapping[Output, Write]] = {
+    Output.DENSE: encode_embed,
+    Output.MULTI_VECTOR: encode_embed_all,
+    Output.SPARSE: encode_embed_sparse,
+}
+
+
+def read_predict(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[ClassifyRequest, Write]:
+    """See `Read`, and `read_embed`. A text or `[text]` is one input, `[text, text]` a pair; a list of lists many."""
+    fields = jsons.decode(_PREDICT, body)
+    given = fields.inputs
+    if not given:
+        raise _empty("inputs")
+    lists = [[given]] if isinstance(given, str) else [given] if isinstance(given[0], str) else given
+    single = isinstance(given, str) or isinstance(given[0], str)
+    places = Places("inputs", several=not single)
+    inputs = tuple(_predicted(texts, places, index, fields, auto_truncate) for index, texts in enumerate(lists))
+    request = ClassifyRequest(inputs=inputs, words=_words(places), activate=not fields.raw_scores)
+    return request, partial(encode_predict, single=single)
+
+
+def _predicted(
+    given: str | Sequence[str | list[str]], places: Places, index: int, fields: PredictBody, auto_truncate: bool
+) -> TextInput | PairInput:
+    texts = [text for text in given if isinstance(text, str)] if not isinstance(given, str) else []
+    if len(texts) != len(given) or len(texts) not in (1, 2):
+        what = "expected a list of one text, or of the two of a pair"
+        raise wrong(places("inputs", index), what, index)
+    text = fields.text(texts[0], auto_truncate)
+    if len(texts) == 1:
+        return text
+    first, second = texts
+    return PairInput(first=first, second=second, max_tokens=text.max_tokens, truncate_side=text.truncate_side)
+
+
+def encode_predict(result: ClassifyResult, /, single: bool, *, request_id: str, created: int) -> Pieces:
+    """Write the labels of each input, the likeliest first; see `Write`. Labels without a name are called `LABEL_0`.
+
+    Args:
+        result: Scores of the labels.
+        single: One input was asked about, and not a list of them.
+        request_id: See `Write`.
+        created: See `Write`.
+    """
+    rows = labels_by_score(result)
+    return dump(next(rows)) if single else dump_list(rows, item_values=4 * result.scores.shape[1])
+
+
+def labels_by_score(result: ClassifyResult) -> Iterator[list[dict[str, object]]]:
+    """Of each input, the labels and their scores, the highest first."""
+    count = result.scores.shape[1]
+    names = result.labels if len(result.labels) == count else [f"LABEL_{place}" for place in range(count)]
+    for row, keys in zip(result.scores, result.sort_keys, strict=True):
+        order = np.argsort(-keys, kind="stable").tolist()
+        yield [{"label": names[place] or f"LABEL_{place}", "score": row[place]} for place in order]
+
+
+def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, request_id: str, created: int) -> Pieces:
+    """Write the texts, the best first; see `Write`.
+
+    Args:
+        result: Scores of the texts.
+        texts: None leaves them out.
+        request_id: See `Write`.
+        created: See `Write`.
+    """
+    entries = (
+        {
+            "index": ranked.index,
+            **({} if texts is None else {"text": texts[ranked.index]}),
+            "score": np.float32(ranked.score),
+        }
+        for ranked in rank(result, None).ranking
+    )
+    return dump_list(entries, item_values=entry_values(texts or ()))
+
+
+def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[EmbedRequest, Write]:
+    """See `Read`, and `read_embed`."""
+    fields = jsons.decode(_SIMILARITY, body)
+    if not fields.inputs.sentences:
+        raise _empty("sentences")
+    parameters = fields.parameters or Cutting()
+    sentences = (fields.inputs.source_sentence, *fields.inputs.sentences)
+    names = {"input": "inputs", "max_tokens": "parameters.truncate", "prompt_name": "parameters.prompt_name"}
+    request = EmbedRequest(
+        inputs=tuple(parameters.text(sentence, auto_truncate) for sentence in sentences),
+        words=Words(names, _sentence_place),
+        prompt_name=parameters.prompt_name,
+    )
+    return request, encode_similarity
+
+
+def _sentence_place(field: str, index: int) -> str:
+    return f"inputs.sentences[{index - 1}]" if index else "inputs.source_sentence"
+
+
+def encode_similarity(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
+    """Write the cosine of the first vector and each of the others; see `Write`."""
+    vectors = normalized(result.embeddings)
+    return dump(vectors[1:] @ vectors[0])

@@ -1,0 +1,94 @@
+"""vLLM's `/tokenize` and `/detokenize`, field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
+from staged_pool.api.wire.exchange import Body
+from staged_pool.api.wire.fields import ModelName
+from staged_pool.api.wire.chunked_json import dump
+from staged_pool.api.wire.field_errors import wrong
+from staged_pool.runtime.model import Tokens
+from staged_pool.runtime.requests import Chat
+
+
+class TokenizeBody(ChatFields, kw_only=True):
+    """The body of a request; fields that are not named here are ignored."""
+
+    prompt: str | None = None
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """One conversation, instead of `prompt`."""
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    """The body of a request; fields that are not named here are ignored."""
+
+    tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
+    model: ModelName | None = None
+
+
+_TOKENIZE: Final = msgspec.json.Decoder(TokenizeBody)
+_DETOKENIZE: Final = msgspec.json.Decoder(DetokenizeBody)
+
+
+def decode_tokenize(body: Body) -> tuple[str | Chat, TokenizeBody]:
+    """Read a request for the tokens of one text or conversation.
+
+    Returns:
+        What is to be tokenized; and the fields, of which `add_special_tokens` and `return_token_strs` are never None.
+
+    Raises:
+        InvalidInput: Says which field is wrong and what would be right.
+    """
+    fields = jsons.decode(_TOKENIZE, body)
+    messages = None if isinstance(fields.messages, msgspec.UnsetType) else fields.messages
+    if messages is not None and jsons.is_null(messages):
+        messages = None
+    if messages is not None and fields.prompt is not None:
+        raise wrong("messages", "give either `prompt` or `messages`")
+    if fields.add_special_tokens is None:
+        fields.add_special_tokens = messages is None
+    fields.return_token_strs = bool(fields.return_token_strs)
+    if messages is None:
+        if fields.prompt is None:
+            raise wrong("prompt", "this field is required")
+        return fields.prompt, fields
+    if fields.add_generation_prompt is None:
+        fields.add_generation_prompt = not fields.continue_final_message
+    check_chat_fields(fields)
+    chats = conversations(messages, fields, "messages")
+    if len(chats) > 1:
+        raise wrong("messages", "expected one conversation")
+    return chats[0], fields
+
+
+def encode_tokens(tokens: Tokens, *, max_tokens: int, with_strings: bool) -> bytes:
+    """Write the answer. `max_tokens` is the longest input that the model takes."""
+    return dump(
+        {
+            "count": len(tokens.ids),
+            "max_model_len": max_tokens,
+            "tokens": tokens.ids,
+            "token_strs": tokens.strings if with_strings else None,
+        }
+    )
+
+
+def decode_detokenize(body: Body) -> DetokenizeBody:
+    """Read a request for the text of tokens.
+
+    Raises:
+        InvalidInput: Says which field is wrong and what would be right.
+    """
+    return jsons.decode(_DETOKENIZE, body)
+
+
+def encode_text(text: str) -> bytes:
+    """Write the answer."""
+    return dump({"prompt": text})

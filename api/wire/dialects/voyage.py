@@ -1,0 +1,116 @@
+"""Voyage's `/v1/multimodalembeddings`. Its `/v1/embeddings` and `/v1/rerank` are read with everybody's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.encodings import DType, Encoding, check_bits
+from staged_pool.api.wire.exchange import Body, Write
+from staged_pool.api.wire.fields import Dimensions, RequestFields
+from staged_pool.api.wire.images import document, read_image, with_options
+from staged_pool.api.wire.chunked_json import Pieces, dump_around
+from staged_pool.api.wire.purposes import prompt_for
+from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.words import Places
+from staged_pool.runtime.model import ModelCard
+from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Image, TextInput
+from staged_pool.runtime.results import EmbedResult
+from staged_pool.stages.errors import NoInputs, Words, shortened
+
+
+class Segment(msgspec.Struct):
+    """A text or an image of one input, with the fields of all its kinds."""
+
+    type: str
+    text: str | None = None
+    image_url: str | None = None
+    image_base64: str | None = None
+    """A data URL."""
+
+    def read(self, where: str, index: int) -> str | Image:
+        """The text or the image.
+
+        Raises:
+            InvalidInput: It is of another type, or lacks what its type has.
+        """
+        match self.type:
+            case "text" | "image_url" | "image_base64":
+                given: object = getattr(self, self.type)
+            case _:
+                what = f"`{shortened(self.type)}` is not supported; `text`, `image_url` and `image_base64` are"
+                raise wrong(f"{where}.type", what, index)
+        if not isinstance(given, str):
+            raise wrong(f"{where}.{self.type}", "this field is required", index)
+        return given if self.type == "text" else read_image(given, f"{where}.{self.type}", index, bare=False)
+
+
+class MultimodalInput(msgspec.Struct):
+    """Texts and images that have one vector together."""
+
+    content: Annotated[list[Segment], msgspec.Meta(min_length=1)]
+
+
+class MultimodalBody(RequestFields, kw_only=True):
+    """The body of a request; fields that are not named are ignored."""
+
+    inputs: list[MultimodalInput]
+    input_type: str | None = None
+    """What the inputs are for; ignored by a model without prompts."""
+    truncation: bool | None = None
+    """False rejects what is too long, which is cut otherwise."""
+    output_dimension: Dimensions | None = None
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
+    encoding_format: Literal["base64"] | None = None
+    output_encoding: Literal["base64"] | None = None
+    """The same as `encoding_format`."""
+
+
+_BODY: Final = msgspec.json.Decoder(MultimodalBody)
+
+
+def read_multimodal(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
+    """See `Read`."""
+    fields = jsons.decode(_BODY, body)
+    if not fields.inputs:
+        raise NoInputs("`inputs` is empty; give at least one", param="inputs")
+    dtype: DType = "float32" if fields.output_dtype is None or fields.output_dtype == "float" else fields.output_dtype
+    check_bits(dtype, fields.output_dimension or card.width, "output_dtype")
+    form: Final = "base64" if fields.encoding_format or fields.output_encoding else "float"
+    request = EmbedRequest(
+        inputs=tuple(_input(given, index, fields) for index, given in enumerate(fields.inputs)),
+        name="inputs",
+        words=Words(
+            {"input": "inputs", "max_tokens": "truncation", "dimensions": "output_dimension"}, Places("inputs")
+        ),
+        model=fields.model,
+        cache_salt=fields.cache_salt,
+        dimensions=fields.output_dimension,
+        prompt_name=prompt_for(fields.input_type, card),
+    )
+    return request, partial(encode_multimodal, encoding=Encoding(form, dtype, "little"))
+
+
+def _input(given: MultimodalInput, index: int, fields: MultimodalBody) -> TextInput | Image:
+    where = f"inputs[{index}].content"
+    parts = [segment.read(f"{where}[{place}]", index) for place, segment in enumerate(given.content)]
+    content = with_options(document(parts), fields.image_options())
+    if isinstance(content, Image):
+        return content
+    limit = None if fields.truncation is False else MODEL_MAX
+    return TextInput(content, max_tokens=limit, add_special_tokens=isinstance(content, str))
+
+
+def encode_multimodal(result: EmbedResult, /, encoding: Encoding, *, request_id: str, created: int) -> Pieces:
+    """Write the vectors; see `Write`. All tokens count as those of texts: pixels are not billed here."""
+    data = (
+        {"object": "embedding", "embedding": encoding.value(row), "index": index, **encoding.scale(row)}
+        for index, row in enumerate(result.embeddings)
+    )
+    tokens = result.usage.prompt_tokens
+    usage = {"text_tokens": tokens, "image_pixels": 0, "video_pixels": 0, "total_tokens": tokens}
+    before = {"object": "list", "model": result.model}
+    return dump_around(before, "data", data, {"usage": usage}, item_values=result.embeddings.shape[1])

@@ -1,0 +1,129 @@
+"""Memory of the machine: what this process may have, and what it really takes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from staged_pool.runtime.machine.control_groups import GroupFolder, group_folders
+
+UNKNOWN_LIMIT_BYTES: Final = 4 * 2**30
+"""The limit where the system tells nothing about its memory."""
+
+_NO_LIMIT_BYTES: Final = 2**60
+"""Limits of version 1 that mean none: the file then holds the largest number that the kernel counts in pages."""
+
+_PROCESS_LIMITS: Final = (("Max address space", 0), ("Max data size", 5))
+"""Limits of a process (`ulimit -v`, `ulimit -d`) in /proc/self/limits, and the field of statm that each is held to."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemory:
+    """The memory limit of one control group that this process is in."""
+
+    folder: GroupFolder
+    limit_bytes: int
+
+    def used_bytes(self) -> int:
+        """Return what the whole group takes, without files that nobody has read lately.
+
+        The kernel drops these before it ends a process. Kubernetes calls the rest the working set.
+
+        Raises:
+            OSError: The group is gone.
+        """
+        names = (
+            ("memory.current", "inactive_file") if self.folder.v2 else ("memory.usage_in_bytes", "total_inactive_file")
+        )
+        usage = int((self.folder.path / names[0]).read_text())
+        for line in (self.folder.path / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == names[1]:
+                return max(0, usage - int(value))
+        return usage
+
+
+class Machine:
+    """The files that tell about memory.
+
+    Args:
+        root: Folder that holds the system's files.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._statm = root / "proc/self/statm"
+        self._process_limits = root / "proc/self/limits"
+
+    @cached_property
+    def groups(self) -> tuple[GroupMemory, ...]:
+        """Control groups of this process that have a limit."""
+        return tuple(_limited_groups(self._root))
+
+    def limit_bytes(self) -> int:
+        """Return what this process may have: the least of its limits and its groups', or what the machine has left."""
+        limits = [group.limit_bytes for group in self.groups]
+        if (room := self.mappable_bytes()) is not None:
+            limits.append(self.resident_bytes() + room)
+        available = self._available_bytes()
+        if available is not None:
+            limits.append(available + self.resident_bytes())
+        return min(limits, default=UNKNOWN_LIMIT_BYTES)
+
+    def mappable_bytes(self) -> int | None:
+        """Return what `ulimit -v` and `ulimit -d` let this process map beyond what it has mapped; None: no limit.
+
+        Mapped memory is more than resident memory, mostly by libraries and by what the allocator keeps for later. So
+        it tells what a limit leaves once models are loaded, and not how full memory is.
+        """
+        rooms = []
+        with suppress(OSError, ValueError, IndexError):
+            pages = self._statm.read_text().split()
+            for line in self._process_limits.read_text().splitlines():
+                for name, field in _PROCESS_LIMITS:
+                    if line.startswith(name) and (limit := line.removeprefix(name).split()[0]) != "unlimited":
+                        rooms.append(max(0, int(limit) - int(pages[field]) * os.sysconf("SC_PAGE_SIZE")))
+        return min(rooms, default=None)
+
+    def resident_bytes(self) -> int:
+        """Return the resident set of this process, in bytes; 0 where the system does not tell."""
+        with suppress(OSError, ValueError, IndexError):
+            return int(self._statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+
+    def fullness(self, limit_bytes: int) -> float:
+        """Return the used part of a limit, or of that of a control group, whichever is fuller.
+
+        Args:
+            limit_bytes: Bytes that this process may have.
+        """
+        parts = [self.resident_bytes() / limit_bytes]
+        for group in self.groups:
+            with suppress(OSError, ValueError):  # the group is gone
+                parts.append(group.used_bytes() / group.limit_bytes)
+        return max(parts)
+
+    def _available_bytes(self) -> int | None:
+        """Return what the machine can still give without swapping; None where it does not tell."""
+        with suppress(OSError, ValueError):
+            for line in (self._root / "proc/meminfo").read_text().splitlines():
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        if sys.platform == "darwin":
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return None
+
+
+def _limited_groups(root: Path) -> Iterator[GroupMemory]:
+    with suppress(OSError, ValueError):  # another system, or a sandbox without /proc
+        for folder in group_folders("memory", root):
+            with suppress(OSError, ValueError):  # "max", or the topmost group, which has no such file
+                limit = int((folder.path / ("memory.max" if folder.v2 else "memory.limit_in_bytes")).read_text())
+                if 0 < limit < _NO_LIMIT_BYTES:
+                    yield GroupMemory(folder, limit)

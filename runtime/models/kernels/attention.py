@@ -1,0 +1,197 @@
+"""Attention over a packed batch: sequences lie one after the other in one row, and none sees another.
+
+Two kernels compute it. `scaled_dot_product_attention` takes neighbours of equal length together, on every device and in
+every dtype. On a GPU, `varlen_attn` takes all sequences in one call, by where each begins.
+
+Registered with transformers under one name, so that every architecture which takes its attention function from
+there runs packed without code of its own. Nothing is computed for padding, and a text's vector depends on the
+texts beside it only by rounding.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from staged_pool.runtime.models.kernels.encoder_layers import Group
+from staged_pool.runtime.models.kernels.torch_parts import torch_part
+
+varlen_attn: Callable[..., Any] | None = torch_part(
+    "torch.nn.attention.varlen.varlen_attn", instead="on GPUs, sequences attend in groups of equal length"
+)
+
+PACKED: Final = "staged_packed"
+"""The name of this attention in transformers."""
+
+
+class Bounds(NamedTuple):
+    """Where the sequences of a batch begin and end."""
+
+    starts: Tensor
+    """[sequences + 1], int32: of each, in tokens, and at last the end of all."""
+    longest: int
+    """Tokens of the longest, or more."""
+
+
+_UNSUPPORTED: Final = ("position_bias", "softcap", "s_aux")
+"""Arguments that some architectures pass and that change what attention is."""
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_groups: Sequence[Group],
+    packed_bounds: Bounds | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each sequence: softmax(Q K^T * scaling) V. Neighbours of equal length share one call.
+
+    Args:
+        module: The attention layer; says whether it is causal where `is_causal` is None.
+        query: [1, heads, tokens, head width].
+        key: [1, key heads, tokens, head width]; fewer heads than `query` under grouped-query attention.
+        value: As `key`.
+        attention_mask: None; a packed batch has nothing to mask.
+        packed_groups: Passed through by the model; its tokens sum to those of `query`.
+        packed_bounds: Of the same sequences, to have them attend in one call; each then sees all of itself.
+        scaling: Of the scores. None: 1 / sqrt(head width).
+        sliding_window: A token sees others less than this many places away. None: all.
+        is_causal: Whether a token sees only what stands before it.
+        others: What this form of attention has no use for.
+
+    Returns:
+        [1, tokens, heads, head width], and no attention weights.
+
+    Raises:
+        NotImplementedError: The architecture adds to the scores in a way that is not done here.
+    """
+    del attention_mask
+    if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
+        raise NotImplementedError(f"packed attention does not do {', '.join(unsupported)}")
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    if packed_bounds is not None:
+        one_call = _attend_in_one_call(
+            (query, key, value), packed_bounds, scaling=scaling, window=sliding_window, causal=causal
+        )
+        return one_call, None
+    sizes = [group.sequences * group.tokens for group in packed_groups]
+    parts = [(query, key, value)]
+    if len(sizes) > 1:
+        parts = list(zip(*(x.split_with_sizes(sizes, dim=2) for x in (query, key, value)), strict=True))
+    attended = []
+    for group, part in zip(packed_groups, parts, strict=True):
+        # [1, heads, tokens, width] -> [sequences, heads, length, width], without a copy
+        q, k, v = (x.view(x.shape[1], group.sequences, group.tokens, -1).transpose(0, 1) for x in part)
+        one = _attend(q, k, v, group.seen, scaling=scaling, window=sliding_window, causal=causal)
+        attended.append(one.reshape(1, -1, *one.shape[2:]))
+    return (attended[0] if len(attended) == 1 else torch.cat(attended, dim=1)), None
+
+
+def attend_by(model: PreTrainedModel, name: str) -> None:
+    """Have the attention function of this name used, wherever the model's class looks one up in transformers."""
+    model.set_attn_implementation(name)
+    # transformers before 5.7 takes ModernBERT for a class that does not: it goes by how the source spells it.
+    if model.config._attn_implementation != name and hasattr(inspect.getmodule(type(model)), "ALL_ATTENTION_FUNCTIONS"):
+        model.config._attn_implementation = name
+
+
+def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    """True where `varlen_attn` may run: a kernel of FlashAttention 2.
+
+    It is for GPUs from Ampere on and dtypes of 16 bits, and for a torch whose `varlen_attn` takes a scale and a window.
+    Which widths of heads it takes shows when it is tried.
+    """
+    return (
+        {"scale", "window_size"} <= _varlen_parameters().keys()
+        and device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def _varlen_parameters() -> Mapping[str, object]:
+    """The parameters of `varlen_attn`, which differ between versions of torch; empty where it does not say them."""
+    try:
+        return {} if varlen_attn is None else inspect.signature(varlen_attn).parameters
+    except (TypeError, ValueError):  # it is no Python function any more
+        return {}
+
+
+def _attend_in_one_call(
+    qkv: Sequence[Tensor], bounds: Bounds, *, scaling: float | None, window: int | None, causal: bool
+) -> Tensor:
+    """Three of [1, heads, tokens, head width] -> [1, tokens, heads, head width]."""
+    before = -1 if window is None else window - 1  # a window counts the token itself as well
+    q, k, v = (x[0].transpose(0, 1) for x in qkv)
+    grouped: dict[str, bool] = {}
+    if q.shape[1] != k.shape[1]:
+        if "enable_gqa" in _varlen_parameters():
+            grouped = {"enable_gqa": True}
+        else:  # in torch 2.11 each query has keys of its own
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    assert varlen_attn is not None
+    attended = varlen_attn(
+        q,
+        k,
+        v,
+        bounds.starts,
+        bounds.starts,
+        bounds.longest,
+        bounds.longest,
+        scale=scaling,
+        window_size=(before, 0 if causal else before),
+        **grouped,
+    )
+    assert isinstance(attended, Tensor)
+    return attended.unsqueeze(0)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, seen: int, *, scaling: float | None, window: int | None, causal: bool
+) -> Tensor:
+    """Sequences of equal length, [sequences, heads, length, width] -> [sequences, length, heads, width].
+
+    Nothing is moved by that: it is how the kernel lays out what it gives.
+    """
+    heads, length = q.shape[1:3]
+    mask = _window_mask(length, window, causal=causal, device=q.device)
+    if seen < length:
+        k, v = k[:, :, :seen], v[:, :, :seen]
+        mask = _seen_mask(mask, length, seen, causal=causal, device=q.device)
+    attended = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scaling, is_causal=causal and mask is None, enable_gqa=heads != k.shape[1]
+    )
+    return attended.transpose(1, 2)
+
+
+def _window_mask(length: int, window: int | None, *, causal: bool, device: torch.device) -> Tensor | None:
+    """[length, length], True where a token sees another. None: the window is as long as the sequence."""
+    if window is None or length <= window:
+        return None
+    places = torch.arange(length, device=device)
+    distance = places.unsqueeze(1) - places
+    return (distance >= 0) & (distance < window) if causal else distance.abs() < window
+
+
+def _seen_mask(mask: Tensor | None, length: int, seen: int, *, causal: bool, device: torch.device) -> Tensor | None:
+    """What is left of a mask where only the first `seen` tokens are attended to: [length, seen]."""
+    if mask is not None:
+        return mask[:, :seen]
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()[:, :seen] if causal else None
+
+
+AttentionInterface.register(PACKED, packed_attention)

@@ -1,0 +1,200 @@
+"""The tower that pictures go through: a reader, the part of a model that looks at them, and its heads."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+import numpy as np
+import torch
+from PIL import Image as Pillow
+
+from staged_pool.runtime.model import ModelInput, Payload, Picture, Pixels, Values
+from staged_pool.runtime.models.kernels.self_check import MISFITS
+from staged_pool.runtime.models.checkpoint.weights import Loaded
+from staged_pool.runtime.models.vision.image_encoder import Eye
+from staged_pool.runtime.models.heads.image import ImageHead, ImageVector, build_image_heads
+from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.specs.model import ModelFolder
+from staged_pool.runtime.models.tokenizing.chat import plain_text
+from staged_pool.runtime.models.towers.tower import Outcome
+from staged_pool.runtime.models.kernels.transfer import Later
+from staged_pool.runtime.requests import Chat, Image, Output, TextInput
+from staged_pool.stages.errors import ConfigError, InvalidInput
+from staged_pool.stages.log import get_logger
+from staged_pool.stages.work import Prepared
+
+log = get_logger("staged_pool.models")
+
+_SAMPLES: Final = ((224, 224), (96, 320), (400, 150))
+"""Heights and widths of the pictures that a model is tried with; no two of them have the same shape."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageTower:
+    """See `Tower`; its payloads are pictures."""
+
+    architecture: str
+    reader: ImageReader
+    eye: Eye
+    heads: Mapping[Output, ImageHead]
+    max_tokens: int
+    parameters: int
+    extra_tokens: int
+    """Vectors that the transformer computes for a picture beside those of its patches."""
+    samples: Sequence[Pixels]
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return tuple(self.heads)
+
+    @property
+    def width(self) -> int:
+        dense = self.heads.get(Output.DENSE)
+        return dense.width if isinstance(dense, ImageVector) else 0
+
+    @property
+    def pads(self) -> bool:
+        return self.eye.pads
+
+    def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
+        return [self._prepare(given) for given in inputs]
+
+    def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
+        """Bytes go to the device, and are brought to the model's scale there; one copy of each output comes back."""
+        pictures = cast("Sequence[Picture]", payloads)
+        seen = self.eye.see([picture.pixels for picture in pictures])
+        return {output: self.heads[output](seen) for output in pictures[0].outputs}
+
+    def made_up(self, sizes: Sequence[int]) -> Sequence[Picture]:
+        pixels = self.samples[0]
+        count = max(1, round(sum(sizes) / self._tokens(pixels)))
+        return [Picture(pixels, frozenset(self.heads), self._tokens(pixels))] * count
+
+    def _prepare(self, given: ModelInput) -> Outcome:
+        image = _lone_picture(given)
+        if image is None:
+            message = (
+                "This model reads one image or one text at a time, and no conversations of both: send them as inputs "
+                "of their own."
+            )
+            return InvalidInput(message, param="messages")
+        try:
+            pixels = self.reader.read(image, given.sharing_scope)
+        except InvalidInput as error:
+            return error
+        tokens = self._tokens(pixels)
+        # Pictures of one batch are of one shape, unless they come as patches and can be padded.
+        shape = None if self.eye.any_shape else pixels.values.shape
+        return Prepared(Picture(pixels, given.outputs, tokens), cost=tokens, batch_key=("image", shape, given.outputs))
+
+    def _tokens(self, pixels: Pixels) -> int:
+        return _patches(pixels, self.eye) + self.extra_tokens
+
+
+def _lone_picture(given: ModelInput) -> Image | None:
+    """The picture that an input is, also where it is all that a conversation holds. None: there is more to it."""
+    match given.source:
+        case Image() as image:
+            return image
+        case TextInput(source=Chat() as chat) if not plain_text(chat).strip():
+            return chat.images[0] if len(chat.images) == 1 else None
+        case _:
+            return None
+
+
+def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loaded: Loaded) -> ImageTower:
+    """Build the tower that a folder describes, in the fastest form that is found to be right.
+
+    Args:
+        name: Of the model, for the log.
+        folder: What was read of it.
+        reader: Of its pictures.
+        loaded: Its checkpoint.
+
+    Raises:
+        ConfigError: Reader, transformer and heads do not fit each other, or cannot be run here.
+    """
+    assert loaded.image is not None
+    eye = Eye(loaded.whole, loaded.image, reader.scale)
+    samples = [_sample(reader, *size) for size in _SAMPLES]
+    _check_fit(eye, samples[0])
+    first = _patches(samples[0], eye)
+    try:
+        with torch.inference_mode():
+            extra = eye.vectors(samples[0]) - first
+            seen = eye.see(samples)
+        why = eye.check_padding(samples)
+    except MISFITS as error:
+        raise ConfigError(_misfit(eye, samples[0], error)) from error
+    if why:
+        log.info("model.peculiar", model=name, reason=why)
+    heads = build_image_heads(folder, loaded.whole, seen)
+    parameters = loaded.image_parameters() + sum(head.parameters() for head in heads.values())
+    if loaded.image.device.type == "cpu":
+        if why := eye.fuse(samples):
+            log.info("model.not_fused", model=name, reason=why)
+        if why := eye.prepack(samples):
+            log.info("model.not_prepacked", model=name, reason=why)
+    return ImageTower(
+        architecture=type(loaded.whole if folder.heads else loaded.image).__name__,
+        reader=reader,
+        eye=eye,
+        heads=heads,
+        max_tokens=(reader.settings.max_patches or first) + extra,
+        parameters=parameters,
+        extra_tokens=extra,
+        samples=samples,
+    )
+
+
+def _patches(pixels: Pixels, eye: Eye) -> int:
+    """How many the model cuts a picture into, or has been given of it."""
+    if eye.any_shape:
+        return len(pixels.values)
+    edge = eye.image.config.patch_size
+    tall, wide = (edge, edge) if isinstance(edge, int) else edge
+    return int(pixels.values.shape[1] // tall) * int(pixels.values.shape[2] // wide)
+
+
+def _check_fit(eye: Eye, pixels: Pixels) -> None:
+    """Refuse a folder whose image processor makes what its model does not take, and say it in terms of its files."""
+    config = eye.image.config
+    patches = pixels.grid is not None
+    if patches != eye.any_shape:
+        made, wanted = ("patches", "pixels") if patches else ("pixels", "patches")
+        raise ConfigError(
+            f"the image processor makes {made} of pictures, and {type(eye.image).__name__} takes {wanted}"
+        )
+    if patches:
+        values = config.num_channels * config.patch_size**2
+        if pixels.values.shape[1] != values:
+            raise ConfigError(
+                f"the image processor makes patches of {pixels.values.shape[1]} values, and config.json has patch_size="
+                f"{config.patch_size}, which is {values}"
+            )
+
+
+def _misfit(eye: Eye, pixels: Pixels, error: Exception) -> str:
+    """Why a model fails on a picture: most often because its two configs do not agree on a size."""
+    name, size = type(eye.image).__name__, getattr(eye.image.config, "image_size", None)
+    edges = pixels.values.shape[1:]
+    if pixels.grid is None and isinstance(size, int) and edges != (size, size):
+        return (
+            f"the image processor makes pictures of {edges[1]} x {edges[0]} pixels, which {name} does not take: "
+            f"config.json has image_size={size}"
+        )
+    return f"{name} fails on a picture: {error}"
+
+
+def _sample(reader: ImageReader, height: int, width: int) -> Pixels:
+    """A mosaic, as a caller would send it: no two sizes give the same one. Fine noise would look all the same."""
+    tiles = np.random.default_rng([height, width]).integers(256, size=(7, 7, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Pillow.fromarray(tiles).resize((width, height), Pillow.Resampling.NEAREST).save(file, "PNG")
+    try:
+        return reader.sample(file.getvalue())
+    except InvalidInput as error:
+        raise ConfigError(f"a picture of {width} x {height} pixels cannot be read: {error}") from error
