@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from staged_pool.api.cors import check_origins, check_root_path
 from staged_pool.api.keys import check_keys, check_tenant_header
 from staged_pool.stages.errors import ConfigError
+
+MAX_TIMEOUT_S: Final = 86_400.0
+"""Longest timeout of a request: a day. More is a mistake in the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

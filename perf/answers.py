@@ -15,9 +15,9 @@ import orjson
 
 from perf import report
 from perf.servers import Backend
-from staged_pool.api.wire.encodings import Encoding
-from staged_pool.api.wire.dialects.openai import encode_embeddings
 from staged_pool.api.wire.chunked_json import Pieces
+from staged_pool.api.wire.dialects.openai import encode_embeddings
+from staged_pool.api.wire.encodings import Encoding
 from staged_pool.runtime.results import EmbedResult, Usage
 
 ROWS: Final = 2048

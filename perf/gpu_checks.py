@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from perf.pictures import jpeg
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Payload, Row
-from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference
-from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.text import TextTower
+from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.requests import DENSE_ONLY, Image, Output, TextInput
 from staged_pool.stages.work import Prepared
 

@@ -17,17 +17,17 @@ import typer
 
 from perf.servers import Backend
 from staged_pool.api.commands import logs
+from staged_pool.api.commands.process import prepare_environment, run
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.listener import bind
-from staged_pool.api.commands.process import prepare_environment, run
 from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.engine.engine import Engine, run_engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row, Tokens, TokenSequence
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
+from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import InvalidInput, ModelFailed, Unsupported
 from staged_pool.stages.work import Prepared
 

@@ -21,8 +21,8 @@ from perf.at_once import Block, per_second
 from perf.pictures import SIZES, Size, jpeg
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Pixels
-from staged_pool.runtime.threads.openmp import VARIABLES
 from staged_pool.runtime.requests import Image
+from staged_pool.runtime.threads.openmp import VARIABLES
 
 Way = Literal["fast", "exact", "stock"]
 """How a picture is prepared: by our own code; by the folder's image processor on Pillow and numpy, torch held to one

@@ -6,9 +6,20 @@ from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import TypeAlias, TypeGuard
 
-from staged_pool.runtime.requests import DENSE_ONLY, MAX_SALT_CHARACTERS, Chat, Content, Image, Output, Outputs, PairInput, TextInput, content_bytes
+from staged_pool.runtime.requests import (
+    DENSE_ONLY,
+    MAX_SALT_CHARACTERS,
+    Chat,
+    Content,
+    Image,
+    Output,
+    Outputs,
+    PairInput,
+    TextInput,
+    content_bytes,
+)
 from staged_pool.stages.errors import InvalidInput
-from staged_pool.stages.work import Priority
+from staged_pool.stages.scheduling.entries import Priority
 
 Texts: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
 """A text, several, or the token ids of several."""

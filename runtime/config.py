@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from staged_pool.runtime.threads.core_limiter import usable_cores
-from staged_pool.runtime.device_names import device_names
 from staged_pool.runtime.allowed_hosts import AllowedHosts
+from staged_pool.runtime.device_names import device_names
+from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.reranking import AskedFor
 from staged_pool.stages.errors import ConfigError
 

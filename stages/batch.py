@@ -24,14 +24,14 @@ from staged_pool.stages.scheduling.batch_budget import Budget
 from staged_pool.stages.scheduling.batch_delay import BatchDelay
 from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.coalescing import Coalescer, Sharing
+from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Priority
 from staged_pool.stages.scheduling.fair_queue import Waiting
 from staged_pool.stages.scheduling.service_time import ServiceTimeModel
 from staged_pool.stages.scheduling.tuning import CORE_PATIENCE_S
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import Custody, custody
-from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.ticket_check import cause, should_process
-from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -97,7 +97,7 @@ class BatchStage(Stage, Generic[P, R]):
         *,
         forward: Forward[P, R],
         device: Offload,
-        former: BatchFormer[P],
+        former: BatchFormer[Item[P]],
         service_time: ServiceTimeModel,
         budget: Budget,
         fed_tokens: int,
@@ -227,7 +227,7 @@ class BatchStage(Stage, Generic[P, R]):
                     await self._outlet.send(done)
                 held.handed_on()
 
-    async def _next_batch(self) -> Batch[P] | None:
+    async def _next_batch(self) -> Batch[Item[P]] | None:
         """Wait for the next batch. None: nothing will come any more."""
         held_for = {"busy"}  # that is no reason for a slot to be free
         while not isinstance(next_one := self._cut(), Batch):
@@ -251,7 +251,7 @@ class BatchStage(Stage, Generic[P, R]):
         if scope.cancelled_caught:
             self._delay.over()
 
-    def _cut(self) -> Batch[P] | Hold:
+    def _cut(self) -> Batch[Item[P]] | Hold:
         """The next batch, or why there is none for now."""
         if self._slots.free <= 0 and not (self._slots.may_go_ahead and self._former.has_full_batch):
             return Hold("busy")
@@ -270,7 +270,7 @@ class BatchStage(Stage, Generic[P, R]):
         return lambda item: should_process(item.ticket, self.meter, now=now)
 
     @contextmanager
-    def _custody(self, batch: Batch[P]) -> Iterator[Custody]:
+    def _custody(self, batch: Batch[Item[P]]) -> Iterator[Custody]:
         """Answer for the items of a batch; after a crash those that follow them go in their stead."""
         try:
             with custody(self.meter.name, (item.ticket for item in batch.items)) as held:
@@ -280,7 +280,7 @@ class BatchStage(Stage, Generic[P, R]):
             self._work_waits.ring()
             raise
 
-    async def _run(self, batch: Batch[P], execution: Execution) -> list[R | StagedPoolError]:
+    async def _run(self, batch: Batch[Item[P]], execution: Execution) -> list[R | StagedPoolError]:
         """Run a batch, or its halves where it fails. When that has ended, its time on the device is over."""
         self.triggers[batch.trigger] += 1
         try:
@@ -319,7 +319,7 @@ class BatchStage(Stage, Generic[P, R]):
             execution.ended_at = self._clock()
 
     def _settle(
-        self, batch: Batch[P], results: Sequence[R | StagedPoolError], execution: Execution, held: Custody
+        self, batch: Batch[Item[P]], results: Sequence[R | StagedPoolError], execution: Execution, held: Custody
     ) -> list[Item[R]]:
         """Give each item of a batch, and those that follow it, its row or its error; returns those with rows."""
         tokens = sum(item.cost for item in batch.items)

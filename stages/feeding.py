@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 import anyio
 
 from staged_pool.stages.channel import ENDED, Outlet
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.fair_queue import FairQueue
-from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.wakeup import Wakeup, wakeup
-from staged_pool.stages.work import Item, Priority
 
 S = TypeVar("S")
 

@@ -19,9 +19,9 @@ from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Offload
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody, suppress_crash
-from staged_pool.stages.ticket import Decode, Ticket
+from staged_pool.stages.ticket import Decode, Item, Ticket
 from staged_pool.stages.ticket_check import should_process
-from staged_pool.stages.work import Item, Plan, Request
+from staged_pool.stages.work import Plan, Request
 
 S = TypeVar("S")
 

@@ -16,9 +16,8 @@ from staged_pool.stages.offload import Offload
 from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
-from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.ticket_check import cause, drop_settled
-from staged_pool.stages.work import Item
 
 R = TypeVar("R")
 

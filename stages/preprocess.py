@@ -14,9 +14,9 @@ from staged_pool.stages.scheduling.service_time import DeviceShare, ServiceTimeM
 from staged_pool.stages.scheduling.tuning import LEARNING_WEIGHT
 from staged_pool.stages.stage import Stage, StageOptions
 from staged_pool.stages.supervise import custody
-from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.ticket_check import cause, drop_settled
-from staged_pool.stages.work import Item, Prepared
+from staged_pool.stages.work import Prepared
 
 S = TypeVar("S")
 P = TypeVar("P")

@@ -6,12 +6,25 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
-from staged_pool.stages.errors import DeadlineExceeded, InvalidInput, InvalidSetting, MediaUnavailable, ModelFailed, ScopeEnds, StagedPoolError, detached
+from staged_pool.stages.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    InvalidSetting,
+    MediaUnavailable,
+    ModelFailed,
+    ScopeEnds,
+    StagedPoolError,
+    detached,
+)
 from staged_pool.stages.rows import RowStream
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.wakeup import Wakeup, wakeup
-from staged_pool.stages.work import Item, Parts, Plan, Priority, Request
+from staged_pool.stages.work import Parts, Plan, Request
+
+P_co = TypeVar("P_co", covariant=True)
+Q = TypeVar("Q")
 
 Decode: TypeAlias = Callable[[], Request]
 """Makes the request out of what the caller sent. Runs once, in parse; may run in a thread."""
@@ -321,3 +334,25 @@ class Ticket:
         if self._error is not None:
             raise detached(self._error)
         return self._value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item(Generic[P_co]):
+    """One unit of work of a request, with what it carries now. Each stage makes a new one."""
+
+    ticket: Ticket
+    index: int
+    """Place of its input in the request."""
+    payload: P_co
+    sent_at: float
+    """Time of its hand-over to the channel that it waits in, in seconds on the clock of the stages."""
+    cost: int = 0
+    batch_key: Hashable = None
+    part: int = 0
+    """Place among the pieces that preprocess cut its input into."""
+    identity: Hashable = None
+    """Items of equal identity share a row: see `Prepared.identity_in`. None: this one shares none."""
+
+    def carrying(self, payload: Q, *, sent_at: float) -> Item[Q]:
+        """The same unit of work with what the next stage is to work on."""
+        return Item(self.ticket, self.index, payload, sent_at, self.cost, self.batch_key, self.part, self.identity)

@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from staged_pool.stages.errors import Abandoned, DeadlineExceeded, ScopeEnds
 from staged_pool.stages.meter import Drop, StageMeter
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Item
+from staged_pool.stages.ticket import Item, Ticket
 
 P = TypeVar("P")
 

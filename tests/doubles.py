@@ -23,7 +23,8 @@ from staged_pool.stages.channel import Channel, Inlet, Outlet
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.scheduling.batch_former import BatchFormer
-from staged_pool.stages.work import Item, Plan, Prepared
+from staged_pool.stages.ticket import Item
+from staged_pool.stages.work import Plan, Prepared
 
 CARD = ModelCard(
     name="letters",

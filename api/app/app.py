@@ -10,22 +10,22 @@ from typing import Final
 
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
-from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
 from staged_pool.api.app.call import LINES, PATH_TAKEN, Answer, Call, Handler, Lines
-from staged_pool.api.app.engine_choice import no_route
-from staged_pool.api.config import ServerConfig
 from staged_pool.api.app.dialects import words_of
-from staged_pool.api.cors import METHODS, is_preflight
-from staged_pool.api.app.front_door import FrontDoor
-from staged_pool.api.keys import TENANT, Keys
+from staged_pool.api.app.engine_choice import no_route
 from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.front_door import FrontDoor
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.pages import HTML, PAGES
-from staged_pool.api.limits.request_limits import RequestLimits, party_of
 from staged_pool.api.app.routes import PROBES, Routes, alive
 from staged_pool.api.app.sampling import Sample
-from staged_pool.api.status import Problem
+from staged_pool.api.asgi import App, Headers, Message, Receive, Scope, Send
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.cors import METHODS, is_preflight
+from staged_pool.api.keys import TENANT, Keys
+from staged_pool.api.limits.request_limits import RequestLimits, party_of
 from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.status import Problem
 from staged_pool.api.wire.dialects.tei_tokens import tei_error, timing_headers
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import StagedPoolError, shortened

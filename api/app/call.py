@@ -13,16 +13,17 @@ from typing import Final, TypeAlias
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL
 from staged_pool.api.asgi import Headers, Receive, Scope, Send
+from staged_pool.api.config import MAX_TIMEOUT_S
 from staged_pool.api.keys import TENANT
 from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.wire.chunked_json import Pieces
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
-from staged_pool.api.wire.chunked_json import Pieces
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import ENGINE_WORDS, InvalidInput, Words
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.ticket import Timeline
-from staged_pool.stages.work import Priority
 
 FORM: Final = b"multipart/form-data"
 _JSON_ONLY: Final = "Unsupported Media Type: Only 'application/json' is allowed"
@@ -35,9 +36,6 @@ PATH_TAKEN: Final = "staged_pool.path_taken"
 
 Describe: TypeAlias = Callable[[Problem], tuple[int, bytes]]
 """In which words a dialect says what is wrong: the status and the body of the answer."""
-
-MAX_TIMEOUT_S: Final = 86_400.0
-"""A day: more is a mistake in the unit."""
 
 _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;]) *wait *= *\"?([^\",; ]*)", re.IGNORECASE)  # RFC 7240, section 4.3
 _PRIORITIES: Final = {priority.encode(): priority for priority in Priority}

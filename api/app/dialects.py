@@ -9,10 +9,10 @@ from typing import Final
 from staged_pool.api.app.call import Answer, Call, Describe, Handler
 from staged_pool.api.app.engine_registry import RETRY_AFTER_S, Lobby
 from staged_pool.api.status import Problem
-from staged_pool.api.wire.dialects import ollama, weaviate
-from staged_pool.api.wire.errors import cohere_error, nim_error, plain_error, shared_error
 from staged_pool.api.wire.chunked_json import dump
+from staged_pool.api.wire.dialects import ollama, weaviate
 from staged_pool.api.wire.dialects.tei_tokens import tei_error
+from staged_pool.api.wire.errors import cohere_error, nim_error, plain_error, shared_error
 from staged_pool.stages.errors import TooLarge, Unsupported
 
 TEI_PATHS: Final = frozenset({

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from typing import Final
 
 from staged_pool.api import status
-from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.app.tasks import Task
+from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.api.wire.dialects.pooling import TASKS, Narrowed
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import ModelCard

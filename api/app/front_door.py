@@ -10,17 +10,17 @@ from collections.abc import Collection
 
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
-from staged_pool.api.asgi import Scope
 from staged_pool.api.app.call import ENGINE, Answer, priority_of
+from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.routes import TASKS, answer_alive
+from staged_pool.api.asgi import Scope
 from staged_pool.api.cors import is_preflight
 from staged_pool.api.keys import TENANT, Keys
-from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.api.limits.request_limits import RequestLimits, is_open
-from staged_pool.api.app.routes import TASKS, answer_alive
 from staged_pool.api.status import Problem
 from staged_pool.api.wire.exchange import Body
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.stages.work import Priority
+from staged_pool.stages.scheduling.entries import Priority
 
 
 class FrontDoor:

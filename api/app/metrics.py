@@ -13,7 +13,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from staged_pool.api.limits.server_state import Traffic
-from staged_pool.runtime.statistics import AdmissionStatistics, DeviceStatistics, EngineStatistics, ImageCacheStatistics, PriorityStatistics, ResultCacheStatistics
+from staged_pool.runtime.statistics import (
+    AdmissionStatistics,
+    DeviceStatistics,
+    EngineStatistics,
+    ImageCacheStatistics,
+    PriorityStatistics,
+    ResultCacheStatistics,
+)
 from staged_pool.stages.meter import BUCKETS_S, Histogram, HistogramSnapshot, StageStatistics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST.encode()

@@ -14,24 +14,25 @@ import msgspec
 from staged_pool import __version__
 from staged_pool.api.addresses import ONE_MODEL
 from staged_pool.api.app.call import Answer, Call, Handler
-from staged_pool.api.app.engine_choice import check_able, no_model, pick, served
-from staged_pool.api.config import ServerConfig
 from staged_pool.api.app.dialects import Listings, words_of
-from staged_pool.api.keys import OPEN
+from staged_pool.api.app.engine_choice import check_able, no_model, pick, served
 from staged_pool.api.app.engine_registry import RETRY_AFTER_S, Lobby
 from staged_pool.api.app.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.app.metrics import ServerMetrics
-from staged_pool.api.openapi.document import document
-from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.app.pages import HTML, PAGES
 from staged_pool.api.app.tasks import Task, tasks
-from staged_pool.api.wire import extract_images as aside, inputs
-from staged_pool.api.wire.dialects import infinity, invocations, openai, tei_tokens, tokens
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.keys import OPEN
+from staged_pool.api.openapi.document import document
+from staged_pool.api.openapi.operations import OPERATIONS
+from staged_pool.api.wire import extract_images as aside
+from staged_pool.api.wire import inputs
+from staged_pool.api.wire.chunked_json import dump
 from staged_pool.api.wire.density import Limits, check_density, is_small
+from staged_pool.api.wire.dialects import infinity, invocations, openai, tei_tokens, tokens
 from staged_pool.api.wire.exchange import Body, Exchange, Received
 from staged_pool.api.wire.forms import read_form
 from staged_pool.api.wire.ndjson import LineExchange
-from staged_pool.api.wire.chunked_json import dump
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.errors import InvalidInput, TooLarge, Unsupported, Words

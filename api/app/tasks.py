@@ -9,13 +9,25 @@ from functools import partial
 from typing import Final
 
 from staged_pool.api.app.call import Describe
-from staged_pool.api.wire.dialects import classify, cohere, mixedbread, nim, ollama, openai, pooling, score, tei, voyage, weaviate
 from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.dialects import (
+    classify,
+    cohere,
+    mixedbread,
+    nim,
+    ollama,
+    openai,
+    pooling,
+    score,
+    tei,
+    voyage,
+    weaviate,
+)
+from staged_pool.api.wire.dialects.tei_tokens import tei_error
 from staged_pool.api.wire.errors import plain_error
 from staged_pool.api.wire.exchange import Body, Read
 from staged_pool.api.wire.image_count import count_images
 from staged_pool.api.wire.ndjson import ReadLines
-from staged_pool.api.wire.dialects.tei_tokens import tei_error
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import InvalidInput

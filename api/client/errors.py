@@ -8,7 +8,21 @@ from typing import Final
 import msgspec
 
 from staged_pool.client.batches import Stretch
-from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, InvalidInput, MediaUnavailable, ModelFailed, Overloaded, StagedPoolError, TooLarge, UnknownModel, Unsupported, UnsupportedMedia, UnusableMedia, shortened
+from staged_pool.stages.errors import (
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidInput,
+    MediaUnavailable,
+    ModelFailed,
+    Overloaded,
+    StagedPoolError,
+    TooLarge,
+    UnknownModel,
+    Unsupported,
+    UnsupportedMedia,
+    UnusableMedia,
+    shortened,
+)
 
 
 class ClientError(StagedPoolError):

@@ -13,12 +13,39 @@ from typing import Annotated
 import typer
 
 from staged_pool.api.commands import one_shot as oneshot
-from staged_pool.api.config import ServerConfig
-from staged_pool.api.commands.flags import AllowPickle, AttentionFlag, BackendFlag, CudaGraphs, Deterministic, DeviceFlag, DTypeFlag, ForwardWorkers, ImageDraft, ImagePathFlag, LogFormatFlag, LogLevelFlag, Matryoshka, MaxImagePixels, Models, Offline, Revision, ScoreTemplate, ScoreTokens, SplitLongInputs, TaskFlag, TorchThreads, TrustRemoteCode, TuneFlag, flag, read_bytes
-from staged_pool.api.keys import read_keys
-from staged_pool.api.http.listener import bind, bind_udp, bind_unix
+from staged_pool.api.commands.flags import (
+    AllowPickle,
+    AttentionFlag,
+    BackendFlag,
+    CudaGraphs,
+    Deterministic,
+    DeviceFlag,
+    DTypeFlag,
+    ForwardWorkers,
+    ImageDraft,
+    ImagePathFlag,
+    LogFormatFlag,
+    LogLevelFlag,
+    Matryoshka,
+    MaxImagePixels,
+    Models,
+    Offline,
+    Revision,
+    ScoreTemplate,
+    ScoreTokens,
+    SplitLongInputs,
+    TaskFlag,
+    TorchThreads,
+    TrustRemoteCode,
+    TuneFlag,
+    flag,
+    read_bytes,
+)
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.http.listener import bind, bind_udp, bind_unix
 from staged_pool.api.http.tls import server_context
+from staged_pool.api.keys import read_keys
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.find import check_model
 from staged_pool.stages.errors import ConfigError

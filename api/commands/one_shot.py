@@ -13,7 +13,33 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 import anyio
 import typer
 
-from staged_pool.api.commands.flags import AllowPickle, AttentionFlag, Backend, BackendFlag, DeviceFlag, DTypeFlag, ForwardWorkers, ImageDraft, ImagePathFlag, LogFormat, LogFormatFlag, LogLevel, LogLevelFlag, Matryoshka, MaxImagePixels, Model, Offline, Revision, ScoreTemplate, ScoreTokens, SplitLongInputs, TaskFlag, TorchThreads, TrustRemoteCode, flag
+from staged_pool.api.commands.flags import (
+    AllowPickle,
+    AttentionFlag,
+    Backend,
+    BackendFlag,
+    DeviceFlag,
+    DTypeFlag,
+    ForwardWorkers,
+    ImageDraft,
+    ImagePathFlag,
+    LogFormat,
+    LogFormatFlag,
+    LogLevel,
+    LogLevelFlag,
+    Matryoshka,
+    MaxImagePixels,
+    Model,
+    Offline,
+    Revision,
+    ScoreTemplate,
+    ScoreTokens,
+    SplitLongInputs,
+    TaskFlag,
+    TorchThreads,
+    TrustRemoteCode,
+    flag,
+)
 from staged_pool.api.commands.process import errors_in_flag_words, prepare_environment, run
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.find import check_model, find_model

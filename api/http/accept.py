@@ -16,11 +16,11 @@ from hypercorn.config import Config as HypercornConfig
 
 from staged_pool.api.asgi import App
 from staged_pool.api.http.asyncio_transport import AsyncioTransport
-from staged_pool.api.limits.connection_limit import ConnectionLimit
 from staged_pool.api.http.connections import Connection, ConnectionConfig, Service
 from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.transports import bound_unsent
 from staged_pool.api.http.trio_transport import TrioTransport
+from staged_pool.api.limits.connection_limit import ConnectionLimit
 from staged_pool.stages.log import get_logger
 
 ACCEPTED_AT_ONCE: Final = 16

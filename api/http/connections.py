@@ -25,13 +25,13 @@ from hypercorn.utils import parse_socket_addr
 
 from staged_pool.api import status
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.limits.connection_limit import CONNECTION, ConnectionLimit
 from staged_pool.api.http.fast_path import FastPath, FastRequest
 from staged_pool.api.http.http2.protocol import Http2
 from staged_pool.api.http.protocol.hypercorn_protocols import Http1
 from staged_pool.api.http.sending import send_all
-from staged_pool.api.limits.server_state import Traffic
 from staged_pool.api.http.transports import READ_BYTES, Look, Transport
+from staged_pool.api.limits.connection_limit import CONNECTION, ConnectionLimit
+from staged_pool.api.limits.server_state import Traffic
 from staged_pool.stages.exception_groups import first_error
 from staged_pool.stages.log import get_logger
 

@@ -19,12 +19,12 @@ import h11
 
 from staged_pool.api import status
 from staged_pool.api.app.app import Application
+from staged_pool.api.app.call import LINES, PATH_TAKEN, Answer
 from staged_pool.api.asgi import Headers, Message, Scope
 from staged_pool.api.http.protocol.bodies import Body
-from staged_pool.api.app.call import LINES, PATH_TAKEN, Answer
+from staged_pool.api.http.protocol.strict_reader import StrictReader
 from staged_pool.api.limits.connection_limit import CONNECTION, Member
 from staged_pool.api.status import HttpRefusal, Problem
-from staged_pool.api.http.protocol.strict_reader import StrictReader
 
 _UNUSUAL: Final = frozenset({
     b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"http2-settings", b"origin",

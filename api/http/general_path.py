@@ -19,11 +19,11 @@ from collections.abc import Callable
 import anyio
 
 from staged_pool.api import status
+from staged_pool.api.app.call import Answer
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.http.protocol.bodies import Body
-from staged_pool.api.app.call import Answer
-from staged_pool.api.limits.connection_limit import at_rest, at_work
 from staged_pool.api.http.protocol.content_coding import coding_of, unpack
+from staged_pool.api.limits.connection_limit import at_rest, at_work
 from staged_pool.api.limits.request_limits import Held, RequestLimits, announced_bytes, is_open
 from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory

@@ -9,8 +9,8 @@ from typing import Final
 import anyio
 
 from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
-from staged_pool.api.limits.server_state import Traffic
 from staged_pool.api.http.transports import Transport
+from staged_pool.api.limits.server_state import Traffic
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.api")

@@ -14,25 +14,25 @@ from typing import Final, TypeAlias
 import anyio
 import anyio.to_thread
 
-from staged_pool.api.http.accept import Acceptor, HypercornLog
 from staged_pool.api.app.app import Application
+from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.http.connections import ConnectionConfig
 from staged_pool.api.cors import cors
+from staged_pool.api.http.accept import Acceptor, HypercornLog
+from staged_pool.api.http.connections import ConnectionConfig
 from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.general_path import Guard
 from staged_pool.api.http.http3.protocol import Http3
 from staged_pool.api.http.listener import SocketFile, url
-from staged_pool.api.app.engine_registry import Lobby
-from staged_pool.api.process_memory import let_go_of_weight_files, spare_the_collector
 from staged_pool.api.http.tls import server_context
 from staged_pool.api.limits.server_state import GRACE_S, Traffic
+from staged_pool.api.process_memory import let_go_of_weight_files, spare_the_collector
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.open import governor_for, open_engines
 from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.governor import MemoryGovernor
-from staged_pool.runtime.engine.open import governor_for, open_engines
 from staged_pool.stages.errors import DeviceLost
 from staged_pool.stages.exception_groups import only_error
 from staged_pool.stages.log import get_logger

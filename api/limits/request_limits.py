@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import Final
 
 from staged_pool.api import status
-from staged_pool.api.limits.allowance import client_of
 from staged_pool.api.asgi import Scope
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.limits.connection_limit import connection_of
 from staged_pool.api.keys import OPEN, TENANT
-from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.limits.allowance import client_of
+from staged_pool.api.limits.connection_limit import connection_of
 from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.status import HttpRefusal, Problem
 from staged_pool.runtime.memory.budget import ByteAccount
 from staged_pool.runtime.memory.governor import Pressure
 

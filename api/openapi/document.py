@@ -9,13 +9,12 @@ from typing import Any, Final
 import orjson
 
 from staged_pool import __version__
-from staged_pool.api.app.call import MAX_TIMEOUT_S
-from staged_pool.api.config import ServerConfig
+from staged_pool.api.config import MAX_TIMEOUT_S, ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.openapi import answers
 from staged_pool.api.openapi.operations import BYTES, OPERATIONS, TAGS, Operation
 from staged_pool.api.openapi.schemas import Schema, components
-from staged_pool.stages.work import Priority
+from staged_pool.stages.scheduling.entries import Priority
 
 ABOUT: Final = (
     "Pooling models: vectors, scores and labels. Fields of bodies that are not named here are ignored. A request that "

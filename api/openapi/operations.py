@@ -7,7 +7,20 @@ from typing import Any, Final
 
 from staged_pool.api.addresses import ONE_MODEL
 from staged_pool.api.openapi import answers, dialects, served
-from staged_pool.api.openapi.operation import BOTH, BYTES, LINES, PLAIN, SHARED, TAGS, TEI, Operation, Tag, get, post, task
+from staged_pool.api.openapi.operation import (
+    BOTH,
+    BYTES,
+    LINES,
+    PLAIN,
+    SHARED,
+    TAGS,
+    TEI,
+    Operation,
+    Tag,
+    get,
+    post,
+    task,
+)
 from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, score, tei, tei_tokens, tokens
 
 __all__ = ["BYTES", "OPERATIONS", "TAGS", "Operation", "Tag"]

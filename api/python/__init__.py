@@ -14,13 +14,53 @@ from typing import TYPE_CHECKING, Any
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import ModelCard, SparseVector, Tokens
 from staged_pool.runtime.engine.open import open_engine, open_engines
-from staged_pool.runtime.requests import MODEL_MAX, Chat, ClassifyRequest, EmbedRequest, Image, Output, PairInput, ScoreRequest, TextInput, TokenClassifyRequest
-from staged_pool.runtime.results import ClassifyResult, EmbedResult, Entity, Ranked, RerankResult, ScoreResult, TokenClassifyResult, Usage
+from staged_pool.runtime.model import ModelCard, SparseVector, Tokens
+from staged_pool.runtime.requests import (
+    MODEL_MAX,
+    Chat,
+    ClassifyRequest,
+    EmbedRequest,
+    Image,
+    Output,
+    PairInput,
+    ScoreRequest,
+    TextInput,
+    TokenClassifyRequest,
+)
+from staged_pool.runtime.results import (
+    ClassifyResult,
+    EmbedResult,
+    Entity,
+    Ranked,
+    RerankResult,
+    ScoreResult,
+    TokenClassifyResult,
+    Usage,
+)
 from staged_pool.runtime.statistics import EngineStatistics, Phase
-from staged_pool.stages.errors import Abandoned, ConfigError, DeadlineExceeded, DeviceLost, EngineStopped, InvalidInput, MediaTimedOut, MediaUnavailable, ModelFailed, OutOfMemory, Overloaded, StagedPoolError, StageFailed, TooLarge, UnknownModel, Unsupported, UnsupportedMedia, UnusableMedia, UrlNotAllowed
-from staged_pool.stages.work import Priority
+from staged_pool.stages.errors import (
+    Abandoned,
+    ConfigError,
+    DeadlineExceeded,
+    DeviceLost,
+    EngineStopped,
+    InvalidInput,
+    MediaTimedOut,
+    MediaUnavailable,
+    ModelFailed,
+    OutOfMemory,
+    Overloaded,
+    StagedPoolError,
+    StageFailed,
+    TooLarge,
+    UnknownModel,
+    Unsupported,
+    UnsupportedMedia,
+    UnusableMedia,
+    UrlNotAllowed,
+)
+from staged_pool.stages.scheduling.entries import Priority
 
 if TYPE_CHECKING:
     from staged_pool.client import AsyncClient, Client, RetryPolicy

@@ -1,1 +1,1 @@
-"""One module a dialect: bytes to Request, Result to bytes. Pure functions."""
+"""The bodies of requests and answers: JSON, forms, images, numbers and lines that all dialects share."""

@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.fields import RequestFields
 from staged_pool.api.wire.images import Part, joined, with_options
-from staged_pool.api.wire.field_errors import wrong
 from staged_pool.runtime.requests import Chat, Image
 from staged_pool.stages.errors import InvalidInput
 

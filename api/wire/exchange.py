@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from staged_pool.api.wire import extract_images as aside, forms, json_decode as jsons
-from staged_pool.api.wire.density import UNLIMITED, Limits
+from staged_pool.api.wire import extract_images as aside
+from staged_pool.api.wire import forms
+from staged_pool.api.wire import json_decode as jsons
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
+from staged_pool.api.wire.density import UNLIMITED, Limits
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import ENGINE_WORDS, Words

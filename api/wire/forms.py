@@ -14,8 +14,8 @@ import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from staged_pool.api.wire.extract_images import Aside
 from staged_pool.api.wire.density import UNLIMITED, Limits, check_density
+from staged_pool.api.wire.extract_images import Aside
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 MAX_PARTS: Final = 1000

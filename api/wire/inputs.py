@@ -11,10 +11,10 @@ import msgspec
 from staged_pool.api.wire import json_decode as jsons
 from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
 from staged_pool.api.wire.cutting import TruncationSide, side_of
-from staged_pool.api.wire.fields import NOT_SPECIFIED, MaxTokens, ModelName
-from staged_pool.api.wire.jina import object_inputs
-from staged_pool.api.wire.images import read_image, with_options
 from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.fields import NOT_SPECIFIED, MaxTokens, ModelName
+from staged_pool.api.wire.images import read_image, with_options
+from staged_pool.api.wire.jina import object_inputs
 from staged_pool.api.wire.sources import places_of_texts, texts_or_ids
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput

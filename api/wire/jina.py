@@ -8,8 +8,8 @@ import msgspec
 
 from staged_pool.api.wire import json_decode as jsons
 from staged_pool.api.wire.encodings import DType, Encoding
-from staged_pool.api.wire.images import read_image
 from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.images import read_image
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Image

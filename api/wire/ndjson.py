@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from staged_pool.api.wire.exchange import Body, Received, usage_fields
 from staged_pool.api.wire.chunked_json import dump
+from staged_pool.api.wire.exchange import Body, Received, usage_fields
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.work import Request

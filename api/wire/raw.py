@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from staged_pool.api.wire.chunked_json import dump_around, with_pauses
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Written, usage_fields
-from staged_pool.api.wire.chunked_json import dump_around, with_pauses
 from staged_pool.runtime.results import Usage
 
 OCTETS: Final = b"application/octet-stream"

@@ -13,7 +13,7 @@ from staged_pool.runtime.admission.estimates import Estimates
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.runtime.model import Lane
 from staged_pool.stages.errors import Overloaded
-from staged_pool.stages.work import Priority
+from staged_pool.stages.scheduling.entries import Priority
 
 
 class RequestClass(NamedTuple):

@@ -21,15 +21,23 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final
 
-from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, LIMITS, InFlight, LaneUsage, RequestClass, Reservation, Usage
+from staged_pool.runtime.admission.accounting import (
+    DEFAULT_CLASS,
+    LIMITS,
+    InFlight,
+    LaneUsage,
+    RequestClass,
+    Reservation,
+    Usage,
+)
 from staged_pool.runtime.admission.estimates import Estimates, Guess
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge, detached
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime
 from staged_pool.stages.scheduling.tuning import DELAY_MARGIN, INTERACTIVE_WEIGHT, LEARNING_WEIGHT, TIMES_FREE
-from staged_pool.stages.work import Priority
 
 EXPECTED_S: Final = 0.1
 """Seconds after a rejection for which more are expected: at twice what can be served, one comes every millisecond."""

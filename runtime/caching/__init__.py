@@ -1,1 +1,1 @@
-"""TODO"""
+"""Fingerprints of inputs, and rows that are kept under them."""

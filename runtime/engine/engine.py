@@ -17,28 +17,42 @@ from anyio.abc import TaskStatus
 from staged_pool.runtime import arguments
 from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, RequestClass, Reservation
 from staged_pool.runtime.admission.controller import Admission
+from staged_pool.runtime.caching.fingerprints import SharingScopes
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine_api import EngineTasks
 from staged_pool.runtime.engine.host_loop import HostLoop
-from staged_pool.runtime.caching.fingerprints import SharingScopes
 from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts, lane_service_time
+from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS, Pipeline
 from staged_pool.runtime.media.image_completer import Fetch, ImageCompleter, refuse
 from staged_pool.runtime.memory.answers import AnswerMemory, expected_numbers
 from staged_pool.runtime.memory.governor import UNLIMITED_BYTES, MemoryGovernor, Pressure
 from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Tokens
-from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS, Pipeline
 from staged_pool.runtime.requests import Chat, EmbedRequest, TokenClassifyRequest, content_bytes
 from staged_pool.runtime.statistics import EngineStatistics, Phase
 from staged_pool.runtime.tasks.plan import plan as plan_request
-from staged_pool.stages.errors import Abandoned, DeadlineExceeded, EngineStopped, InvalidInput, NoInputs, Overloaded, ScopeEnds, StagedPoolError, TooLarge, UnknownModel, detached, shortened
+from staged_pool.stages.errors import (
+    Abandoned,
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidInput,
+    NoInputs,
+    Overloaded,
+    ScopeEnds,
+    StagedPoolError,
+    TooLarge,
+    UnknownModel,
+    detached,
+    shortened,
+)
 from staged_pool.stages.exception_groups import first_error, single_errors
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import Abandonable, Offload, ThreadOffload
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.rows import RowStream, give_rows
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.ticket import Ticket, Timeline
-from staged_pool.stages.work import Plan, Priority, Request
+from staged_pool.stages.work import Plan, Request
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -9,12 +9,23 @@ from typing import Any, TypeVar
 
 from staged_pool.runtime import arguments
 from staged_pool.runtime.arguments import Inputs, Texts
-from staged_pool.runtime.requests import DENSE_ONLY, Aggregation, ClassifyRequest, Content, EmbedRequest, Output, ScoreRequest, TokenClassifyRequest, content_bytes
+from staged_pool.runtime.requests import (
+    DENSE_ONLY,
+    Aggregation,
+    ClassifyRequest,
+    Content,
+    EmbedRequest,
+    Output,
+    ScoreRequest,
+    TokenClassifyRequest,
+    content_bytes,
+)
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult, TokenClassifyResult
 from staged_pool.runtime.tasks.score import check_top_n, rank
 from staged_pool.stages.rows import RowStream
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.ticket import Timeline
-from staged_pool.stages.work import Priority, Request
+from staged_pool.stages.work import Request
 
 R = TypeVar("R")
 

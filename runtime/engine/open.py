@@ -11,10 +11,10 @@ import anyio
 import anyio.to_thread
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.core_limiter import Cores, usable_cores
-from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.engine.engine import Engine, run_engine
 from staged_pool.runtime.engine.host_loop import OwnTask
+from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS
+from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder
 from staged_pool.runtime.memory.budget import MemoryBudget
@@ -22,7 +22,8 @@ from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import LoadedModel
 from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
-from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS
+from staged_pool.runtime.threads.core_limiter import Cores
+from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.threads.workers import OwnThreads
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.offload import ThreadOffload
@@ -190,7 +191,7 @@ def _needs_cores(model: LoadedModel) -> bool:
 
 def _load(config: EngineConfig, memory: MemoryBudget, found: FoundModel) -> LoadedModel:
     leave_out_broken_torchvision()
-    from staged_pool.runtime.models.load import load_model# torch: seconds to import, so off the event loop
+    from staged_pool.runtime.models.load import load_model  # torch: seconds to import, so off the event loop
 
     return load_model(config, found, memory)
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskStatus
 
-from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.caching.fingerprints import Identities
+from staged_pool.runtime.caching.result_cache import ResultCache, freeze
+from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.lanes import SUFFIX, LaneLimits, LaneParts
 from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
-from staged_pool.runtime.caching.result_cache import ResultCache, freeze
 from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
 from staged_pool.stages.batch import BatchStage
 from staged_pool.stages.channel import ENDED, Channel, Outlet
@@ -29,9 +29,10 @@ from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import Preprocess, PreprocessStage
 from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.coalescing import Sharing
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import Stage, StageOptions
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Item, Plan, Priority, Request
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.work import Plan, Request
 
 PARSE_WORKERS: Final = 8
 """Requests that are decoded at once. Small ones are decoded on the event loop, and what comes behind holds none."""

@@ -1,1 +1,1 @@
-"""TODO"""
+"""What the operating system gives this process: cores and memory."""

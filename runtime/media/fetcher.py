@@ -20,15 +20,15 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from staged_pool.runtime.allowed_hosts import AllowedHosts
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media import unpacking
-from staged_pool.runtime.network_addresses import literal
-from staged_pool.runtime.media.http_get import asked, whole
 from staged_pool.runtime.media.dns import Resolve, resolve
-from staged_pool.runtime.media.files import read_file, too_large
-from staged_pool.runtime.allowed_hosts import AllowedHosts
 from staged_pool.runtime.media.file_reads import Reads
+from staged_pool.runtime.media.files import read_file, too_large
+from staged_pool.runtime.media.http_get import asked, whole
 from staged_pool.runtime.media.urls import PARAM, FileUrl, Scheme, WebUrl, read_url, refused
+from staged_pool.runtime.network_addresses import literal
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable, UnusableMedia
 

@@ -15,7 +15,7 @@ from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import Overloaded, StagedPoolError, StageFailed, TooLarge, UrlNotAllowed
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.work import Item
+from staged_pool.stages.ticket import Item
 
 RETRY_AFTER_S: Final = 1.0
 """Told to clients of a server that holds too much of what it has fetched: about what a fetch takes."""

@@ -13,9 +13,9 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from staged_pool.runtime.machine.memory import Machine
 from staged_pool.runtime.memory.allocator import give_back_freed_memory
 from staged_pool.runtime.memory.budget import MemoryBudget
-from staged_pool.runtime.machine.memory import Machine
 from staged_pool.stages.errors import Overloaded
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Row, SparseVector, Tokens, Values
-from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.devices.launch import Replica, Replicas
+from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan
 from staged_pool.runtime.models.tokenizing.images import PictureReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer

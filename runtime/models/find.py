@@ -29,7 +29,7 @@ def find_model(config: EngineConfig) -> FoundModel:
     Raises:
         ConfigError: It cannot be found or understood, or a setting does not fit it.
     """
-    from staged_pool.runtime.models.folders.resolver import resolve# the hub's client: half a second to import
+    from staged_pool.runtime.models.folders.resolver import resolve  # the hub's client: half a second to import
 
     resolved = resolve(
         config.model,

@@ -14,30 +14,37 @@ import torch
 
 from staged_pool.runtime.config import DType as DTypeName
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.core_limiter import usable_cores
+from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Lane, ModelCard, Row
-from staged_pool.runtime.models.devices.accelerators import bytes_a_token, fitting_tokens, free_bytes, multiplies_bfloat16, open_devices, record_forwards
+from staged_pool.runtime.models.checkpoint.special_ids import with_note
+from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.checkpoint.weights import load_transformer
+from staged_pool.runtime.models.devices.accelerators import (
+    bytes_a_token,
+    fitting_tokens,
+    free_bytes,
+    multiplies_bfloat16,
+    open_devices,
+    record_forwards,
+)
+from staged_pool.runtime.models.devices.kernel_choices import Tuning, tuning
+from staged_pool.runtime.models.devices.launch import Launcher, Replica, Replicas
+from staged_pool.runtime.models.devices.processor import bfloat16_pays, bfloat16_usually_pays
 from staged_pool.runtime.models.encoder import Encoder, compute
 from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.folders.files import check_files
 from staged_pool.runtime.models.heads.build import check_answers
-from staged_pool.runtime.models.towers.image import build_image_tower
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
-from staged_pool.runtime.models.devices.launch import Launcher, Replica, Replicas
-from staged_pool.runtime.models.devices.processor import bfloat16_pays, bfloat16_usually_pays
-from staged_pool.runtime.models.towers.vision_language import SightTower, open_eyes
-from staged_pool.runtime.models.checkpoint.special_ids import with_note
-from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
-from staged_pool.runtime.models.towers.text import TextTower, build_text_tower
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, short_tokens, use_threads, usual_workers
-from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
+from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
 from staged_pool.runtime.models.tokenizing.images import PictureReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
+from staged_pool.runtime.models.towers.image import build_image_tower
+from staged_pool.runtime.models.towers.text import TextTower, build_text_tower
 from staged_pool.runtime.models.towers.tower import Tower
-from staged_pool.runtime.models.devices.kernel_choices import Tuning, tuning
+from staged_pool.runtime.models.towers.vision_language import SightTower, open_eyes
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 from staged_pool.stages.log import get_logger

@@ -10,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staged_pool.runtime.model import ModelCard, ModelInput, Role, Row, Scoring, Similarity, SparseVector
-from staged_pool.runtime.requests import DENSE_ONLY, Chat, Content, Image, Output, Outputs, PairInput, ScoreRequest, TextInput
+from staged_pool.runtime.requests import (
+    DENSE_ONLY,
+    Chat,
+    Content,
+    Image,
+    Output,
+    Outputs,
+    PairInput,
+    ScoreRequest,
+    TextInput,
+)
 from staged_pool.runtime.results import Ranked, RerankResult, ScoreResult, Usage
 from staged_pool.runtime.tasks.classify import LABELS_ONLY, activated, label_logits
 from staged_pool.runtime.tasks.embed import PROMPTS_OF, array, normalized

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Threads: workers, the device's thread, and turns at the cores."""

@@ -18,16 +18,16 @@ from collections.abc import Callable, Hashable
 from math import ceil
 from typing import Generic, TypeVar
 
+from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Entry, Priority
 from staged_pool.stages.scheduling.fair_queue import FairQueue, Waiting
 from staged_pool.stages.scheduling.tuning import QUEUE_IN_BATCHES
-from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority
 
-P = TypeVar("P")
+E = TypeVar("E", bound=Entry)
 
-StillWanted = Callable[[Item[P]], bool]
+StillWanted = Callable[[E], bool]
 
 
-class BatchFormer(Generic[P]):
+class BatchFormer(Generic[E]):
     """Cuts batches out of the fair queue in front of the device.
 
     Args:
@@ -57,7 +57,7 @@ class BatchFormer(Generic[P]):
         self._pads = pads
         self._slots = slots
         self.lane = lane
-        self.queue = FairQueue[Item[P]](lane)
+        self.queue = FairQueue[E](lane)
 
     @property
     def budget(self) -> int:
@@ -78,7 +78,7 @@ class BatchFormer(Generic[P]):
         """
         return min(waiting.cost, waiting.requests * self._least_cost)
 
-    def take(self, still_wanted: StillWanted[P], running: int = 0) -> Batch[P] | None:
+    def take(self, still_wanted: StillWanted[E], running: int = 0) -> Batch[E] | None:
         """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.
 
         Args:
@@ -99,7 +99,7 @@ class BatchFormer(Generic[P]):
         self.queue.end_round()
         return batch
 
-    def _in_turn(self, first: Item[P], still_wanted: StillWanted[P], limit: int) -> tuple[list[Item[P]], BatchTrigger]:
+    def _in_turn(self, first: E, still_wanted: StillWanted[E], limit: int) -> tuple[list[E], BatchTrigger]:
         queue = self.queue
         chosen, cost = [first], first.cost
         queue.take(first)
@@ -113,7 +113,7 @@ class BatchFormer(Generic[P]):
             queue.take(item)
         return chosen, BatchTrigger.DEMAND
 
-    def _nearest(self, first: Item[P], still_wanted: StillWanted[P], limit: int) -> tuple[list[Item[P]], BatchTrigger]:
+    def _nearest(self, first: E, still_wanted: StillWanted[E], limit: int) -> tuple[list[E], BatchTrigger]:
         waiting = self.queue.all_of(first.batch_key, first.ticket.priority)
         by_cost = sorted(filter(still_wanted, waiting), key=lambda item: item.cost)
         start, end, trigger = self._run_around(by_cost, by_cost.index(first), limit)
@@ -122,7 +122,7 @@ class BatchFormer(Generic[P]):
             self.queue.take(item)
         return chosen, trigger
 
-    def _run_around(self, by_cost: list[Item[P]], start: int, limit: int) -> tuple[int, int, BatchTrigger]:
+    def _run_around(self, by_cost: list[E], start: int, limit: int) -> tuple[int, int, BatchTrigger]:
         """Grow a run of neighbours in length around an item, always on the side that pads less."""
         first, end = start, start + 1
         while end - first < len(by_cost):

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from staged_pool.stages.scheduling.batch_former import BatchFormer, StillWanted
-from staged_pool.stages.work import Batch, Item
+from staged_pool.stages.scheduling.entries import Batch, Claim, Entry
 
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -46,22 +46,63 @@ class Sharing(Generic[P, R]):
     """Rows of earlier requests. None: none are kept."""
 
 
-class _Group(Generic[P]):
+class SharedLoad(Protocol):
+    """The account of a request's tokens that coalescing changes."""
+
+    def spared(self, lane: Hashable, tokens: int, /) -> None:
+        """Subtract tokens that were coalesced; a negative number adds them back."""
+
+
+class SharingClaim(Claim, Protocol):
+    """A request whose entries may be coalesced."""
+
+    @property
+    def settled(self) -> bool: ...
+
+    @property
+    def load(self) -> SharedLoad: ...
+
+
+class SharedEntry(Entry, Protocol):
+    """An entry that may be coalesced, such as an `Item`."""
+
+    @property
+    def ticket(self) -> SharingClaim: ...
+
+    @property
+    def identity(self) -> Hashable:
+        """Entries of equal identity are the same work. None: shares with none."""
+
+    @property
+    def payload(self) -> Any: ...
+
+    @property
+    def sent_at(self) -> float: ...
+
+    def carrying(self, payload: Any, /, *, sent_at: float) -> Self:
+        """Return the same entry with another payload."""
+        ...
+
+
+E = TypeVar("E", bound=SharedEntry)
+
+
+class _Group(Generic[E]):
     """A leader and its followers; one is made for each item, and most have no followers."""
 
     __slots__ = ("followers", "is_on_device", "key", "leader", "start_tag")
 
-    def __init__(self, key: Hashable, leader: Item[P], start_tag: float) -> None:
+    def __init__(self, key: Hashable, leader: E, start_tag: float) -> None:
         self.key = key
         self.leader = leader
         self.start_tag = start_tag
         """Start tag of the leader, in the virtual time of its tenant."""
         self.is_on_device = False
         """The leader is on the device, or on its way to it."""
-        self.followers: list[Item[P]] = []
+        self.followers: list[E] = []
 
 
-class Coalescer(Generic[P]):
+class Coalescer(Generic[E]):
     """The way into the queue in front of the device, and out of it.
 
     Args:
@@ -69,17 +110,17 @@ class Coalescer(Generic[P]):
         coalesce: False: each item goes to the device by itself.
     """
 
-    def __init__(self, former: BatchFormer[P], *, coalesce: bool = True) -> None:
+    def __init__(self, former: BatchFormer[E], *, coalesce: bool = True) -> None:
         self._former = former
         self._coalesce = coalesce
-        self._joined: dict[Hashable, _Group[P]] = {}
+        self._joined: dict[Hashable, _Group[E]] = {}
         """The group that the next item of a key may join."""
-        self._led: dict[Item[P], _Group[P]] = {}
+        self._led: dict[E, _Group[E]] = {}
         """All groups, by their leaders."""
         self.following = 0
         """Items that wait for the row of another."""
 
-    def add(self, item: Item[P]) -> None:
+    def add(self, item: E) -> None:
         """Have an item wait for the device, or for the row of another."""
         queue = self._former.queue
         if item.identity is None or not self._coalesce:
@@ -96,12 +137,12 @@ class Coalescer(Generic[P]):
         self._joined[key] = self._led[item] = _Group(key, item, start_tag)
         queue.add(item)
 
-    def take(self, still_wanted: StillWanted[P], running: int = 0) -> Batch[P] | None:
+    def take(self, still_wanted: StillWanted[E], running: int = 0) -> Batch[E] | None:
         """Take the next batch, see `BatchFormer.take`; None only where nothing wanted waits."""
         while True:
-            dropped: list[Item[P]] = []
+            dropped: list[E] = []
 
-            def is_wanted(item: Item[P]) -> bool:
+            def is_wanted(item: E) -> bool:
                 if wanted := still_wanted(item):
                     return wanted
                 dropped.append(item)  # noqa: B023  # called within this turn of the loop
@@ -117,13 +158,13 @@ class Coalescer(Generic[P]):
             if batch is not None or len(self._former.queue) == waiting:
                 return batch
 
-    def sweep(self, still_wanted: StillWanted[P]) -> None:
+    def sweep(self, still_wanted: StillWanted[E]) -> None:
         """Let go of all items that wait, and that nobody wants any more."""
         unwanted = [item for item in self._former.queue if not still_wanted(item)]
         self._former.queue.drop(unwanted)
         self.lose(unwanted)
 
-    def land(self, item: Item[P]) -> Sequence[Item[P]]:
+    def land(self, item: E) -> Sequence[E]:
         """End the group of an item that the device has answered; returns its followers."""
         if (group := self._led.pop(item, None)) is None:
             return ()
@@ -132,7 +173,7 @@ class Coalescer(Generic[P]):
         self.following -= len(group.followers)
         return group.followers
 
-    def lose(self, items: Iterable[Item[P]]) -> None:
+    def lose(self, items: Iterable[E]) -> None:
         """Have the followers of items that came to nothing queue up in their stead."""
         for item in items:
             for follower in self.land(item):

@@ -23,29 +23,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from math import inf
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
+from staged_pool.stages.scheduling.entries import Claim, Entry, Priority
 from staged_pool.stages.scheduling.tuning import INTERACTIVE_WEIGHT
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Priority
 
 WEIGHTS: Final = {Priority.INTERACTIVE: INTERACTIVE_WEIGHT, Priority.BULK: 1}
 """Weights of the priorities; all tenants, and all requests, weigh the same."""
-
-
-class Entry(Protocol):
-    """Something of a request that waits, such as an `Item`."""
-
-    @property
-    def ticket(self) -> Ticket: ...
-
-    @property
-    def cost(self) -> int:
-        """Tokens, at least 1."""
-
-    @property
-    def batch_key(self) -> Hashable:
-        """Only entries with equal keys go in one round."""
 
 
 E = TypeVar("E", bound=Entry)
@@ -153,7 +137,7 @@ class FairQueue(Generic[E]):
             self._rank(at, key)
             at = at.parent
 
-    def start_tag(self, ticket: Ticket) -> float:
+    def start_tag(self, ticket: Claim) -> float:
         """Start tag of the next entry of a request that comes now, in the virtual time of its tenant."""
         at = self._root
         for name in (ticket.priority, ticket.tenant):
@@ -225,7 +209,7 @@ class FairQueue(Generic[E]):
                 parent.weights -= node.weight
         self._touched.clear()
 
-    def ahead(self, ticket: Ticket) -> float:
+    def ahead(self, ticket: Claim) -> float:
         """Tokens that go before the next entry of a request.
 
         At each level the others count for no more than they get until its start tag, and for no more than they have.

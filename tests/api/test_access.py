@@ -16,13 +16,13 @@ from structlog.typing import EventDict
 
 from staged_pool.api.addresses import below
 from staged_pool.api.app.app import Application
-from staged_pool.api.config import ServerConfig
 from staged_pool.api.app.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
-from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
 from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.pages import PAGES
 from staged_pool.api.app.routes import Routes
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
 from staged_pool.api.limits.server_state import Traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError

@@ -15,8 +15,8 @@ import pytest
 
 from staged_pool.api.addresses import MODEL, ONE_MODEL, Addresses
 from staged_pool.api.app.app import Application
-from staged_pool.api.config import ServerConfig
 from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.config import ServerConfig
 from staged_pool.api.wire.dialects.pooling import TASKS
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Output

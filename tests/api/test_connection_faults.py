@@ -12,14 +12,14 @@ import pytest
 import sniffio
 from blockbuster import BlockBuster
 
+from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.accept import Acceptor
 from staged_pool.api.http.asyncio_transport import AsyncioTransport
-from staged_pool.api.http.protocol.bodies import Body
-from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.connections import Connection, ConnectionConfig
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.transports import Transport
 from staged_pool.api.http.trio_transport import TrioTransport
+from staged_pool.api.limits.server_state import Traffic
 from tests.api.serving import EMBED, engine_on, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import LetterModel, captured_logs, until
 

@@ -25,13 +25,13 @@ import pytest
 import sniffio
 from blockbuster import BlockBuster
 
-from staged_pool.api.http.accept import ACCEPTED_AT_ONCE
-from staged_pool.api.limits.allowance import CLIENT_UNITS
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.http.accept import ACCEPTED_AT_ONCE
 from staged_pool.api.http.connections import AHEAD_BYTES
 from staged_pool.api.http.listener import bind
 from staged_pool.api.http.server import Server
 from staged_pool.api.http.transports import UNSENT_BYTES
+from staged_pool.api.limits.allowance import CLIENT_UNITS
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import EMBED, Http2, engine_on, only, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import Gate, LetterModel, until

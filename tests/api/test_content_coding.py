@@ -7,9 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from staged_pool.api.http.protocol.content_coding import AT_ONCE_BYTES, DEFLATE, GZIP, MAX_MEMBERS, SLICE_BYTES, coding_of, unpack
-from staged_pool.api.status import HttpRefusal
+from staged_pool.api.http.protocol.content_coding import (
+    AT_ONCE_BYTES,
+    DEFLATE,
+    GZIP,
+    MAX_MEMBERS,
+    SLICE_BYTES,
+    coding_of,
+    unpack,
+)
 from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.status import HttpRefusal
 
 pytestmark = pytest.mark.anyio
 

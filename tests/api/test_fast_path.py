@@ -16,18 +16,18 @@ from blockbuster import BlockBuster
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.http import connections
 from staged_pool.api.app.app import Application
-from staged_pool.api.http.protocol.bodies import GATHERED_BYTES
-from staged_pool.api.config import ServerConfig
-from staged_pool.api.http.fast_path import KNOWN_HEAD_BYTES, MOST_HEADS, FastPath, FastRequest
 from staged_pool.api.app.engine_registry import Lobby
-from staged_pool.api.openapi.operations import OPERATIONS
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.http import connections
+from staged_pool.api.http.fast_path import KNOWN_HEAD_BYTES, MOST_HEADS, FastPath, FastRequest
+from staged_pool.api.http.protocol.bodies import GATHERED_BYTES
 from staged_pool.api.http.protocol.hypercorn_protocols import Http1
-from staged_pool.api.limits.server_state import Traffic
 from staged_pool.api.http.transports import ARRIVAL_BYTES, READ_BYTES
+from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.stages.work import Priority
+from staged_pool.stages.scheduling.entries import Priority
 from tests.api.serving import EMBED, Served, engine_on, post, read_answer, serving
 from tests.doubles import Gate, LetterModel, until
 

@@ -11,14 +11,14 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from staged_pool.api.http import general_path as guard_module
-from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.app.call import Answer
+from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.http import general_path as guard_module
 from staged_pool.api.http.general_path import FREE_PIECES, PIECE_BYTES, Guard
 from staged_pool.api.limits.request_limits import RequestLimits
-from staged_pool.api.status import Problem
 from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.status import Problem
 
 pytestmark = pytest.mark.anyio
 

@@ -14,15 +14,15 @@ import pytest
 from h2.errors import ErrorCodes as Code
 from hypercorn.events import RawData
 
-from staged_pool.api.http.http2 import protocol as http2
-from staged_pool.api.http.accept import Acceptor, HypercornLog
-from staged_pool.api.limits.allowance import CLIENT_UNITS, Allowance
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.http.accept import Acceptor, HypercornLog
 from staged_pool.api.http.connections import ConnectionConfig
-from staged_pool.api.http.http2.protocol import SLICE_UNITS, Http2
+from staged_pool.api.http.http2 import protocol as http2
 from staged_pool.api.http.http2.connection import StrictConnection
 from staged_pool.api.http.http2.frames import FRAME_BYTES, HEADERS_PRICE, TABLE_BYTES
+from staged_pool.api.http.http2.protocol import SLICE_UNITS, Http2
 from staged_pool.api.http.listener import bind
+from staged_pool.api.limits.allowance import CLIENT_UNITS, Allowance
 from staged_pool.api.limits.server_state import Traffic
 from tests.api.http2_client import (
     CONTINUATION,

@@ -6,7 +6,15 @@ import h2.exceptions
 import pytest
 from h2.errors import ErrorCodes
 
-from staged_pool.api.http.http2.frames import FRAME_BYTES, HEADER_BLOCK_BYTES, HEADERS_PRICE, PRICED_BYTES, SETTINGS_PRICE, FrameCutter, TooMuch
+from staged_pool.api.http.http2.frames import (
+    FRAME_BYTES,
+    HEADER_BLOCK_BYTES,
+    HEADERS_PRICE,
+    PRICED_BYTES,
+    SETTINGS_PRICE,
+    FrameCutter,
+    TooMuch,
+)
 from tests.api.http2_client import ACK, CONTINUATION, DATA, HEADERS, PING, PREFACE, SETTINGS, frame, setting
 
 

@@ -13,12 +13,13 @@ import pylsqpack
 import pytest
 from blockbuster import BlockBuster
 
-from staged_pool.api.http.http3 import protocol as http3, connection as http3_connection
-from staged_pool.api.limits.allowance import CLIENT_UNITS
+from staged_pool.api.http.http3 import connection as http3_connection
+from staged_pool.api.http.http3 import protocol as http3
 from staged_pool.api.http.http3.connection import MESSAGE_ERROR
 from staged_pool.api.http.http3.handshakes import RETRY_FROM
 from staged_pool.api.http.listener import bind_udp
 from staged_pool.api.http.protocol.request_head import scope_of
+from staged_pool.api.limits.allowance import CLIENT_UNITS
 from staged_pool.stages.errors import ConfigError
 from tests.api.http3_client import Http3Client, http3_client
 from tests.api.serving import Served, engine_on, serving
@@ -295,7 +296,9 @@ async def test_datagrams_that_bring_nothing_are_lost_until_they_are_paid_for(
     files: Files,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("staged_pool.api.limits.allowance.CLIENT_UNITS_PER_S", 1e-9)  # or a slow machine forgives as it goes
+    monkeypatch.setattr(
+        "staged_pool.api.limits.allowance.CLIENT_UNITS_PER_S", 1e-9
+    )  # or a slow machine forgives as it goes
     async with serving_http3(files) as (served, port):
         allowances = served.server.traffic.allowances
         async with http3_client(port, files.roots) as client:

@@ -11,7 +11,14 @@ pytest.importorskip("aioquic")
 from aioquic._buffer import Buffer
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
-from staged_pool.api.http.http3.handshakes import RETRY_FROM, TOKEN_S, UNFINISHED, UNFINISHED_OF_CLIENT, Admitted, Handshakes
+from staged_pool.api.http.http3.handshakes import (
+    RETRY_FROM,
+    TOKEN_S,
+    UNFINISHED,
+    UNFINISHED_OF_CLIENT,
+    Admitted,
+    Handshakes,
+)
 
 CLIENT = ("10.0.0.1", 4433)
 

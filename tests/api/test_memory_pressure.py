@@ -8,8 +8,8 @@ import anyio
 import h2.events
 import pytest
 
-from staged_pool.runtime.memory.governor import Pressure
 from staged_pool.runtime.machine.memory import Machine
+from staged_pool.runtime.memory.governor import Pressure
 from tests.api.serving import EMBED, Http2, Served, engine_on, read_answer, serving, statuses
 from tests.doubles import LetterModel, until
 

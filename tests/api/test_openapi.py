@@ -14,17 +14,17 @@ import pytest
 from blockbuster import BlockBuster
 
 from staged_pool.api.app.app import Application
-from staged_pool.api.config import ServerConfig
 from staged_pool.api.app.dialects import TEI_PATHS
-from staged_pool.api.keys import OPEN
 from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.api.app.metrics import ServerMetrics
-from staged_pool.api.openapi.document import MEANINGS, document
-from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.app.pages import PAGES
 from staged_pool.api.app.routes import TASKS, Routes
-from staged_pool.api.status import TABLE
+from staged_pool.api.config import ServerConfig
+from staged_pool.api.keys import OPEN
 from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.openapi.document import MEANINGS, document
+from staged_pool.api.openapi.operations import OPERATIONS
+from staged_pool.api.status import TABLE
 from staged_pool.api.wire.dialects.invocations import candidates
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.open import open_engines

@@ -11,14 +11,14 @@ import anyio
 import pytest
 
 from staged_pool.api.app.app import Application
-from staged_pool.api.asgi import Scope
 from staged_pool.api.app.call import priority_of
+from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.asgi import Scope
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import TENANT, Keys
-from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
-from staged_pool.stages.work import Priority
+from staged_pool.stages.scheduling.entries import Priority
 from tests.api.serving import Served, engine_on, post, read_answer, serving, statuses
 from tests.doubles import Gate, LetterModel, until
 

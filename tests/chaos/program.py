@@ -22,11 +22,9 @@ import anyio
 import numpy as np
 
 from staged_pool.api.commands import logs
-
-from staged_pool.api.http import server
-
-from staged_pool.api.limits import server_state as traffic
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.http import server
+from staged_pool.api.limits import server_state as traffic
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.memory.governor import MemoryGovernor

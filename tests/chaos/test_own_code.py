@@ -17,9 +17,9 @@ import pytest
 from PIL import Image as Pillow
 
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine.open import open_engines
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.engine.open import open_engines
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import serving
 from tests.chaos.harness import Attacked, eventually

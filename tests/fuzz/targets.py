@@ -19,11 +19,12 @@ from typing import Any, Final, TypeAlias
 import h11
 
 from staged_pool.api.http.protocol.content_coding import DEFLATE, GZIP, _Unpacker
-from staged_pool.api.status import HttpRefusal
 from staged_pool.api.http.protocol.strict_reader import StrictReader
-from staged_pool.api.wire import extract_images as aside, density, forms
-from staged_pool.api.wire.dialects import openai, pooling, score, tei
+from staged_pool.api.status import HttpRefusal
+from staged_pool.api.wire import density, forms
+from staged_pool.api.wire import extract_images as aside
 from staged_pool.api.wire.data_urls import decode_base64, decode_data_url
+from staged_pool.api.wire.dialects import openai, pooling, score, tei
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.api.wire.image_count import count_images
 from staged_pool.client.batches import Stretch

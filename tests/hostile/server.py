@@ -59,7 +59,14 @@ def running(setting: Setting) -> Iterator[Running]:
     """Run a server of two keys; the block begins when it takes requests."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "STAGED_POOL_API_KEY": f"{BYSTANDER_KEY} {ATTACKER_KEY}"}
-        command = [sys.executable, "-c", "from staged_pool.api.commands.cli import main; main()", "serve", "--port", "0"]
+        command = [
+            sys.executable,
+            "-c",
+            "from staged_pool.api.commands.cli import main; main()",
+            "serve",
+            "--port",
+            "0",
+        ]
         command += ["--log-format", "json", "--no-access-log", *setting.flags, *_model(setting.model, folder)]
         quic_port = _free_udp_port() if setting.quic else None
         if quic_port is not None:

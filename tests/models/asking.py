@@ -8,7 +8,16 @@ from typing import Any
 from staged_pool.runtime.model import Payload, Row, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.towers.text import TextTower
-from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, Content, EmbedRequest, Image, Output, ScoreRequest, TextInput
+from staged_pool.runtime.requests import (
+    MODEL_MAX,
+    ClassifyRequest,
+    Content,
+    EmbedRequest,
+    Image,
+    Output,
+    ScoreRequest,
+    TextInput,
+)
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.work import Prepared, Request

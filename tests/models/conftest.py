@@ -49,5 +49,7 @@ def load_tiny(tiny_folder: TinyFolder) -> LoadTiny:
 def varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed sequences attend in one call, as they do on a GPU."""
     monkeypatch.setattr("staged_pool.runtime.models.kernels.attention.varlen_attn", varlen_attn)
-    monkeypatch.setattr("staged_pool.runtime.models.transformer.packed_transformer.takes_varlen", lambda device, dtype: True)
+    monkeypatch.setattr(
+        "staged_pool.runtime.models.transformer.packed_transformer.takes_varlen", lambda device, dtype: True
+    )
     monkeypatch.setattr("staged_pool.runtime.models.towers.text.Body.fuse", lambda body, max_tokens: None)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from staged_pool.runtime.config import Attention, EngineConfig
 from staged_pool.runtime.model import Model, Row, TokenSequence
-from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.kernels.module_state import ModuleState
+from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.stages.errors import ConfigError
 from tests.models.test_architectures import ARCHITECTURES, POSITIONS, SEES_PADDING

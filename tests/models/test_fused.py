@@ -17,18 +17,18 @@ from transformers.activations import ACT2FN
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.kernels.self_check import difference
 from staged_pool.runtime.models.kernels.attention import PACKED
-from staged_pool.runtime.models.transformer.packed_transformer import Body
-from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
-from staged_pool.runtime.models.towers.image import ImageTower
+from staged_pool.runtime.models.kernels.encoder_layers import Group, Layer, layers_as_one_call, run_layers
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear, Product, prepack_linears
+from staged_pool.runtime.models.kernels.self_check import difference
+from staged_pool.runtime.models.kernels.torch_parts import torch_part
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.towers.image import ImageTower
+from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
+from staged_pool.runtime.models.transformer.layer_patterns import take_apart
+from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
-from staged_pool.runtime.models.kernels.encoder_layers import Group, Layer, layers_as_one_call, run_layers
-from staged_pool.runtime.models.transformer.layer_patterns import take_apart
-from staged_pool.runtime.models.kernels.torch_parts import torch_part
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.doubles import captured_logs
 from tests.models.asking import text_tower

@@ -11,9 +11,18 @@ import pytest
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.engine.open import open_engine
-from staged_pool.runtime.requests import Chat, ClassifyRequest, Content, EmbedRequest, Image, Output, ScoreRequest, TextInput
+from staged_pool.runtime.models.encoder import Encoder
+from staged_pool.runtime.requests import (
+    Chat,
+    ClassifyRequest,
+    Content,
+    EmbedRequest,
+    Image,
+    Output,
+    ScoreRequest,
+    TextInput,
+)
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
 from staged_pool.stages.errors import InvalidInput, UnusableMedia
 from staged_pool.stages.work import Request

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, Picture, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
-from staged_pool.runtime.models.transformer.fused import FusedLayers
-from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear
-from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.kernels.long_rows import RowEmbeddings
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.towers.image import ImageTower
+from staged_pool.runtime.models.transformer.fused import FusedLayers
 from staged_pool.runtime.requests import MODEL_MAX, Chat, ClassifyRequest, EmbedRequest, Image, Output, TextInput
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import InvalidInput, Unsupported, UnusableMedia

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.engine.open import open_engine
+from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import MODEL_MAX
 from staged_pool.stages.errors import InvalidInput
 from tests.models import oracle

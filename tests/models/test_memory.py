@@ -9,8 +9,8 @@ import torch
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.devices.accelerators import fitting_tokens
-from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.devices.launch import Replica, Replicas
+from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model, share_memory
 from tests.models.conftest import TinyFolder
 

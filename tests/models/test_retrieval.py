@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
+from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.folders.resolver import resolve
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.requests import ScoreRequest
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import plan

@@ -13,9 +13,19 @@ import pytest
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.engine.open import open_engine
-from staged_pool.runtime.requests import MODEL_MAX, Chat, ClassifyRequest, EmbedRequest, Image, Output, ScoreRequest, TextInput, TokenClassifyRequest
+from staged_pool.runtime.model import SparseVector
+from staged_pool.runtime.requests import (
+    MODEL_MAX,
+    Chat,
+    ClassifyRequest,
+    EmbedRequest,
+    Image,
+    Output,
+    ScoreRequest,
+    TextInput,
+    TokenClassifyRequest,
+)
 from staged_pool.stages.work import Request
 from tests.models.conftest import TinyFolder
 from tests.models.pictures import encode

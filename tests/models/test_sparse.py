@@ -21,8 +21,8 @@ from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.heads import sparse as sparse_heads
 from staged_pool.runtime.models.heads.sparse import SpladeHead
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.specs.model import SpladeActivation, SpladePooling, SpladeSpec
+from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import EmbedRequest, Output, Outputs, ScoreRequest, TextInput
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.plan import plan

@@ -13,8 +13,8 @@ import torch
 import transformers as hf
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.checkpoint.special_ids import clear_unknown_ids
+from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.stages.errors import ConfigError
 from tests.models.asking import embed, score, sequences

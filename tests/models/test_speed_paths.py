@@ -15,13 +15,19 @@ from torch import nn
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Row, TokenSequence
-from staged_pool.runtime.models.kernels import linear
 from staged_pool.runtime.models.devices import processor
-from staged_pool.runtime.models.transformer.fused import FusedLayers
-from staged_pool.runtime.models.kernels.linear import PrepackedLinear, Product, has_prepacked, prepack_linears, usual_product
-from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.devices.processor import bfloat16_pays, bfloat16_usually_pays
+from staged_pool.runtime.models.kernels import linear
+from staged_pool.runtime.models.kernels.linear import (
+    PrepackedLinear,
+    Product,
+    has_prepacked,
+    prepack_linears,
+    usual_product,
+)
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, use_threads, usual_workers
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.transformer.fused import FusedLayers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.runtime.threads.workers import OwnThreads, is_first
 from tests.doubles import captured_logs

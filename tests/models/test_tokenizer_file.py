@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from staged_pool.runtime.model import ModelInput
-from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
+from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import DENSE_ONLY, PairInput, TextInput
 from staged_pool.stages.errors import ConfigError

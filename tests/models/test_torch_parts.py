@@ -12,11 +12,12 @@ import structlog
 import torch
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.models.kernels import attention, encoder_layers as stack
-from staged_pool.runtime.models.transformer import fused
-from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.kernels import attention
+from staged_pool.runtime.models.kernels import encoder_layers as stack
 from staged_pool.runtime.models.kernels.encoder_layers import layers_as_one_call, run_layers
 from staged_pool.runtime.models.kernels.torch_parts import torch_part
+from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.transformer import fused
 from staged_pool.runtime.requests import Output
 from tests.models.asking import embed
 from tests.models.conftest import TinyFolder

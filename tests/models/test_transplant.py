@@ -13,9 +13,9 @@ import torch
 import transformers as hf
 
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.models.heads.labels import LabelsHead, TokenLabelsHead
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, run_alone
+from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError

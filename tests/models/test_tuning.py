@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.models.devices import processor, kernel_choices as tuning
-from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.devices import kernel_choices as tuning
+from staged_pool.runtime.models.devices import processor
 from staged_pool.runtime.models.devices.kernel_choices import DecisionFile, Tuning, decision_folder
+from staged_pool.runtime.models.load import load_model
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder
 

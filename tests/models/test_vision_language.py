@@ -24,9 +24,9 @@ from staged_pool.runtime.models.images.decode import Encoded
 from staged_pool.runtime.models.images.formats import find_format
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
+from staged_pool.runtime.models.towers.vision_language import SightTower
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
 from staged_pool.runtime.models.vision.vision_language import grid_positions, where_pictures_are
-from staged_pool.runtime.models.towers.vision_language import SightTower
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, Output, ScoreRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.plan import plan

@@ -11,11 +11,12 @@ import torch
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Payload, TokenSequence
-from staged_pool.runtime.models.transformer import packed_transformer as body
-from staged_pool.runtime.models.vision import image_encoder as eye, vision_language as sight
 from staged_pool.runtime.models.kernels import transfer
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.tower import Tower
+from staged_pool.runtime.models.transformer import packed_transformer as body
+from staged_pool.runtime.models.vision import image_encoder as eye
+from staged_pool.runtime.models.vision import vision_language as sight
 from tests.models.conftest import TinyFolder
 from tests.models.meta import META, NoMark, Waits, to_meta
 

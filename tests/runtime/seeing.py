@@ -11,12 +11,12 @@ import anyio
 import numpy as np
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.engine.engine import Engine, run_engine
 from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import ModelCard, ModelInput, Payload, Picture, Pixels, Row, TokenSequence
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
+from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.work import Prepared
 from tests.doubles import CARD, LetterModel, until

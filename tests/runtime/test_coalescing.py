@@ -12,8 +12,15 @@ from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.results import EmbedResult
-from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, InvalidInput, ModelFailed, StagedPoolError, StageFailed
-from staged_pool.stages.work import Priority
+from staged_pool.stages.errors import (
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidInput,
+    ModelFailed,
+    StagedPoolError,
+    StageFailed,
+)
+from staged_pool.stages.scheduling.entries import Priority
 from tests.doubles import Gate, LetterModel, expected, until
 from tests.runtime.seeing import engine_on
 

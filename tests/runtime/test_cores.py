@@ -10,11 +10,12 @@ import anyio
 import pytest
 from numpy.testing import assert_array_equal
 
-from staged_pool.runtime.threads import core_limiter as cores_module
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.core_limiter import Cores, usable_cores
-from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.engine.engine import run_engine
+from staged_pool.runtime.machine.cores import usable_cores
+from staged_pool.runtime.threads import core_limiter as cores_module
+from staged_pool.runtime.threads.core_limiter import Cores
+from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.threads.workers import OwnThreads
 from tests.doubles import Gate, LetterModel, expected, until
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from staged_pool.runtime.threads import core_limiter as cores
-from staged_pool.runtime.threads.core_limiter import usable_cores
+from staged_pool.runtime.machine import cores
+from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.machine.cpu_quota import quota_cores
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"

@@ -11,9 +11,9 @@ import anyio.to_thread
 import pytest
 import torch
 
+from staged_pool.runtime.models.kernels.torch_threads import threads_kept, use_threads
 from staged_pool.runtime.threads import openmp
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.runtime.models.kernels.torch_threads import threads_kept, use_threads
 from staged_pool.stages.errors import DeviceLost
 from tests.doubles import Gate, until
 

@@ -24,12 +24,23 @@ from anyio.abc import TaskGroup
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.engine.engine import Engine, run_engine
 from staged_pool.runtime.model import Row
 from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
 from staged_pool.runtime.statistics import Phase
-from staged_pool.stages.errors import DeadlineExceeded, DeviceLost, EngineStopped, InvalidInput, ModelFailed, OutOfMemory, Overloaded, StageFailed, TooLarge, UnknownModel
+from staged_pool.runtime.threads.device import DeviceThreads
+from staged_pool.stages.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    EngineStopped,
+    InvalidInput,
+    ModelFailed,
+    OutOfMemory,
+    Overloaded,
+    StageFailed,
+    TooLarge,
+    UnknownModel,
+)
 from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy

@@ -14,7 +14,17 @@ from numpy.testing import assert_array_equal
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.pipeline import PARSE_WORKERS
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
-from staged_pool.stages.errors import DeadlineExceeded, EngineStopped, InvalidInput, MediaUnavailable, Overloaded, StageFailed, TooLarge, UnusableMedia, UrlNotAllowed
+from staged_pool.stages.errors import (
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidInput,
+    MediaUnavailable,
+    Overloaded,
+    StageFailed,
+    TooLarge,
+    UnusableMedia,
+    UrlNotAllowed,
+)
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from tests.doubles import Gate, LetterModel, acting_channels, expected, until

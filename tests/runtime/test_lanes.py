@@ -11,8 +11,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.engine.engine import Engine
-from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.runtime.engine.pipeline import PARSE_WORKERS
+from staged_pool.runtime.model import ModelInput, Payload
 from staged_pool.stages import batch
 from staged_pool.stages.errors import EngineStopped, InvalidInput, StageFailed, Unsupported
 from staged_pool.stages.stage import StageOptions

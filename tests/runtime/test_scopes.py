@@ -17,9 +17,9 @@ import trio
 from numpy.testing import assert_array_equal
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.engine.engine import Engine, run_engine
 from staged_pool.runtime.requests import EmbedRequest, TextInput
+from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import DeadlineExceeded
 from tests.doubles import Gate, LetterModel, expected, until
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from staged_pool.runtime.admission.accounting import LIMITS, RequestClass, Reservation
 from staged_pool.runtime.engine import engine as engine_module
 from staged_pool.runtime.engine import pipeline as pipeline_module
-from staged_pool.runtime.admission.accounting import LIMITS, RequestClass, Reservation
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import Lane, Payload
 from staged_pool.stages.errors import StagedPoolError
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Batch, Item
+from staged_pool.stages.scheduling.entries import Batch
+from staged_pool.stages.ticket import Item, Ticket
 
 if TYPE_CHECKING:
     from tests.sim.watch import Watch
@@ -91,13 +91,13 @@ def _observe_batches(lane: Lane, stage: Any, watch: Watch) -> None:
     former = stage._former
     take = former.take
 
-    def watched_take(still_wanted: Callable[[Item[Payload]], bool], running: int = 0) -> Batch[Payload] | None:
+    def watched_take(still_wanted: Callable[[Item[Payload]], bool], running: int = 0) -> Batch[Item[Payload]] | None:
         now = watch.now()
         waiting_cost = sum(
             item.cost for item in former.queue if not item.ticket.settled and item.ticket.deadline >= now
         )
         watch.unwanted_cost(former.queue.waiting.cost, waiting_cost)
-        batch: Batch[Payload] | None = take(still_wanted, running)
+        batch: Batch[Item[Payload]] | None = take(still_wanted, running)
         if batch is not None:
             watch.batch_formed(lane, batch, waiting_cost, in_hand=stage._slots.running + stage._slots.ahead)
         if not former.queue and (remembered := former.queue.tenants):

@@ -9,8 +9,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Pixels, Row, SparseVector, Tokens, TokenSequence, Values  # fmt: skip
-from staged_pool.runtime.requests import Chat, ClassifyRequest, Content, EmbedRequest, Image, Output, PairInput, ScoreRequest, TextInput  # fmt: skip
+from staged_pool.runtime.model import (  # fmt: skip
+    Lane,
+    ModelCard,
+    ModelInput,
+    Payload,
+    Picture,
+    Pixels,
+    Row,
+    SparseVector,
+    Tokens,
+    TokenSequence,
+    Values,
+)
+from staged_pool.runtime.requests import (  # fmt: skip
+    Chat,
+    ClassifyRequest,
+    Content,
+    EmbedRequest,
+    Image,
+    Output,
+    PairInput,
+    ScoreRequest,
+    TextInput,
+)
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages.errors import InvalidInput, ModelFailed, OutOfMemory
 from staged_pool.stages.work import Prepared, Request

@@ -19,17 +19,17 @@ import anyio.lowlevel
 from staged_pool.api.http.connections import Connection
 from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.limits.server_state import Traffic
-from staged_pool.runtime.engine import pipeline as pipeline_module
 from staged_pool.runtime.admission import accounting
 from staged_pool.runtime.admission.accounting import InFlight, Reservation
 from staged_pool.runtime.admission.controller import Admission
-from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.caching.fingerprints import Identities, SharingScopes
+from staged_pool.runtime.caching.result_cache import ResultCache
+from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine import pipeline as pipeline_module
+from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.lanes import LaneLimits
 from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import Lane, ModelInput, TokenSequence
-from staged_pool.runtime.caching.result_cache import ResultCache
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages import batch as batch_module
 from staged_pool.stages import isolate, preprocess, supervise, ticket_check
@@ -49,8 +49,7 @@ from staged_pool.stages.scheduling.coalescing import Coalescer
 from staged_pool.stages.scheduling.fair_queue import FairQueue
 from staged_pool.stages.stage import Stage
 from staged_pool.stages.supervise import Custody, Supervisor
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Item
+from staged_pool.stages.ticket import Item, Ticket
 from tests.sim.doubles import SimOffload
 
 Plan: TypeAlias = list[tuple[object, str, Any]]

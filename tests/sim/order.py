@@ -14,8 +14,8 @@ from math import ceil
 from typing import Any
 
 from staged_pool.stages.scheduling.batch_former import BatchFormer
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority
+from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Priority
+from staged_pool.stages.ticket import Item, Ticket
 from tests.doubles import NoLoad
 
 WEIGHTS = {Priority.INTERACTIVE: 7, Priority.BULK: 1}
@@ -141,7 +141,7 @@ def check(seed: int) -> str | None:
 def _check(seed: int) -> str | None:
     rng = random.Random(f"order {seed}")
     slots = rng.choice((1, 1, 2))
-    former: BatchFormer[int] = BatchFormer(
+    former: BatchFormer[Item[int]] = BatchFormer(
         max_items=rng.choice((1, 3, 16)),
         max_cost=rng.choice((10, 40)),
         least_cost=rng.choice((3, 10)),
@@ -174,7 +174,7 @@ def _ticket(rng: random.Random, bulk: float, tenants: int) -> Ticket:
     return Ticket(nothing, nothing, NoLoad(), priority=priority, tenant=rng.randrange(tenants) or None)
 
 
-def _compare(former: BatchFormer[int], reference: Reference, running: int, slots: int) -> str | None:
+def _compare(former: BatchFormer[Item[int]], reference: Reference, running: int, slots: int) -> str | None:
     waiting, least = reference.root.waiting, former._least_cost
 
     def queued(items: list[Item[Any]]) -> int:
@@ -221,7 +221,7 @@ def _fork(reference: Reference) -> Reference:
     return Reference(fork(reference.root), dict(reference.tags), reference.given)
 
 
-def _compare_end(batch: Batch[int], reference: Reference, limit: int, most_items: int) -> str | None:
+def _compare_end(batch: Batch[Item[int]], reference: Reference, limit: int, most_items: int) -> str | None:
     """Whether the batch ends where it should: the reference has taken what is in it."""
     cost = sum(item.cost for item in batch.items)
     if cost > limit and len(batch.items) > 1:

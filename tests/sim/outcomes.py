@@ -6,7 +6,21 @@ import math
 from collections import Counter
 
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResult, ScoreResult
-from staged_pool.stages.errors import Abandoned, DeadlineExceeded, DeviceLost, EngineStopped, InvalidInput, MediaUnavailable, ModelFailed, OutOfMemory, Overloaded, ScopeEnds, StageFailed, TooLarge, UnusableMedia
+from staged_pool.stages.errors import (
+    Abandoned,
+    DeadlineExceeded,
+    DeviceLost,
+    EngineStopped,
+    InvalidInput,
+    MediaUnavailable,
+    ModelFailed,
+    OutOfMemory,
+    Overloaded,
+    ScopeEnds,
+    StageFailed,
+    TooLarge,
+    UnusableMedia,
+)
 from tests.sim.answers import wrong_answer
 from tests.sim.internals import EPSILON
 from tests.sim.watch import Left, Outcome, Watch

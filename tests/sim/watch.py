@@ -16,8 +16,8 @@ from staged_pool.runtime.engine.lanes import IMAGE_CHUNK_ITEMS
 from staged_pool.runtime.model import Lane, Payload, Picture
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import Overloaded
-from staged_pool.stages.ticket import Ticket, Timeline
-from staged_pool.stages.work import Batch
+from staged_pool.stages.scheduling.entries import Batch
+from staged_pool.stages.ticket import Item, Ticket, Timeline
 from tests.sim import internals
 from tests.sim.clock import clock
 from tests.sim.internals import EPSILON
@@ -265,7 +265,7 @@ class Watch:
         if self.ended:
             self.fail("preprocess began after the engine had ended")
 
-    def batch_formed(self, lane: Lane, batch: Batch[Payload], waiting_cost: int, *, in_hand: int) -> None:
+    def batch_formed(self, lane: Lane, batch: Batch[Item[Payload]], waiting_cost: int, *, in_hand: int) -> None:
         items, config, now = batch.items, self.world.config, self.now()
         if in_hand > self.world.slots:
             self.fail(f"a batch was cut while {in_hand} others were in hand")

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.supervise import RestartPolicy
-from staged_pool.stages.work import Priority
 
 ItemFault = Literal["invalid", "preprocess raises", "forward raises", "nan", "out of memory"]
 CodecFault = Literal["raises", "rejects"]

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.stages.scheduling.batch_former import BatchFormer
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import BatchTrigger, Item, Request
+from staged_pool.stages.scheduling.entries import BatchTrigger
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.work import Request
 from tests.doubles import NoLoad, wait_in
 
 
@@ -15,7 +16,7 @@ def a_ticket() -> Ticket:
     return Ticket(Request, lambda result: None, NoLoad())
 
 
-def a_request(builder: BatchFormer[int], costs: list[int]) -> Ticket:
+def a_request(builder: BatchFormer[Item[int]], costs: list[int]) -> Ticket:
     ticket = a_ticket()
     wait_in(builder, [Item(ticket, place, place, 0.0, cost) for place, cost in enumerate(costs)])
     return ticket
@@ -36,7 +37,7 @@ def test_every_wanted_item_goes_exactly_once_and_no_unwanted_one(
     arrived: list[tuple[int, str, bool]], limit: tuple[int, int, bool]
 ) -> None:
     max_items, max_cost, pads = limit
-    builder: BatchFormer[int] = BatchFormer(max_items=max_items, max_cost=max_cost, pads=pads)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=max_items, max_cost=max_cost, pads=pads)
     items = items_of(arrived)
     wait_in(builder, items)
     wanted = {item.index for item, (_, _, want) in zip(items, arrived, strict=True) if want}
@@ -63,7 +64,7 @@ def test_a_batch_is_cut_only_where_the_next_item_would_not_fit(
     arrived: list[tuple[int, str, bool]], limit: tuple[int, int, bool]
 ) -> None:
     max_items, max_cost, _ = limit
-    builder: BatchFormer[int] = BatchFormer(max_items=max_items, max_cost=max_cost, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=max_items, max_cost=max_cost, pads=False)
     wait_in(builder, items_of(arrived))
     left = {item.index: item for item in items_of(arrived)}
     while batch := builder.take(lambda item: True):
@@ -82,7 +83,7 @@ def test_a_batch_is_cut_only_where_the_next_item_would_not_fit(
 
 @given(arrivals, st.integers(1, 20), st.integers(1, 60))
 def test_the_budget_grows_with_what_waits(arrived: list[tuple[int, str, bool]], least: int, most: int) -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=most, least_cost=least, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=100, max_cost=most, least_cost=least, pads=False)
     wait_in(builder, items_of(arrived))
     while waiting := builder.queue.waiting.cost:
         batch = builder.take(lambda item: True)
@@ -91,7 +92,7 @@ def test_the_budget_grows_with_what_waits(arrived: list[tuple[int, str, bool]], 
 
 
 def test_a_long_queue_gets_batches_of_the_whole_budget_and_a_short_one_small_ones() -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=1000, max_cost=100, least_cost=20, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=1000, max_cost=100, least_cost=20, pads=False)
     for _ in range(100):
         wait_in(builder, items_of([(10, "a", True)]))
     costs = []
@@ -103,7 +104,7 @@ def test_a_long_queue_gets_batches_of_the_whole_budget_and_a_short_one_small_one
 
 
 def test_one_large_request_gets_small_batches() -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=1000, max_cost=100, least_cost=20, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=1000, max_cost=100, least_cost=20, pads=False)
     wait_in(builder, items_of([(10, "a", True)] * 100))
     batch = builder.take(lambda item: True)
     assert batch is not None
@@ -111,7 +112,7 @@ def test_one_large_request_gets_small_batches() -> None:
 
 
 def test_there_is_a_full_batch_where_more_waits_than_goes_into_one() -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=1000, max_cost=20, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=1000, max_cost=20, pads=False)
     full = []
     for _ in range(4):
         full.append(builder.has_full_batch)
@@ -122,13 +123,13 @@ def test_there_is_a_full_batch_where_more_waits_than_goes_into_one() -> None:
 
 
 def test_one_large_request_makes_no_full_batch() -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=1000, max_cost=20, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=1000, max_cost=20, pads=False)
     a_request(builder, [10] * 50)
     assert not builder.has_full_batch
 
 
 def test_padded_batches_keep_to_similar_lengths() -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=4, max_cost=1000, pads=True)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=4, max_cost=1000, pads=True)
     wait_in(builder, items_of([(cost, "a", True) for cost in (10, 100, 11, 101, 9, 99, 12, 98)]))
     first, second = builder.take(lambda item: True), builder.take(lambda item: True)
     assert first is not None
@@ -139,7 +140,7 @@ def test_padded_batches_keep_to_similar_lengths() -> None:
 
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=6), st.integers(10, 40))
 def test_a_small_request_overtakes_a_large_one_that_came_before(small: list[int], max_cost: int) -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=max_cost, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=100, max_cost=max_cost, pads=False)
     a_request(builder, [10] * 50)
     assert builder.take(lambda item: True) is not None
     late = a_request(builder, small)
@@ -153,7 +154,7 @@ def test_a_small_request_overtakes_a_large_one_that_came_before(small: list[int]
 
 
 def test_requests_share_the_device_by_tokens_and_not_by_items() -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=40, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=100, max_cost=40, pads=False)
     long, short = a_request(builder, [20] * 20), a_request(builder, [1] * 400)
     served = dict.fromkeys((long, short), 0)
     for _ in range(10):
@@ -165,7 +166,7 @@ def test_requests_share_the_device_by_tokens_and_not_by_items() -> None:
 
 
 def test_a_large_request_gets_on_however_many_small_ones_come() -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=20, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=100, max_cost=20, pads=False)
     large = a_request(builder, [10] * 30)
     batches, left = 0, 30
     while left:
@@ -179,7 +180,7 @@ def test_a_large_request_gets_on_however_many_small_ones_come() -> None:
 
 
 def test_a_request_that_comes_back_after_a_pause_has_saved_up_nothing() -> None:
-    builder: BatchFormer[int] = BatchFormer(max_items=100, max_cost=10, pads=False)
+    builder: BatchFormer[Item[int]] = BatchFormer(max_items=100, max_cost=10, pads=False)
     paused = a_request(builder, [10])
     assert builder.take(lambda item: True) is not None
     steady = a_request(builder, [10] * 20)

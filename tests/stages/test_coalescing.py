@@ -10,11 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.stages.errors import Abandoned, DeadlineExceeded, InvalidInput, ModelFailed, OutOfMemory, Overloaded, StagedPoolError, StageFailed, detached
+from staged_pool.stages.errors import (
+    Abandoned,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelFailed,
+    OutOfMemory,
+    Overloaded,
+    StagedPoolError,
+    StageFailed,
+    detached,
+)
 from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.coalescing import Coalescer
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Item, Priority, Request
+from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.work import Request
 from tests.doubles import NoLoad
 
 Asker: TypeAlias = tuple[str | None, Priority]
@@ -57,7 +68,7 @@ class World:
 
     def __init__(self, *, max_cost: int = 100, coalesce: bool = True, pads: bool = False, even: bool = True) -> None:
         self.even = even
-        self.builder: BatchFormer[str] = BatchFormer(max_items=100, max_cost=max_cost, pads=pads)
+        self.builder: BatchFormer[Item[str]] = BatchFormer(max_items=100, max_cost=max_cost, pads=pads)
         self.flights = Coalescer(self.builder, coalesce=coalesce)
         self.loads: dict[Ticket, CountingLoad] = {}
 

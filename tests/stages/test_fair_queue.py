@@ -10,9 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from staged_pool.stages.scheduling.batch_former import BatchFormer
+from staged_pool.stages.scheduling.entries import Batch, BatchTrigger, Priority
 from staged_pool.stages.scheduling.fair_queue import FairQueue
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Batch, BatchTrigger, Item, Priority, Request
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.work import Request
 from tests.doubles import NoLoad, wait_in
 
 MOST = 40
@@ -26,12 +27,12 @@ def a_ticket(tenant: Hashable) -> Ticket:
     return Ticket(Request, lambda result: None, NoLoad(), tenant=tenant)
 
 
-def a_builder(*, max_cost: int = 100, max_items: int = 1000, pads: bool = False) -> BatchFormer[int]:
+def a_builder(*, max_cost: int = 100, max_items: int = 1000, pads: bool = False) -> BatchFormer[Item[int]]:
     return BatchFormer(max_items=max_items, max_cost=max_cost, pads=pads)
 
 
 def ask(
-    builder: BatchFormer[int],
+    builder: BatchFormer[Item[int]],
     costs: Sequence[int],
     tenant: Hashable = None,
     priority: Priority = Priority.INTERACTIVE,
@@ -42,13 +43,13 @@ def ask(
     return ticket
 
 
-def take(builder: BatchFormer[int]) -> Batch[int]:
+def take(builder: BatchFormer[Item[int]]) -> Batch[Item[int]]:
     batch = builder.take(lambda item: True)
     assert batch is not None
     return batch
 
 
-def tokens_by_tenant(batch: Batch[int]) -> Counter[Hashable]:
+def tokens_by_tenant(batch: Batch[Item[int]]) -> Counter[Hashable]:
     tokens: Counter[Hashable] = Counter()
     for item in batch.items:
         tokens[item.ticket.tenant] += item.cost

@@ -14,8 +14,8 @@ from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import BUCKETS_S, Histogram, StageMeter
 from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.supervise import RestartPolicy, StageBroken, Supervisor, custody
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Item, Parts, Plan, Request
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.work import Parts, Plan, Request
 from tests.doubles import Gate, NoLoad, until
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.scheduling.tuning import ANSWERING_S
 from staged_pool.stages.stage import StageOptions
-from staged_pool.stages.ticket import Encode, Ticket
-from staged_pool.stages.work import Item, Request
+from staged_pool.stages.ticket import Encode, Item, Ticket
+from staged_pool.stages.work import Request
 from tests.doubles import Gate, NoLoad, a_plan
 
 pytestmark = pytest.mark.anyio

@@ -11,25 +11,26 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from staged_pool.runtime.engine import lanes
 from staged_pool.runtime.admission import controller, estimates
 from staged_pool.runtime.admission.accounting import RequestClass
 from staged_pool.runtime.config import EngineConfig
+from staged_pool.runtime.engine import lanes
 from staged_pool.runtime.model import Lane
 from staged_pool.stages import postprocess
 from staged_pool.stages.errors import Overloaded
 from staged_pool.stages.scheduling import batch_budget, batch_former, fair_queue, service_time, tuning
 from staged_pool.stages.scheduling.batch_budget import Budget
 from staged_pool.stages.scheduling.batch_former import BatchFormer
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceTimeModel
-from staged_pool.stages.ticket import Ticket
-from staged_pool.stages.work import Item, Priority, Request
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.work import Request
 from tests.doubles import NoLoad, wait_in
 from tests.stages.test_postprocess import longest_turn
 
 
 def bulk_work_waits_for_interactive_work() -> bool:
-    former = BatchFormer[int](max_items=1, max_cost=10, pads=False)
+    former = BatchFormer[Item[int]](max_items=1, max_cost=10, pads=False)
     for priority in Priority:
         ticket = Ticket(Request, lambda result: None, NoLoad(), priority=priority)
         wait_in(former, [Item(ticket, place, place, 0.0, 10) for place in range(40)])
@@ -38,7 +39,7 @@ def bulk_work_waits_for_interactive_work() -> bool:
 
 
 def a_queue_is_several_batches() -> bool:
-    former = BatchFormer[int](max_items=1000, max_cost=1000, least_cost=10, pads=False)
+    former = BatchFormer[Item[int]](max_items=1000, max_cost=1000, least_cost=10, pads=False)
     for _ in range(80):
         wait_in(former, [Item(Ticket(Request, lambda result: None, NoLoad()), 0, 0, 0.0, 10)])
     return former.budget <= former.queue.waiting.cost / 4

@@ -1,1 +1,1 @@
-"""TODO"""
+"""HTTP/2, with bounds on frames and on the state that a client can make."""

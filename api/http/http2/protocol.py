@@ -22,13 +22,13 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 from hypercorn.events import Closed, Event, RawData, Updated
 
-from staged_pool.api.limits.allowance import ANSWER_UNITS
 from staged_pool.api.asgi import Headers
 from staged_pool.api.http.http2.connection import STREAMS, StrictConnection
 from staged_pool.api.http.http2.frames import FRAME_BYTES, FrameCutter, TooMuch
 from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
 from staged_pool.api.http.protocol.request_head import Malformed, check_trailers, scope_of
 from staged_pool.api.http.protocol.streams import RequestStream
+from staged_pool.api.limits.allowance import ANSWER_UNITS
 from staged_pool.api.limits.server_state import Traffic
 from staged_pool.stages.log import get_logger
 

@@ -1,1 +1,1 @@
-"""TODO"""
+"""HTTP/3 over QUIC."""

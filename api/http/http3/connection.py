@@ -5,23 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 import anyio.abc
 
-from staged_pool.api.limits.allowance import Allowance
-from staged_pool.api.asgi import Headers
+from staged_pool.api.asgi import App, Headers
+from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
 from staged_pool.api.http.protocol.request_head import Malformed, scope_of
 from staged_pool.api.http.protocol.streams import RequestStream
+from staged_pool.api.limits.allowance import Allowance
+from staged_pool.api.limits.server_state import Traffic
 from staged_pool.stages.log import get_logger
 
 if TYPE_CHECKING:
     from aioquic.quic.connection import QuicConnection
 
-    from staged_pool.api.http.http3.protocol import Address, Http3
+    from staged_pool.api.http.http3.handshakes import Handshakes
     from staged_pool.api.http.http3.strict import StrictHttp3
+
+Address: TypeAlias = tuple[str, int]
 
 DATAGRAM_UNITS: Final = 10
 """Price of a datagram (see `allowance.py`), and"""
@@ -47,11 +52,25 @@ MESSAGE_ERROR: Final = 0x10E
 log = get_logger("staged_pool.api")
 
 
+@dataclass(slots=True)
+class Endpoint:
+    """The UDP socket that connections share, and what is known of them."""
+
+    app: App
+    config: ServerConfig
+    traffic: Traffic
+    handshakes: Handshakes
+    sending: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
+    """Held while sending: one task at a time may send on a socket."""
+    connections: dict[bytes, Http3Connection] = field(default_factory=dict)
+    """Each connection under all of its ids."""
+
+
 class Http3Connection:
     """One client."""
 
-    def __init__(self, server: Http3, quic: QuicConnection, names: set[bytes]) -> None:
-        self.server = server
+    def __init__(self, endpoint: Endpoint, quic: QuicConnection, names: set[bytes]) -> None:
+        self.endpoint = endpoint
         self.begun = False
         self.moved = anyio.Event()
         """Something was sent or acknowledged since it was last looked at."""
@@ -72,12 +91,12 @@ class Http3Connection:
         """Count it, and start its task."""
         self.begun = True
         self._client = self._first_client = client
-        self._allowance = self.server.traffic.allowances.of(client)
+        self._allowance = self.endpoint.traffic.allowances.of(client)
         self._tasks = tasks
-        self.server.traffic.enter(self._leave)
-        self.server.traffic.quic_connections += 1
-        self.server.handshakes.begin(client)
-        self._rest_until(self.server.config.head_timeout_s)
+        self.endpoint.traffic.enter(self._leave)
+        self.endpoint.traffic.quic_connections += 1
+        self.endpoint.handshakes.begin(client)
+        self._rest_until(self.endpoint.config.head_timeout_s)
         tasks.start_soon(self._run, udp)
 
     async def _run(self, udp: anyio.abc.UDPSocket) -> None:
@@ -85,7 +104,7 @@ class Http3Connection:
         try:
             while not self._ended:
                 for data, address in self._quic.datagrams_to_send(now=anyio.current_time()):
-                    async with self.server.sending:
+                    async with self.endpoint.sending:
                         with suppress(OSError):  # as good as lost on the way, which QUIC is made for
                             await udp.sendto(data, *address[:2])
                 self.moved.set()
@@ -96,10 +115,10 @@ class Http3Connection:
         finally:
             self._ended = True
             self._finish_handshake()
-            self.server.traffic.quic_connections -= 1
-            self.server.traffic.exit(self._leave)
+            self.endpoint.traffic.quic_connections -= 1
+            self.endpoint.traffic.exit(self._leave)
             for name in self._names:
-                self.server.forget(name)
+                self.endpoint.connections.pop(name, None)
             for stream in self._streams.values():
                 stream.leave()
 
@@ -125,7 +144,7 @@ class Http3Connection:
     def _finish_handshake(self) -> None:
         if self._shakes_hands:
             self._shakes_hands = False
-            self.server.handshakes.end(self._first_client)
+            self.endpoint.handshakes.end(self._first_client)
 
     def wake(self) -> None:
         self._wake.set()
@@ -154,9 +173,9 @@ class Http3Connection:
 
     async def _until_taken(self, stream_id: int) -> None:
         """Wait until little of the answer is left here, as long as the client takes a piece of it in time."""
-        server, stream = self.server, self._streams[stream_id]
+        endpoint, stream = self.endpoint, self._streams[stream_id]
         while not stream.left and (unsent := self.unsent(stream_id)) > PIECE_BYTES:
-            with server.traffic.patience(server.config.write_timeout_s) as patience:
+            with endpoint.traffic.patience(endpoint.config.write_timeout_s) as patience:
                 while self.unsent(stream_id) > unsent - PIECE_BYTES and not stream.left:
                     await self.moved.wait()
                 self._allowance.earn(PIECE_BYTES // SENT_BYTES)
@@ -186,8 +205,8 @@ class Http3Connection:
         """Forget a stream; the connection may end now, if the server does."""
         self._streams.pop(stream_id, None)
         if not self._streams:
-            self._rest_until(self.server.config.keep_alive_s)
-        if self.server.traffic.leaving:
+            self._rest_until(self.endpoint.config.keep_alive_s)
+        if self.endpoint.traffic.leaving:
             self._leave()
 
     @property
@@ -225,15 +244,15 @@ class Http3Connection:
                 self._h3 = StrictHttp3(self._quic)
             case events.HandshakeCompleted():
                 self._finish_handshake()
-                self._rest_until(self.server.config.keep_alive_s)
+                self._rest_until(self.endpoint.config.keep_alive_s)
             case events.ConnectionTerminated():
                 self._ended = True
             case events.ConnectionIdIssued():
                 self._names.add(event.connection_id)
-                self.server.name(self, event.connection_id)
+                self.endpoint.connections[event.connection_id] = self
             case events.ConnectionIdRetired():
                 self._names.discard(event.connection_id)
-                self.server.forget(event.connection_id)
+                self.endpoint.connections.pop(event.connection_id, None)
             case events.StreamReset() | events.StopSendingReceived():
                 self._abandon(event.stream_id)
         if self._h3 is None:
@@ -253,7 +272,7 @@ class Http3Connection:
         if (trailers := self._streams.get(stream_id)) is not None:
             trailers.feed(b"", 0, ended=ended)
             return
-        if self.server.traffic.leaving:
+        if self.endpoint.traffic.leaving:
             self.reset(stream_id, REQUEST_REJECTED)
             return
         self._allowance.spend(REQUEST_UNITS)
@@ -263,7 +282,7 @@ class Http3Connection:
             log.info("stream.malformed", reason=str(error))
             self._reject(stream_id, MESSAGE_ERROR)
             return
-        stream = self._streams[stream_id] = RequestStream(self, stream_id, scope, self.server.app)
+        stream = self._streams[stream_id] = RequestStream(self, stream_id, scope, self.endpoint.app)
         if ended:
             stream.feed(b"", 0, ended=True)
         self.patient_until = math.inf

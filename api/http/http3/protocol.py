@@ -10,22 +10,20 @@ from __future__ import annotations
 import importlib.util
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.abc
 
 from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
-from staged_pool.api.http.http3.connection import Http3Connection
+from staged_pool.api.http.http3.connection import Address, Endpoint, Http3Connection
 from staged_pool.api.limits.server_state import Traffic
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
 
 if TYPE_CHECKING:
     from aioquic.quic.configuration import QuicConfiguration
-
-Address: TypeAlias = tuple[str, int]
 
 FIRST_DATAGRAM_BYTES: Final = 1200
 """The least that the first datagram of a client has (RFC 9000, section 14.1): an answer cannot be made to be larger
@@ -57,15 +55,9 @@ class Http3:
     """
 
     def __init__(self, app: App, config: ServerConfig, traffic: Traffic) -> None:
-        self.app = app
-        self.config = config
-        self.traffic = traffic
-        self.sending = anyio.Lock(fast_acquire=True)
-        """Of the socket, which one task at a time may send on."""
         from staged_pool.api.http.http3.handshakes import Handshakes
 
-        self.handshakes = Handshakes()
-        self._connections: dict[bytes, Http3Connection] = {}
+        self._endpoint = Endpoint(app, config, traffic, Handshakes())
         self._settings = _settings(config)
 
     async def run(self, listener: socket.socket) -> None:
@@ -84,7 +76,7 @@ class Http3:
                 found = self._connection(data, (host, port))
                 if isinstance(found, bytes):
                     with suppress(OSError):
-                        async with self.sending:
+                        async with self._endpoint.sending:
                             await udp.sendto(found, host, port)
                 elif found is not None:
                     if not found.begun:
@@ -101,17 +93,17 @@ class Http3:
             header = pull_quic_header(Buffer(data=data), host_cid_length=self._settings.connection_id_length)
         except ValueError:
             return None
-        if (known := self._connections.get(header.destination_cid)) is not None:
+        if (known := self._endpoint.connections.get(header.destination_cid)) is not None:
             return known
         if header.packet_type != QuicPacketType.INITIAL or len(data) < FIRST_DATAGRAM_BYTES:
             return None
-        if header.version not in self._settings.supported_versions or self.traffic.leaving:
+        if header.version not in self._settings.supported_versions or self._endpoint.traffic.leaving:
             return None
-        admitted = self.handshakes.admit(header, address, anyio.current_time())
+        admitted = self._endpoint.handshakes.admit(header, address, anyio.current_time())
         if admitted is None or isinstance(admitted, bytes):
             return admitted
-        if self.traffic.quic_connections >= self.config.max_connections:
-            self.traffic.connections_refused += 1
+        if self._endpoint.traffic.quic_connections >= self._endpoint.config.max_connections:
+            self._endpoint.traffic.connections_refused += 1
             self._close_longest_idle()
             return None  # it asks again, and finds room
         quic = QuicConnection(
@@ -119,22 +111,15 @@ class Http3:
             original_destination_connection_id=admitted.original_id,
             retry_source_connection_id=admitted.retry_id,
         )
-        connection = Http3Connection(self, quic, {header.destination_cid, quic.host_cid})
+        connection = Http3Connection(self._endpoint, quic, {header.destination_cid, quic.host_cid})
         for name in (header.destination_cid, quic.host_cid):
-            self.name(connection, name)
+            self._endpoint.connections[name] = connection
         return connection
 
     def _close_longest_idle(self) -> None:
-        idle = [connection for connection in set(self._connections.values()) if connection.is_idle]
+        idle = [connection for connection in set(self._endpoint.connections.values()) if connection.is_idle]
         if idle:
             min(idle, key=lambda connection: connection.patient_until).close()
-
-    def name(self, connection: Http3Connection, name: bytes) -> None:
-        """What datagrams of this connection may call it."""
-        self._connections[name] = connection
-
-    def forget(self, name: bytes) -> None:
-        self._connections.pop(name, None)
 
 
 def _settings(config: ServerConfig) -> QuicConfiguration:

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Parts that all versions of HTTP share: request heads, bodies, streams and content codings."""

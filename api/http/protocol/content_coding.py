@@ -12,8 +12,8 @@ import anyio.to_thread
 from staged_pool.api import status
 from staged_pool.api.asgi import Headers
 from staged_pool.api.http.protocol.bodies import Body
-from staged_pool.api.status import HttpRefusal
 from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.status import HttpRefusal
 from staged_pool.stages.errors import shortened
 
 GZIP: Final = b"gzip"

@@ -1,1 +1,1 @@
-"""TODO"""
+"""One module a dialect: bytes to Request, Result to bytes. Pure functions."""

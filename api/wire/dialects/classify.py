@@ -7,13 +7,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire.dialects import infinity
-
 from staged_pool.api.wire import json_decode as jsons
-from staged_pool.api.wire.exchange import Body, Write, listing, named
-from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
 from staged_pool.api.wire.chunked_json import Pieces
+from staged_pool.api.wire.dialects import infinity
+from staged_pool.api.wire.exchange import Body, Write, listing, named
 from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
 from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Aggregation, ClassifyRequest, TokenClassifyRequest

@@ -9,15 +9,15 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.chunked_json import Pieces, dump, dump_list, joined
 from staged_pool.api.wire.cutting import Truncate
 from staged_pool.api.wire.encodings import check_bits
 from staged_pool.api.wire.exchange import Body, Write, named
-from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
-from staged_pool.api.wire.jina import EmbeddingType, encoding_of
-from staged_pool.api.wire.images import Part, document, read_image, with_options
-from staged_pool.api.wire.chunked_json import Pieces, dump, dump_list, joined
-from staged_pool.api.wire.purposes import prompt_for
 from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
+from staged_pool.api.wire.images import Part, document, read_image, with_options
+from staged_pool.api.wire.jina import EmbeddingType, encoding_of
+from staged_pool.api.wire.purposes import prompt_for
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, TextInput

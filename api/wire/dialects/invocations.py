@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from staged_pool.api.wire import json_decode as jsons
-from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.dialects.pooling import NAMES
 from staged_pool.api.wire.dialects.score import PAIRS
+from staged_pool.api.wire.exchange import Body
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import InvalidInput

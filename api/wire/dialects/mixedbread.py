@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import json_decode as jsons
-from staged_pool.api.wire.exchange import Body, Write, usage_fields
-from staged_pool.api.wire.fields import Limit, RequestFields
-from staged_pool.api.wire.images import Part, document, with_options
 from staged_pool.api.wire.chunked_json import Pieces, dump_around, entry_values
 from staged_pool.api.wire.dialects.rank_fields import labelled, text_of
+from staged_pool.api.wire.exchange import Body, Write, usage_fields
 from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.fields import Limit, RequestFields
+from staged_pool.api.wire.images import Part, document, with_options
 from staged_pool.api.wire.words import Places, Sides
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, ScoreRequest

@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.chunked_json import Pieces, dump_around
 from staged_pool.api.wire.cutting import TruncatePassages
 from staged_pool.api.wire.exchange import Body, Write
+from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.fields import Limit, RequestFields
 from staged_pool.api.wire.images import document, read_image, with_options
-from staged_pool.api.wire.chunked_json import Pieces, dump_around
-from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.words import Places, Sides
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest

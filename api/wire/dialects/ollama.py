@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import json_decode as jsons
-from staged_pool.api.wire.exchange import Body, Write
-from staged_pool.api.wire.fields import Limit, ModelName
 from staged_pool.api.wire.chunked_json import Pieces, dump, dump_around
+from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.fields import Limit, ModelName
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, TextInput

@@ -8,18 +8,19 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from staged_pool.api.wire import jina, json_decode as jsons
+from staged_pool.api.wire import jina
+from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.chunked_json import Pieces, dump
 from staged_pool.api.wire.cutting import Truncate, TruncationSide
 from staged_pool.api.wire.encodings import DType, Encoding, Endianness, Form, check_bits
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
+from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.fields import Dimensions, Limit
 from staged_pool.api.wire.inputs import InputFields, Modality, inputs_of
 from staged_pool.api.wire.jina import EmbeddingType
 from staged_pool.api.wire.ndjson import LineWriter
-from staged_pool.api.wire.chunked_json import Pieces, dump
 from staged_pool.api.wire.purposes import prompt_for
 from staged_pool.api.wire.raw import write_raw
-from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest

@@ -9,14 +9,14 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.chunked_json import Pieces, average
+from staged_pool.api.wire.dialects.openai import EncodingFields
 from staged_pool.api.wire.encodings import INTEGERS, Encoding
 from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
+from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.inputs import inputs_of, text_inputs
-from staged_pool.api.wire.dialects.openai import EncodingFields
-from staged_pool.api.wire.chunked_json import Pieces, average
 from staged_pool.api.wire.raw import write_raw
-from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, Outputs, TokenClassifyRequest

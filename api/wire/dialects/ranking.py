@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 import numpy as np
 
+from staged_pool.api.wire.chunked_json import Pieces, dump_around, entry_values
 from staged_pool.api.wire.exchange import listing, usage_fields
 from staged_pool.api.wire.images import echo, plain
-from staged_pool.api.wire.chunked_json import Pieces, dump_around, entry_values
 from staged_pool.runtime.requests import Content
 from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import rank

@@ -9,17 +9,16 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from staged_pool.api.wire import json_decode as jsons
-
-from staged_pool.api.wire.dialects import tei, weaviate
 from staged_pool.api.wire.cutting import Direction, TruncationSide, side_of
-from staged_pool.api.wire.exchange import Body, Write, named
-from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
-from staged_pool.api.wire.inputs import check_max_tokens
-from staged_pool.api.wire.ndjson import LineWriter
-from staged_pool.api.wire.images import Part, document, with_options
+from staged_pool.api.wire.dialects import tei, weaviate
 from staged_pool.api.wire.dialects.rank_fields import texts_of
 from staged_pool.api.wire.dialects.ranking import encode_rerank, encode_score, ranked, scored
+from staged_pool.api.wire.exchange import Body, Write, named
 from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
+from staged_pool.api.wire.images import Part, document, with_options
+from staged_pool.api.wire.inputs import check_max_tokens
+from staged_pool.api.wire.ndjson import LineWriter
 from staged_pool.api.wire.words import VLLM, Places, Sides
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest, Side

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list, entry_values
 from staged_pool.api.wire.cutting import Direction, side_of
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Body, Write
-from staged_pool.api.wire.fields import Dimensions
-from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list, entry_values
 from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.sources import places_of_texts, texts_or_ids
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard

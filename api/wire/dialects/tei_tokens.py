@@ -12,8 +12,8 @@ import orjson
 from staged_pool import __version__
 from staged_pool.api.status import Problem
 from staged_pool.api.wire import json_decode as jsons
-from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list
+from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.sources import id_lists
 from staged_pool.api.wire.words import Places

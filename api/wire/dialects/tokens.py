@@ -8,10 +8,10 @@ import msgspec
 
 from staged_pool.api.wire import json_decode as jsons
 from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
-from staged_pool.api.wire.exchange import Body
-from staged_pool.api.wire.fields import ModelName
 from staged_pool.api.wire.chunked_json import dump
+from staged_pool.api.wire.exchange import Body
 from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.fields import ModelName
 from staged_pool.runtime.model import Tokens
 from staged_pool.runtime.requests import Chat
 

@@ -8,13 +8,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.chunked_json import Pieces, dump_around
 from staged_pool.api.wire.encodings import DType, Encoding, check_bits
 from staged_pool.api.wire.exchange import Body, Write
+from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.fields import Dimensions, RequestFields
 from staged_pool.api.wire.images import document, read_image, with_options
-from staged_pool.api.wire.chunked_json import Pieces, dump_around
 from staged_pool.api.wire.purposes import prompt_for
-from staged_pool.api.wire.field_errors import wrong
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Image, TextInput

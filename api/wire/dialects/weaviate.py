@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire.chunked_json import Pieces, dump, dump_around, dump_list, entry_values, joined
 from staged_pool.api.wire.exchange import Body, Write
 from staged_pool.api.wire.fields import Limit
 from staged_pool.api.wire.images import plain, read_image
-from staged_pool.api.wire.chunked_json import Pieces, dump, dump_around, dump_list, entry_values, joined
 from staged_pool.api.wire.purposes import prompt_for
 from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Checkpoints: weights and tokenizers of a model folder, loaded and checked."""

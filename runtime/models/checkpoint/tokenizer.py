@@ -17,13 +17,21 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
-from staged_pool.runtime.models.folders.files import check_json
 from staged_pool.runtime.models.checkpoint.quiet_loading import LOADER_ERRORS, TOKENIZER_FILES, quiet, unusable
+from staged_pool.runtime.models.folders.files import check_json
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.probes import PROBES, differences, encoder
 from staged_pool.runtime.models.tokenizing.settings import SETTINGS, TokenizerSettings, read_settings
 from staged_pool.runtime.models.tokenizing.siglip import check_siglip_tokenizer, is_siglip_tokenizer, lower_texts
-from staged_pool.runtime.models.tokenizing.tokenizer_file import TOKENIZER_FILE, add_declared_tokens, add_ends, check_mistral_fix, contradicted_rules, read_tokenizer_file, without_call_settings
+from staged_pool.runtime.models.tokenizing.tokenizer_file import (
+    TOKENIZER_FILE,
+    add_declared_tokens,
+    add_ends,
+    check_mistral_fix,
+    contradicted_rules,
+    read_tokenizer_file,
+    without_call_settings,
+)
 from staged_pool.runtime.requests import Side
 from staged_pool.stages.errors import ConfigError
 

@@ -32,10 +32,10 @@ from transformers import (
 )
 
 from staged_pool.runtime.models.checkpoint.experts import run_experts_where_they_can
-from staged_pool.runtime.models.folders.files import FIRST_VERSION, weight_files
-from staged_pool.runtime.models.checkpoint.unread_weights import check_leftovers
 from staged_pool.runtime.models.checkpoint.quiet_loading import quiet, unusable
 from staged_pool.runtime.models.checkpoint.special_ids import check_without_padding, clear_unknown_ids
+from staged_pool.runtime.models.checkpoint.unread_weights import check_leftovers
+from staged_pool.runtime.models.folders.files import FIRST_VERSION, weight_files
 from staged_pool.runtime.models.specs.model import Architecture, ModelFolder
 from staged_pool.stages.errors import ConfigError
 

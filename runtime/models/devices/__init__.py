@@ -1,1 +1,1 @@
-"""TODO"""
+"""Devices: order of forwards, streams, graphs, and choices of kernels."""

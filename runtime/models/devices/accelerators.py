@@ -10,10 +10,10 @@ from typing import Final
 import torch
 
 from staged_pool.runtime.device_names import device_names
-from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, cuda_recorder
 from staged_pool.runtime.models.devices.launch import Replica
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.towers.tower import Tower
+from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, cuda_recorder
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
 

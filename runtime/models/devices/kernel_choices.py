@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from staged_pool.runtime.config import Tune
-from staged_pool.runtime.threads.core_limiter import usable_cores
+from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.stages.log import get_logger
 
 try:

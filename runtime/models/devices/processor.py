@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import torch
 
+from staged_pool.runtime.models.devices.kernel_choices import capabilities
 from staged_pool.runtime.models.kernels.linear import NO_KERNEL, PrepackedLinear, has_prepacked
 from staged_pool.runtime.models.kernels.torch_threads import threads_kept
-from staged_pool.runtime.models.devices.kernel_choices import capabilities
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from staged_pool.runtime.models.folders.special_tokens import special_tokens
-from staged_pool.runtime.models.specs.model import DenseSpec, HeadSpec, ModelFolder, MultiVectorSpec, Projection, RoleSettings, TokenWeightsSpec
+from staged_pool.runtime.models.specs.model import (
+    DenseSpec,
+    HeadSpec,
+    ModelFolder,
+    MultiVectorSpec,
+    Projection,
+    RoleSettings,
+    TokenWeightsSpec,
+)
 from staged_pool.runtime.models.tokenizing.roles import ROLES
 
 _NAMES: Final = ("sparse_linear", "colbert_linear")

@@ -12,7 +12,14 @@ from typing import Any, Final
 
 from staged_pool.runtime.model import Activation, Scoring
 from staged_pool.runtime.models.specs.json_file import JsonFile
-from staged_pool.runtime.models.specs.model import Architecture, HeadSpec, LabelsSpec, LogitScoreSpec, PairForm, TokenLabelsSpec
+from staged_pool.runtime.models.specs.model import (
+    Architecture,
+    HeadSpec,
+    LabelsSpec,
+    LogitScoreSpec,
+    PairForm,
+    TokenLabelsSpec,
+)
 from staged_pool.stages.errors import ConfigError
 
 CLASSIFIERS: Final[Mapping[str, Architecture]] = {

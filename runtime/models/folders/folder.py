@@ -17,16 +17,36 @@ from staged_pool.runtime.models.folders.chain import read_head, read_pooling_mod
 from staged_pool.runtime.models.folders.foreign import MODULES, check_layout
 from staged_pool.runtime.models.folders.gte import gives_token_weights, is_gte, with_token_weights
 from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
-from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
 from staged_pool.runtime.models.folders.pair import chat_template, pair_template
-from staged_pool.runtime.models.folders.parts import read_body_config, read_chain, read_matryoshka, read_prompts, read_similarity, read_transformer_settings, required
+from staged_pool.runtime.models.folders.parts import (
+    read_body_config,
+    read_chain,
+    read_matryoshka,
+    read_prompts,
+    read_similarity,
+    read_transformer_settings,
+    required,
+)
 from staged_pool.runtime.models.folders.readme import is_of_embeddings
 from staged_pool.runtime.models.folders.rerankers import INSTRUCTION, check_rejected, recognise
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities, read_max_seq_length
-from staged_pool.runtime.models.folders.vision_language import CONVERSING, is_page_retriever, read_page_folder, with_pictures
-from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder, PairTemplate, PoolingMode, SpladeSpec, TokenWeightsSpec
+from staged_pool.runtime.models.folders.vision_language import (
+    CONVERSING,
+    is_page_retriever,
+    read_page_folder,
+    with_pictures,
+)
+from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.model import (
+    DenseSpec,
+    ModelFolder,
+    PairTemplate,
+    PoolingMode,
+    SpladeSpec,
+    TokenWeightsSpec,
+)
 from staged_pool.runtime.reranking import AskedFor
 from staged_pool.stages.errors import ConfigError
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
-from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.folders.special_tokens import special_tokens
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder, Projection, TokenWeightsSpec
 from staged_pool.stages.errors import ConfigError
 

@@ -14,11 +14,26 @@ from pathlib import Path
 from typing import Any, Final
 
 from staged_pool.runtime.model import Role
-from staged_pool.runtime.models.specs.json_file import JsonFile
-from staged_pool.runtime.models.folders.parts import expect_level, read_body_config, read_chain, read_dense, read_prompts, read_transformer_settings, required
+from staged_pool.runtime.models.folders.parts import (
+    expect_level,
+    read_body_config,
+    read_chain,
+    read_dense,
+    read_prompts,
+    read_transformer_settings,
+    required,
+)
 from staged_pool.runtime.models.folders.query_expansion import PREFIXES, USUAL_LENGTH, Expansion, read_expansion
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities
-from staged_pool.runtime.models.specs.model import HeadModule, ModelFolder, MultiVectorSpec, Normalize, Projection, RoleSettings
+from staged_pool.runtime.models.specs.json_file import JsonFile
+from staged_pool.runtime.models.specs.model import (
+    HeadModule,
+    ModelFolder,
+    MultiVectorSpec,
+    Normalize,
+    Projection,
+    RoleSettings,
+)
 from staged_pool.stages.errors import ConfigError
 
 _ORIGINAL: Final = "HF_ColBERT"

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 from staged_pool.runtime.model import Similarity
 from staged_pool.runtime.models.folders.foreign import WEIGHT_FILES, check_quantization, file_names, name_cause
 from staged_pool.runtime.models.folders.gte import with_native_config
-from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.folders.readme import trained_for_shorter_vectors
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import Dense
 from staged_pool.stages.errors import ConfigError
 

@@ -6,9 +6,16 @@ from pathlib import Path
 from typing import Final, cast, get_args
 
 from staged_pool.runtime.model import Similarity
-from staged_pool.runtime.models.specs.json_file import JsonFile
-from staged_pool.runtime.models.folders.parts import read_body_config, read_chain, read_prompts, read_similarity, read_transformer_settings, required
+from staged_pool.runtime.models.folders.parts import (
+    read_body_config,
+    read_chain,
+    read_prompts,
+    read_similarity,
+    read_transformer_settings,
+    required,
+)
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder, SpladeActivation, SpladePooling, SpladeSpec
 from staged_pool.stages.errors import ConfigError
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from staged_pool.runtime.model import Role
 from staged_pool.runtime.models.folders.classifier import class_name
-from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.folders.parts import read_body_config, read_transformer_settings
 from staged_pool.runtime.models.folders.special_tokens import read_special_token
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder, MultiVectorSpec, PictureSpec, RoleSettings
 from staged_pool.runtime.models.tokenizing.chat import without_marks
 from staged_pool.stages.errors import ConfigError

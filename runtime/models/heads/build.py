@@ -7,14 +7,25 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer
 from torch import nn
 
-from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.heads.labels import LabelsHead, LogitScoreHead, TokenLabelsHead
 from staged_pool.runtime.models.heads.multi_vector import MultiVectorHead
 from staged_pool.runtime.models.heads.sparse import EachTokenHead, TokenWeightsHead, build_splade
-from staged_pool.runtime.models.specs.model import DenseSpec, HeadSpec, LabelsSpec, LogitScoreSpec, ModelFolder, MultiVectorSpec, OwnVectorSpec, SpladeSpec, TokenLabelsSpec, TokenWeightsSpec
+from staged_pool.runtime.models.specs.model import (
+    DenseSpec,
+    HeadSpec,
+    LabelsSpec,
+    LogitScoreSpec,
+    ModelFolder,
+    MultiVectorSpec,
+    OwnVectorSpec,
+    SpladeSpec,
+    TokenLabelsSpec,
+    TokenWeightsSpec,
+)
+from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import Values
 from staged_pool.runtime.models.heads.modules import build_modules
+from staged_pool.runtime.models.kernels.transfer import Later, begin_readback
+from staged_pool.runtime.models.specs.model import DenseSpec, PoolingMode
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.pooling import end_pool, pool
-from staged_pool.runtime.models.specs.model import DenseSpec, PoolingMode
-from staged_pool.runtime.models.kernels.transfer import Later, begin_readback
 
 _WRONG_END = 2
 """The id of the end in configs of CLIP that were written before transformers had it right: the tokenizer's differs."""

@@ -8,8 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from staged_pool.runtime.model import Values
-from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.kernels.transfer import Later
+from staged_pool.runtime.models.transformer.packing import PackedBatch
 
 
 class Head(Protocol):

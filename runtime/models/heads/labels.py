@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import TokenSequence, Values
-from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference
-from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.models.heads.transplant import Alone, TransplantedHead, probe_sequences, run_alone, takes_types
+from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference
+from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, send_arrays
+from staged_pool.runtime.models.transformer.packed_transformer import Body
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.pooling import cls_pool, last_token_pool, mean_pool
-from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, send_arrays
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 

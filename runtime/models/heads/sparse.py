@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import SparseVector, TokenIds, Values
-from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.heads.modules import load_projection
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_alone
-from staged_pool.runtime.models.transformer.packing import PackedBatch
-from staged_pool.runtime.models.specs.model import SpladeSpec, TokenWeightsSpec
+from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, hand_over
+from staged_pool.runtime.models.specs.model import SpladeSpec, TokenWeightsSpec
+from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import ConfigError
 

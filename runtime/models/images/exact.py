@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from staged_pool.runtime.model import Pixels
-from staged_pool.runtime.models.kernels.self_check import MISFITS
 from staged_pool.runtime.models.images.settings import ImageSettings
+from staged_pool.runtime.models.kernels.self_check import MISFITS
 from staged_pool.stages.errors import UnusableMedia
 
 

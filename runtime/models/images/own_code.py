@@ -21,7 +21,14 @@ import numpy as np
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decode import Colour, Limits
 from staged_pool.runtime.models.images.frames import receive, send
-from staged_pool.stages.errors import ConfigError, EngineStopped, InvalidInput, TooLarge, UnsupportedMedia, UnusableMedia
+from staged_pool.stages.errors import (
+    ConfigError,
+    EngineStopped,
+    InvalidInput,
+    TooLarge,
+    UnsupportedMedia,
+    UnusableMedia,
+)
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")

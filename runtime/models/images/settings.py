@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange, Resize, Size
+from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.stages.errors import ConfigError
 
 Resample: TypeAlias = Literal["bilinear", "bicubic"]

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Building blocks of forwards: attention, products, transfers, and checks of each against transformers."""

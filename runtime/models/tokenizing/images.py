@@ -13,12 +13,12 @@ from typing import TypeAlias, TypeVar
 
 from staged_pool.runtime.model import ModelInput, Pixels, TokenIds, Tokens, TokenSequence
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.vision.vision_language import PictureLayout
 from staged_pool.runtime.models.specs.model import PictureSpec
 from staged_pool.runtime.models.tokenizing.chat import plain_text, without_marks
 from staged_pool.runtime.models.tokenizing.limits import check_text, not_to_be_cut, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
+from staged_pool.runtime.models.vision.vision_language import PictureLayout
 from staged_pool.runtime.requests import Chat, Image, Side, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared

@@ -12,7 +12,13 @@ from typing import Final
 from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
 from staged_pool.runtime.models.specs.model import PairPieces
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, kept
-from staged_pool.runtime.models.tokenizing.pair_readings import PairReading, begin_pair, cut_texts, no_room, prepared_pair
+from staged_pool.runtime.models.tokenizing.pair_readings import (
+    PairReading,
+    begin_pair,
+    cut_texts,
+    no_room,
+    prepared_pair,
+)
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.requests import MODEL_MAX, PairInput
 from staged_pool.stages.errors import ConfigError, InvalidInput

@@ -14,7 +14,13 @@ from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
 from staged_pool.runtime.models.specs.model import PairTemplate
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.limits import InputLimits
-from staged_pool.runtime.models.tokenizing.pair_readings import PairReading, begin_pair, cut_texts, no_room, prepared_pair
+from staged_pool.runtime.models.tokenizing.pair_readings import (
+    PairReading,
+    begin_pair,
+    cut_texts,
+    no_room,
+    prepared_pair,
+)
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.requests import PairInput

@@ -8,7 +8,14 @@ from typing import Final, TypeAlias
 
 from staged_pool.runtime.model import ModelInput, Role, Span, TokenIds, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, plain_text
-from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_text, kept, not_to_be_cut, own_limit, token_limit
+from staged_pool.runtime.models.tokenizing.limits import (
+    InputLimits,
+    check_text,
+    kept,
+    not_to_be_cut,
+    own_limit,
+    token_limit,
+)
 from staged_pool.runtime.models.tokenizing.roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import PORTION, Encoding, SharedTokenizer, shared_beginning
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens

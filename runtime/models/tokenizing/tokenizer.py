@@ -16,7 +16,11 @@ from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
 from staged_pool.runtime.models.tokenizing.pairs import PairReader
 from staged_pool.runtime.models.tokenizing.roles import RoleSpec
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
-from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, find_pair_special_tokens, find_special_tokens
+from staged_pool.runtime.models.tokenizing.special_tokens import (
+    SpecialTokens,
+    find_pair_special_tokens,
+    find_special_tokens,
+)
 from staged_pool.runtime.models.tokenizing.texts import TextReader
 from staged_pool.runtime.requests import Chat, PairInput, Side, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput

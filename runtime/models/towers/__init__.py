@@ -1,1 +1,1 @@
-"""TODO"""
+"""Towers: each turns prepared inputs of one kind into rows."""

@@ -12,15 +12,15 @@ import torch
 from PIL import Image as Pillow
 
 from staged_pool.runtime.model import ModelInput, Payload, Picture, Pixels, Values
-from staged_pool.runtime.models.kernels.self_check import MISFITS
 from staged_pool.runtime.models.checkpoint.weights import Loaded
-from staged_pool.runtime.models.vision.image_encoder import Eye
 from staged_pool.runtime.models.heads.image import ImageHead, ImageVector, build_image_heads
 from staged_pool.runtime.models.images.reader import ImageReader
+from staged_pool.runtime.models.kernels.self_check import MISFITS
+from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.chat import plain_text
 from staged_pool.runtime.models.towers.tower import Outcome
-from staged_pool.runtime.models.kernels.transfer import Later
+from staged_pool.runtime.models.vision.image_encoder import Eye
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.log import get_logger

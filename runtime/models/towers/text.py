@@ -9,20 +9,20 @@ from typing import cast
 
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import ModelInput, Payload, TokenIds, TokenSequence, Values
-from staged_pool.runtime.models.kernels.self_check import MISFITS
-from staged_pool.runtime.models.transformer.packed_transformer import Body
+from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.folders.files import check_vocabulary
 from staged_pool.runtime.models.heads.build import build_heads
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
-from staged_pool.runtime.models.vision.vision_language import Sight
+from staged_pool.runtime.models.kernels.self_check import MISFITS
+from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
-from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer
 from staged_pool.runtime.models.tokenizing.roles import filling_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.towers.tower import Outcome
-from staged_pool.runtime.models.kernels.transfer import Later
+from staged_pool.runtime.models.transformer.packed_transformer import Body
+from staged_pool.runtime.models.vision.vision_language import Sight
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger

@@ -13,11 +13,11 @@ from PIL import Image as Pillow
 from staged_pool.runtime.model import ModelInput, Payload, Pixels, TokenSequence, Values
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.vision.vision_language import Sight, read_picture_layout
-from staged_pool.runtime.models.towers.text import TextTower
-from staged_pool.runtime.models.tokenizing.images import PictureReader
-from staged_pool.runtime.models.towers.tower import Outcome
 from staged_pool.runtime.models.kernels.transfer import Later
+from staged_pool.runtime.models.tokenizing.images import PictureReader
+from staged_pool.runtime.models.towers.text import TextTower
+from staged_pool.runtime.models.towers.tower import Outcome
+from staged_pool.runtime.models.vision.vision_language import Sight, read_picture_layout
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 

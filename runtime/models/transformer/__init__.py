@@ -1,1 +1,1 @@
-"""TODO"""
+"""Transformers on packed batches of token sequences."""

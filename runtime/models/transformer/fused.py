@@ -17,8 +17,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from staged_pool.runtime.models.kernels.attention import PACKED
+from staged_pool.runtime.models.kernels.encoder_layers import (
+    Group,
+    Layer,
+    begin_layer,
+    finish_layer,
+    layers_as_one_call,
+)
 from staged_pool.runtime.models.kernels.linear import Product, laid_out, usual_product
-from staged_pool.runtime.models.kernels.encoder_layers import Group, Layer, begin_layer, finish_layer, layers_as_one_call
 from staged_pool.runtime.models.transformer.layer_patterns import LayerParts, take_apart
 
 

@@ -21,18 +21,18 @@ from transformers import PreTrainedModel
 
 from staged_pool.runtime.config import Attention
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference, keep_if_right
 from staged_pool.runtime.models.kernels.attention import PACKED, attend_by, takes_varlen
-from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
-from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, Graphs, Recorder
+from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.kernels.linear import prepack_linears
 from staged_pool.runtime.models.kernels.long_rows import take_long_rows
 from staged_pool.runtime.models.kernels.module_state import ModuleState
+from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference, keep_if_right
+from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, Graphs, Recorder
+from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
+from staged_pool.runtime.models.transformer.image_embeds import Shown
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.probes import Probes
 from staged_pool.runtime.models.transformer.rows import Rows, token_embedding
-from staged_pool.runtime.models.transformer.image_embeds import Shown
-from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.requests import DENSE_ONLY
 from staged_pool.stages.errors import ConfigError
 

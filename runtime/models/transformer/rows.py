@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from staged_pool.runtime.models.kernels.encoder_layers import Group
+from staged_pool.runtime.models.transformer.image_embeds import Shown
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.rotary import per_sequence_rotary
-from staged_pool.runtime.models.transformer.image_embeds import Shown
-from staged_pool.runtime.models.kernels.encoder_layers import Group
 
 _POSITION_TABLES: Final = ("position_embeddings", "position_embedding")
 """How architectures name them; CLIP and SigLIP have the latter."""

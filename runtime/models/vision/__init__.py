@@ -1,1 +1,1 @@
-"""TODO"""
+"""Images on the device: their encoders, and language models that read them."""

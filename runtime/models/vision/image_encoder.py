@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import Pixels
-from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference, keep_if_right
-from staged_pool.runtime.models.transformer.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.kernels.linear import prepack_linears
-from staged_pool.runtime.models.vision.patches import flatten_patches
+from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference, keep_if_right
 from staged_pool.runtime.models.kernels.transfer import send_arrays
+from staged_pool.runtime.models.transformer.fused import fuse_layers, fusible_layers
+from staged_pool.runtime.models.vision.patches import flatten_patches
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import Pixels, TokenSequence
-from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference, keep_if_right
-from staged_pool.runtime.models.transformer.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.kernels.linear import prepack_linears
+from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference, keep_if_right
+from staged_pool.runtime.models.kernels.transfer import send_arrays
+from staged_pool.runtime.models.transformer.fused import fuse_layers, fusible_layers
+from staged_pool.runtime.models.transformer.image_embeds import Shown
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.vision.patches import flatten_patches
-from staged_pool.runtime.models.transformer.image_embeds import Shown
-from staged_pool.runtime.models.kernels.transfer import send_arrays
 from staged_pool.runtime.requests import Outputs
 from staged_pool.stages.errors import ConfigError
 

@@ -21,7 +21,16 @@ from staged_pool.api.http.listener import bind, bind_unix
 from staged_pool.client import AsyncClient, BadAnswer, Client, ConnectionFailed, RetryPolicy, Unauthorized
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import MODEL_MAX, Image
-from staged_pool.stages.errors import ConfigError, DeadlineExceeded, EngineStopped, InvalidInput, ModelFailed, Overloaded, UnknownModel, Unsupported
+from staged_pool.stages.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidInput,
+    ModelFailed,
+    Overloaded,
+    UnknownModel,
+    Unsupported,
+)
 from tests.api.serving import engine_on, serving
 from tests.api.tiny_server import TinyServer, tiny_server
 from tests.doubles import Gate, LetterModel, expected, until

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from staged_pool.api.wire.exchange import Written
 from staged_pool.api.wire.chunked_json import Pieces
+from staged_pool.api.wire.exchange import Written
 
 
 def parsed(answer: Pieces | Written) -> Any:

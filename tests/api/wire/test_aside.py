@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import extract_images as aside, json_decode as jsons
-
+from staged_pool.api.wire import extract_images as aside
+from staged_pool.api.wire import json_decode as jsons
 from staged_pool.api.wire.dialects import openai
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput

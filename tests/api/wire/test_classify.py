@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
-from staged_pool.api.wire.dialects.classify import encode_classify, encode_classify_tokens, read_classify, read_classify_tokens
+from staged_pool.api.wire.dialects.classify import (
+    encode_classify,
+    encode_classify_tokens,
+    read_classify,
+    read_classify_tokens,
+)
 from staged_pool.runtime.requests import ClassifyRequest, PairInput, TextInput, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, Entity, TokenClassifyResult, Usage
 from staged_pool.stages.errors import InvalidInput

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
-from staged_pool.api.wire.encodings import BITS, DType, Encoding, Endianness, stored
 from staged_pool.api.wire.chunked_json import dump
+from staged_pool.api.wire.encodings import BITS, DType, Encoding, Endianness, stored
 from staged_pool.stages.errors import InvalidInput
 
 BYTE_ORDERS: dict[Endianness, str] = {"native": "=", "big": ">", "little": "<"}

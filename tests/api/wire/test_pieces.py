@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api.wire import chunked_json as pieces
-from staged_pool.api.wire.encodings import Encoding, Form
 from staged_pool.api.wire.chunked_json import Spelled, dump, dump_around, dump_array, dump_list, joined
+from staged_pool.api.wire.encodings import Encoding, Form
 
 ITEMS = st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=40)
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from numpy.typing import NDArray
 
+from staged_pool.api.wire.dialects.pooling import TASKS, read_pooling
 from staged_pool.api.wire.encodings import Form
 from staged_pool.api.wire.exchange import Exchange
-from staged_pool.api.wire.dialects.pooling import TASKS, read_pooling
 from staged_pool.runtime.model import SparseVector
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, TextInput, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult, Usage

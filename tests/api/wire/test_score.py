@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire.exchange import Exchange
 from staged_pool.api.wire.dialects.ranking import encode_rerank, encode_score
 from staged_pool.api.wire.dialects.score import PAIRS, read_rerank, read_score
+from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import MODEL_MAX, ScoreRequest
 from staged_pool.runtime.results import ScoreResult, Usage
 from staged_pool.stages.errors import InvalidInput

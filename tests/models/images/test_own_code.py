@@ -20,7 +20,14 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.requests import Image
-from staged_pool.stages.errors import ConfigError, EngineStopped, InvalidInput, TooLarge, UnsupportedMedia, UnusableMedia
+from staged_pool.stages.errors import (
+    ConfigError,
+    EngineStopped,
+    InvalidInput,
+    TooLarge,
+    UnsupportedMedia,
+    UnusableMedia,
+)
 from tests.models.images.pictures import encode, image, picture, pixels, save_settings
 
 LONG = pytest.mark.long

@@ -16,8 +16,8 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
 from staged_pool.stages.errors import DeadlineExceeded, Overloaded, TooLarge
 from staged_pool.stages.scheduling.batch_budget import Budget
+from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceTimeModel
-from staged_pool.stages.work import Priority
 
 FOREVER = float("inf")
 

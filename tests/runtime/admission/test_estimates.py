@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.runtime.admission.estimates import FIRST_BYTES_PER_TOKEN, FIRST_PICTURE_TOKENS, PICTURE_BYTES, Estimates
+from staged_pool.runtime.admission.estimates import (
+    FIRST_BYTES_PER_TOKEN,
+    FIRST_PICTURE_TOKENS,
+    PICTURE_BYTES,
+    Estimates,
+)
 from staged_pool.runtime.model import Lane
 
 BOTH: tuple[Lane, ...] = ("text", "image")

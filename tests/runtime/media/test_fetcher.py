@@ -20,7 +20,14 @@ from staged_pool.runtime.media import dns as dialing
 from staged_pool.runtime.media import fetcher as fetching
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.requests import Image
-from staged_pool.stages.errors import InvalidInput, MediaTimedOut, MediaUnavailable, TooLarge, UnusableMedia, UrlNotAllowed
+from staged_pool.stages.errors import (
+    InvalidInput,
+    MediaTimedOut,
+    MediaUnavailable,
+    TooLarge,
+    UnusableMedia,
+    UrlNotAllowed,
+)
 from tests.doubles import until
 from tests.runtime.media.origin import LOCAL, NAME, PICTURE, Behave, Names, answer, fetcher, origin, redirect
 

@@ -21,7 +21,15 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media.fetcher import MediaFetcher
 from staged_pool.runtime.media.files import check_folder, find_beneath, read_beneath
 from staged_pool.runtime.requests import Image
-from staged_pool.stages.errors import ConfigError, InvalidInput, MediaTimedOut, MediaUnavailable, TooLarge, UnusableMedia, UrlNotAllowed
+from staged_pool.stages.errors import (
+    ConfigError,
+    InvalidInput,
+    MediaTimedOut,
+    MediaUnavailable,
+    TooLarge,
+    UnusableMedia,
+    UrlNotAllowed,
+)
 from tests.doubles import Gate
 
 PATIENCE_S = 0.3

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.network_addresses import is_public, literal
 from staged_pool.runtime.allowed_hosts import AllowedHosts
+from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media.urls import FileUrl, WebUrl, read_url
+from staged_pool.runtime.network_addresses import is_public, literal
 from staged_pool.stages.errors import ConfigError, InvalidInput
 
 

@@ -10,13 +10,19 @@ import anyio
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.engine.engine import run_engine
-from staged_pool.runtime.memory.answers import RESULT_NUMBER_BYTES, ROW_NUMBER_BYTES, WRITTEN_NUMBER_BYTES, AnswerMemory, expected_numbers
+from staged_pool.runtime.memory.answers import (
+    RESULT_NUMBER_BYTES,
+    ROW_NUMBER_BYTES,
+    WRITTEN_NUMBER_BYTES,
+    AnswerMemory,
+    expected_numbers,
+)
 from staged_pool.runtime.memory.budget import SHARES, ByteAccount
 from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import EmbedRequest, Output, TextInput
+from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import Overloaded, TooLarge
 from tests.api.task_doubles import TaskModel
 from tests.doubles import CARD, Gate, LetterModel, until

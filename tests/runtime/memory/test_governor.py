@@ -8,11 +8,18 @@ import anyio
 import pytest
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.runtime.engine.engine import run_engine
-from staged_pool.runtime.memory import governor as module
-from staged_pool.runtime.memory.governor import EVERY_S, IDLE_S, LEAST_BUDGET_BYTES, MUCH_BYTES, MemoryGovernor, Pressure
 from staged_pool.runtime.machine.memory import Machine
+from staged_pool.runtime.memory import governor as module
+from staged_pool.runtime.memory.governor import (
+    EVERY_S,
+    IDLE_S,
+    LEAST_BUDGET_BYTES,
+    MUCH_BYTES,
+    MemoryGovernor,
+    Pressure,
+)
+from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import Overloaded
 from tests.doubles import LetterModel, captured_logs
 

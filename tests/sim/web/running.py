@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-from staged_pool.api.http.accept import Acceptor
 from staged_pool.api.app.app import Application
 from staged_pool.api.config import ServerConfig
+from staged_pool.api.http.accept import Acceptor
 from staged_pool.api.http.connections import AT_ONCE_S, Connection, Service
 from staged_pool.api.http.fast_path import FastPath
 from staged_pool.api.http.server import Server

@@ -132,7 +132,7 @@ class FakeSocket:
 
 
 class FakeTransport:
-    """See `staged_pool.api.http.transports.Transport`; as that of asyncio if it looks at what arrives, else as trio's."""
+    """A `Transport` (see `api/http/transports.py`): as that of asyncio if it looks at what arrives, else as trio's."""
 
     alpn = None
 
