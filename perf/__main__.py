@@ -31,11 +31,11 @@ from perf import (
     soak,
     throughput,
 )
+from perf.jpegs import Size
 from perf.peers import run as peers
 from perf.peers.catalogue import chosen
 from perf.peers.inputs import SCENARIOS, some_of
 from perf.peers.kept import OtherSettings
-from perf.pictures import Size
 from perf.servers import Backend, Options, prepare_libraries
 from perf.texts import Shape
 from staged_pool.runtime.config import DType
@@ -90,7 +90,7 @@ def liveness_command(
         int | None, typer.Option(min=8, max=500, help="Connections that send. Default: 64; 300 with --images.")
     ] = None,
     with_images: Annotated[
-        bool, typer.Option("--images", help="Pictures instead of texts, in four kinds of load.")
+        bool, typer.Option("--images", help="Images instead of texts, in four kinds of load.")
     ] = False,
 ) -> None:
     """Whether /health answers under load, beside a FastAPI handler that computes inline."""
@@ -122,11 +122,11 @@ def images_command(
     dtype: DTypeOption = "auto",
     torch_threads: TorchThreads = None,
     backend: BackendOption = "asyncio",
-    size: Annotated[Size, typer.Option(help="Of the pictures.")] = "1080p",
+    size: Annotated[Size, typer.Option(help="Of the images.")] = "1080p",
     rounds: Annotated[int, typer.Option(min=1, help="Each has the bare pipeline and every server.")] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Of one block.")] = 6.0,
 ) -> None:
-    """Pictures per second beside a bare pipeline, and texts beside pictures."""
+    """Images per second beside a bare pipeline, and texts beside images."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     images.run(options, size=size, rounds=rounds, seconds=seconds)
 
@@ -138,7 +138,7 @@ def preprocess_command(
     rounds: Annotated[int, typer.Option(min=1, help="Each has everything once.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of one block; there are 60 of them in a round.")] = 0.5,
 ) -> None:
-    """What more threads of preprocess get done with texts and pictures, and what a picture takes on either path."""
+    """What more threads of preprocess get done with texts and images, and what an image takes on either path."""
     preprocess.run(Options(model=model), rounds=rounds, seconds=seconds)
 
 
@@ -395,10 +395,10 @@ def all_commands(
     overload.run(options, shape=overload.DEFAULT_SHAPE, seconds=20.0, rounds=1, target_delay_s=1.0)
     answers.run(backend=backend, rounds=10)
     memory.run(options, requests=10_000)
-    of_pictures = replace(options, model=None)  # one that is named is a model of texts
+    of_images = replace(options, model=None)  # one that is named is a model of texts
     preprocess.run(options, rounds=2, seconds=0.4)
-    images.run(of_pictures, size="1080p", rounds=4, seconds=5.0)
-    liveness_images.run(of_pictures, rounds=1, seconds=12.0, clients=300)
+    images.run(of_images, size="1080p", rounds=4, seconds=5.0)
+    liveness_images.run(of_images, rounds=1, seconds=12.0, clients=300)
 
 
 def _factors(levels: str) -> list[float]:

@@ -14,7 +14,7 @@ from staged_pool.runtime.model import ModelInput
 from staged_pool.runtime.requests import DENSE_ONLY, Image, TextInput
 
 Groups = Sequence[Sequence[str]] | Sequence[Sequence[bytes]]
-"""Texts, or encoded pictures, as they would come in requests."""
+"""Texts, or encoded images, as they would come in requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,5 +99,5 @@ class BareLoop:
 
 
 def given(source: str | bytes) -> ModelInput:
-    """A text or an encoded picture, as the model gets it."""
+    """A text or an encoded image, as the model gets it."""
     return ModelInput(Image(source) if isinstance(source, bytes) else TextInput(source), DENSE_ONLY)

@@ -13,10 +13,10 @@ import psutil
 
 from perf import report
 from perf.bare import BareLoad, BareLoop, Rate
+from perf.jpegs import clip_folder
 from perf.load import HealthProbe, Load, LoadGenerator, ProbeOutcome
 from perf.peers.dialects import OURS
 from perf.peers.inputs import SCENARIOS, UNITS, Inputs, Scenario
-from perf.pictures import clip_folder
 from perf.servers import Options, Server, serving
 from perf.texts import TextSource
 from perf.workers import Worker, pinned, worker
@@ -36,10 +36,10 @@ _TAKERS: Final = ("event loop", "preprocess", "device", "other threads", "client
 RATE_COLUMNS: Final = (
     "load, clients", "a second", "of bare", "a batch", "event loop runs", "waits for a core", "health p50", "p99", "n",
 )  # fmt: skip
-RATE_NOTE: Final = "a batch: texts or pictures of one; the event loop's thread in parts of the time; /health in ms"
+RATE_NOTE: Final = "a batch: texts or images of one; the event loop's thread in parts of the time; /health in ms"
 
 TAKEN_COLUMNS: Final = ("load, clients", *_TAKERS, "sum", "bare, such batches", "bare")
-TAKEN_NOTE: Final = "ms of a core for each text or picture"
+TAKEN_NOTE: Final = "ms of a core for each text or image"
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Cell:
     scenario: Scenario
     clients: int
     units: int = 0
-    """Texts or pictures that were answered."""
+    """Texts or images that were answered."""
     elapsed_s: float = 0.0
     taken_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TAKERS, 0.0))
     """Of the cores, by `_TAKERS`."""
@@ -96,9 +96,9 @@ def run(options: Options, *, rounds: int, seconds: float) -> None:
     ):
         for inputs in (Inputs.texts(TextSource(options.model)), Inputs.images(clip)):
             served = replace(options, model=str(inputs.folder))
-            own = [cell for cell in cells if cell.scenario in (inputs.pictures or inputs.lists)]
+            own = [cell for cell in cells if cell.scenario in (inputs.images or inputs.lists)]
             with serving(served.serve_command()) as server:
-                record.results["pictures" if inputs.pictures else "texts"] = server.card()
+                record.results["images" if inputs.images else "texts"] = server.card()
                 for _ in range(rounds):
                     for cell in own:
                         _measure(server, inputs, cell, seconds)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TEXT_TOKENS: Final = 64
 PATIENCE_S: Final = 60.0
 PIXELS: Final = (32, 3, 224, 224)
-"""Of the bytes that are copied: a batch of pictures."""
+"""Of the bytes that are copied: a batch of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Run:
 
     def check(self, model: str | None) -> int:
         """Compare, show, and find the model that is timed. Returns how many comparisons failed."""
-        from perf.gpu_checks import KINDS, SEEING, check_pictures, check_texts
+        from perf.gpu_checks import KINDS, SEEING, check_images, check_texts
         from tests.models.tiny import build
 
         self._model, self._record.results["model"] = self._find(model)
@@ -133,7 +133,7 @@ class Run:
                 bar.advance(bar.task_ids[0])
             checks += check_texts("the one that is timed", Path(self._model), self._name, texts)
             bar.advance(bar.task_ids[0])
-            checks += check_pictures(build(SEEING, self._folder / SEEING), self._name)
+            checks += check_images(build(SEEING, self._folder / SEEING), self._name)
         self._record.results["checks"] = checks
         rows = [
             [f"{one.model}: {one.way}", f"{one.difference:.2g}", f"{one.limit:g}", "yes" if one.passed else "NO"]

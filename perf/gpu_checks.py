@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from perf.pictures import jpeg
+from perf.jpegs import jpeg
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelInput, Payload, Row
 from staged_pool.runtime.models.encoder import Encoder
@@ -27,7 +27,7 @@ KINDS: Final = ("bert-mean", "modernbert-cls", "qwen3-embed-left")
 
 SEEING: Final = "clip"
 
-_PICTURES: Final = 3
+_IMAGES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ def check_texts(name: str, folder: Path, device: str, texts: Sequence[str]) -> I
             yield _check(name, f"{way}, {batching}", model, found, wanted)
 
 
-def check_pictures(folder: Path, device: str) -> Iterator[Check]:
-    """Pictures of several sizes, as bytes that the device brings to scale."""
-    given = [ModelInput(Image(jpeg("vga", seed)), DENSE_ONLY) for seed in range(_PICTURES)]
+def check_images(folder: Path, device: str) -> Iterator[Check]:
+    """Images of several sizes, as bytes that the device brings to scale."""
+    given = [ModelInput(Image(jpeg("vga", seed)), DENSE_ONLY) for seed in range(_IMAGES)]
     base = EngineConfig(model=str(folder), offline=True, device=device)
     wanted = _vectors(load_model(_reference(base)), given)
     for way, config in {"float32": replace(base, dtype="float32"), "its own dtype": base}.items():
         model = load_model(config)
-        yield _check(SEEING, f"pictures, {way}", model, _vectors(model, given), wanted)
+        yield _check(SEEING, f"images, {way}", model, _vectors(model, given), wanted)
 
 
 def _reference(config: EngineConfig) -> EngineConfig:

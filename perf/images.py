@@ -1,4 +1,4 @@
-"""How much of what the machine can do with pictures gets done by the server, and what becomes of texts beside them."""
+"""How much of what the machine can do with images gets done by the server, and what becomes of texts beside them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Final
 from perf import report
 from perf.bare import BareLoad, BareLoop, given
 from perf.client import Connection, post, stage_times_ms, successful
+from perf.jpegs import SIZES, Size, clip_folder, embedding_request, jpeg
 from perf.load import Load, LoadGenerator, LoadOutcome
-from perf.pictures import SIZES, Size, clip_folder, embedding_request, jpeg
 from perf.report import number
 from perf.servers import START_TIMEOUT_S, Options, Server, serving
 from perf.texts import TextSource, embeddings_body
 from perf.workers import Worker, worker
 
 LIMITS: Final = (1, 2, 4)
-PICTURES: Final = 64
+IMAGES: Final = 64
 """All different, and all of them are in the one large request: equal ones that wait at once would be computed once."""
 LARGE_REPEATS: Final = 3
 """Of the large request, in a round."""
@@ -44,25 +44,25 @@ class Bare:
     """What the machine does without a server."""
 
     images_per_s: float
-    """On all cores, a few pictures at a time."""
+    """On all cores, a few images at a time."""
     prepare_s: float
-    """Of one picture on one core with nothing beside it."""
+    """Of one image on one core with nothing beside it."""
     forward_s: float
-    """Of one picture among a few, on one core."""
+    """Of one image among a few, on one core."""
 
 
 class BarePipeline:
     """Measures it."""
 
-    def __init__(self, options: Options, pictures: Sequence[bytes]) -> None:
+    def __init__(self, options: Options, images: Sequence[bytes]) -> None:
         self._loop = BareLoop(options)
-        self._pictures = pictures
+        self._images = images
         self._cores = len(os.sched_getaffinity(0))
 
     def __call__(self, seconds: float) -> Bare:
-        batches = [list(map(given, self._pictures[start : start + BATCH])) for start in range(0, PICTURES, BATCH)]
+        batches = [list(map(given, self._images[start : start + BATCH])) for start in range(0, IMAGES, BATCH)]
         prepare_s, forward_s = zip(*(self._loop.batch(batch, self._cores) for batch in batches), strict=True)
-        rate = self._loop(BareLoad([[picture] for picture in self._pictures], seconds, BATCH))
+        rate = self._loop(BareLoad([[image] for image in self._images], seconds, BATCH))
         return Bare(
             rate.groups / rate.elapsed_s, statistics.median(prepare_s) / BATCH, statistics.median(forward_s) / BATCH
         )
@@ -104,24 +104,24 @@ def run(options: Options, *, size: Size, rounds: int, seconds: float) -> None:
     """Measure, print and record.
 
     The bare pipeline and the servers, one for each limit of preprocess, work in turns and in alternating order, all on
-    the same pictures; the others sleep meanwhile.
+    the same images; the others sleep meanwhile.
     """
-    pictures = [jpeg(size, seed) for seed in range(PICTURES)]
+    images = [jpeg(size, seed) for seed in range(IMAGES)]
     width, height = SIZES[size]
     settings = {"options": options, "size": size, "rounds": rounds, "seconds": seconds, "clients": CLIENTS,
-                "image_bytes": round(statistics.fmean(map(len, pictures)))}  # fmt: skip
+                "image_bytes": round(statistics.fmean(map(len, images)))}  # fmt: skip
     with report.recording("images", settings) as record, ExitStack() as running:
         if options.model is None:
             options = replace(options, model=str(running.enter_context(clip_folder())))
         by_default = options.engine_config().image_preprocess_threads
         servers = {limit: _server(running, options, limit) for limit in sorted({*LIMITS, by_default})}
         record.results["model"] = servers[by_default].card()
-        bare = running.enter_context(worker(partial(BarePipeline, options, pictures)))
+        bare = running.enter_context(worker(partial(BarePipeline, options, images)))
         report.console.print(
             f"JPEG of {width} x {height}, {settings['image_bytes']} bytes; {CLIENTS} clients of one each"
         )
-        _throughput(record, running, servers, bare, pictures, rounds=rounds, seconds=seconds)
-        _texts_beside(record, running, servers[by_default], options, pictures, rounds=rounds, seconds=seconds)
+        _throughput(record, running, servers, bare, images, rounds=rounds, seconds=seconds)
+        _texts_beside(record, running, servers[by_default], options, images, rounds=rounds, seconds=seconds)
 
 
 def _server(running: ExitStack, options: Options, limit: int) -> Server:
@@ -136,13 +136,13 @@ def _throughput(
     running: ExitStack,
     servers: dict[int, Server],
     bare: Worker[float, Bare],
-    pictures: Sequence[bytes],
+    images: Sequence[bytes],
     *,
     rounds: int,
     seconds: float,
 ) -> None:
-    requests = tuple(embedding_request([picture]) for picture in pictures)
-    large = (embedding_request(pictures),)
+    requests = tuple(embedding_request([image]) for image in images)
+    large = (embedding_request(images),)
     clients = {
         limit: running.enter_context(worker(partial(LoadGenerator, server.port, requests)))
         for limit, server in servers.items()
@@ -178,8 +178,8 @@ def _report_throughput(
         statistics.median(getattr(bare, name) for bare in of_bare) for name in ("prepare_s", "forward_s")
     )
     # The device is the same cores: the CPU time of all, divided by them, is what the bare pipeline needs for as many.
-    bound_s = PICTURES / bare_rate + prepare_s + forward_s
-    rows, of_bare_by_limit = [["bare", number(bare_rate), "1", "-", number(PICTURES / bare_rate)]], {}
+    bound_s = IMAGES / bare_rate + prepare_s + forward_s
+    rows, of_bare_by_limit = [["bare", number(bare_rate), "1", "-", number(IMAGES / bare_rate)]], {}
     for limit, outcomes in seen.items():
         rates = [len(outcome.latencies_ms) / outcome.elapsed_s for outcome in outcomes]
         ratio = statistics.median(rate / bare.images_per_s for rate, bare in zip(rates, of_bare, strict=True))
@@ -193,19 +193,17 @@ def _report_throughput(
             "images_per_s": rates, "of_bare": ratio, "request_ms": summary, "large_request_s": large_s[limit],
             "refused": sum(outcome.refused for outcome in outcomes),
         }  # fmt: skip
-    columns = ["image preprocess limit", "images/s", "of bare", "request p50 ms", f"{PICTURES} in one request, s"]
+    columns = ["image preprocess limit", "images/s", "of bare", "request p50 ms", f"{IMAGES} in one request, s"]
     note = (
-        f"bare: all {cores} cores decode, prepare and compute; one picture alone on one core: prepare "
+        f"bare: all {cores} cores decode, prepare and compute; one image alone on one core: prepare "
         f"{number(prepare_s * 1e3)} ms, forward {number(forward_s * 1e3)} ms"
     )
-    report.show_table("Pictures per second, closed loop", columns, rows, note)
+    report.show_table("Images per second, closed loop", columns, rows, note)
     record.results["bare"] = of_bare
     best = max(of_bare_by_limit, key=of_bare_by_limit.__getitem__)
     for limit, ratio in of_bare_by_limit.items():
         record.show_target(f"lost against bare, limit {limit}", 100 * (1 - ratio), 100 * (1 - KEPT), "%")
-    record.show_target(
-        f"{PICTURES} pictures in one request, limit {best}", statistics.median(large_s[best]), bound_s, "s"
-    )
+    record.show_target(f"{IMAGES} images in one request, limit {best}", statistics.median(large_s[best]), bound_s, "s")
 
 
 def _texts_beside(
@@ -213,7 +211,7 @@ def _texts_beside(
     running: ExitStack,
     server: Server,
     options: Options,
-    pictures: Sequence[bytes],
+    images: Sequence[bytes],
     *,
     rounds: int,
     seconds: float,
@@ -221,27 +219,27 @@ def _texts_beside(
     source, rng = TextSource(options.model), random.Random(0)
     texts = [post("/v1/embeddings", embeddings_body([source.text(TEXT_TOKENS, rng)])) for _ in range(64)]
     send_texts = running.enter_context(worker(partial(PacedTexts, server.port, texts)))
-    requests = tuple(embedding_request([picture]) for picture in pictures)
-    send_pictures = running.enter_context(worker(partial(LoadGenerator, server.port, requests)))
+    requests = tuple(embedding_request([image]) for image in images)
+    send_images = running.enter_context(worker(partial(LoadGenerator, server.port, requests)))
     alone, beside = TextTimes(), TextTimes()
     for _ in range(rounds):
         _add(alone, send_texts(seconds))
-        send_pictures.begin(Load(clients=CLIENTS, seconds=seconds + 1.0, patience_s=PATIENCE_S))
+        send_images.begin(Load(clients=CLIENTS, seconds=seconds + 1.0, patience_s=PATIENCE_S))
         time.sleep(0.5)
         _add(beside, send_texts(seconds))
-        send_pictures.end()
+        send_images.end()
     rows = []
-    for name, times in (("alone", alone), (f"beside {CLIENTS} clients with pictures", beside)):
+    for name, times in (("alone", alone), (f"beside {CLIENTS} clients with images", beside)):
         latency, queue = report.Summary.of(times.latencies_ms), report.Summary.of(times.queue_ms)
         rows.append([name, *report.Summary.cells(latency), *report.Summary.cells(queue)[:2]])
         record.results[f"texts {name.split()[0]}"] = {"request_ms": latency, "queue_ms": queue}
     columns = ["one short text at a time, ms", "p50", "p99", "max", "n", "queue p50", "p99"]
-    report.show_table("Texts beside pictures", columns, rows)
+    report.show_table("Texts beside images", columns, rows)
     idle, busy, queue = (report.Summary.of(v) for v in (alone.latencies_ms, beside.latencies_ms, beside.queue_ms))
     if idle is None or busy is None or queue is None:
         raise RuntimeError("no text was answered")
-    record.show_target("p99 of texts beside pictures, times idle", busy.p99 / idle.p99, SLOWER, "times")
-    record.show_target("wait of texts for the device beside pictures, p50", queue.p50, WAIT_MS, "ms")
+    record.show_target("p99 of texts beside images, times idle", busy.p99 / idle.p99, SLOWER, "times")
+    record.show_target("wait of texts for the device beside images, p50", queue.p50, WAIT_MS, "ms")
 
 
 def _add(times: TextTimes, more: TextTimes) -> None:

@@ -1,4 +1,4 @@
-"""Whether `/health` answers while the server is flooded with pictures, beside the handler that one writes first."""
+"""Whether `/health` answers while the server is flooded with images, beside the handler that one writes first."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Final
 
 from perf import report
 from perf.flood import Flood
+from perf.jpegs import clip_folder, embedding_request, jpeg, score_request
 from perf.load import HealthProbe, Load, LoadGenerator, ProbeOutcome
-from perf.pictures import clip_folder, embedding_request, jpeg, score_request
 from perf.report import number
 from perf.servers import Card, Options, Server, serving
 from perf.workers import worker
 
-PICTURES: Final = 16
+IMAGES: Final = 16
 LARGE_BODY_BYTES: Final = 20_000_000
 BURNT_S: Final = 0.05
-"""What the processor of the folder's own takes of a core for each picture, all of it in the interpreter."""
+"""What the processor of the folder's own takes of a core for each image, all of it in the interpreter."""
 IDLE_SECONDS: Final = 4.0
 WARM_UP_REQUESTS: Final = 2
 
@@ -88,21 +88,21 @@ def run(options: Options, *, rounds: int, seconds: float, clients: int) -> None:
                         _round(server, scenario, naive, seconds, strict=False)
                     bar.advance(bar.task_ids[0])
                 rows += _report(record, scenario, staged, naive, idle.health)
-        report.show_table("While pictures are sent", COLUMNS, rows, NOTE)
+        report.show_table("While images are sent", COLUMNS, rows, NOTE)
         for target in record.targets:
             target.show()
 
 
 def _scenarios(clients: int) -> list[Scenario]:
-    pictures = [jpeg("1080p", seed) for seed in range(PICTURES)]
-    single = tuple(embedding_request([picture]) for picture in pictures)
+    images = [jpeg("1080p", seed) for seed in range(IMAGES)]
+    single = tuple(embedding_request([image]) for image in images)
     many = LARGE_BODY_BYTES // len(single[0])
-    large = embedding_request(pictures[place % PICTURES] for place in range(many))
+    large = embedding_request(images[place % IMAGES] for place in range(many))
     # One each: the bodies of 300 requests of two would be more bytes than the server takes in at once by default.
-    scores = tuple(score_request("a small red picture", [picture]) for picture in pictures)
+    scores = tuple(score_request("a small red image", [image]) for image in images)
     return [
-        Scenario(f"{clients} clients, 1 picture of 1080p each", single, 1, clients),
-        Scenario(f"{clients} clients, /score of a text and 1 picture of 1080p each", scores, 1, clients),
+        Scenario(f"{clients} clients, 1 image of 1080p each", single, 1, clients),
+        Scenario(f"{clients} clients, /score of a text and 1 image of 1080p each", scores, 1, clients),
         Scenario(f"8 clients, bodies of {len(large) / 1e6:.0f} MB", (large,), many, 8),
         Scenario("32 clients, a processor that burns CPU", single, 1, 32, own_code=True),
     ]

@@ -14,9 +14,9 @@ from typing import Final
 
 from perf import report
 from perf.client import post
+from perf.jpegs import clip_folder, jpeg, score_request
 from perf.load import BURST, Load, LoadGenerator
 from perf.openloop import Arrivals, ArrivalsOutcome, OpenLoop
-from perf.pictures import clip_folder, jpeg, score_request
 from perf.report import number
 from perf.servers import MAX_CONNECTIONS, Options, serving
 from perf.texts import TextSource, embeddings_body
@@ -75,13 +75,13 @@ def _requests(options: Options) -> tuple[bytes, ...]:
     texts = [
         post("/v1/embeddings", embeddings_body([source.text(TEXT_TOKENS, lottery)])) for _ in range(SHARES["text"])
     ]
-    pictures = [jpeg("vga", seed) for seed in range(64)]
-    images = [score_request("a small red picture", [picture]) for picture in pictures[: SHARES["image"]]]
+    images = [jpeg("vga", seed) for seed in range(64)]
+    single = [score_request("a small red image", [image]) for image in images[: SHARES["image"]]]
     several = [
-        score_request("a small red picture", random.Random(seed).sample(pictures, IMAGES_PER_REQUEST))
+        score_request("a small red image", random.Random(seed).sample(images, IMAGES_PER_REQUEST))
         for seed in range(SHARES["images"])
     ]
-    mixed = [*texts, *images, *several]
+    mixed = [*texts, *single, *several]
     lottery.shuffle(mixed)
     return tuple(mixed)
 

@@ -1,4 +1,4 @@
-"""What one writes first for pictures: FastAPI, Pillow and transformers, decoding and computing inside `async def`.
+"""What one writes first for images: FastAPI, Pillow and transformers, decoding and computing inside `async def`.
 
 Run by the `liveness --images` command; needs the `perf` extra.
 """
@@ -32,9 +32,9 @@ def create_app(folder: Path, dtype: torch.dtype, *, trust_remote_code: bool = Fa
     app = FastAPI()
 
     def embed(encoded: list[str]) -> torch.Tensor:
-        pictures = [Image.open(BytesIO(base64.b64decode(text))).convert("RGB") for text in encoded]
+        images = [Image.open(BytesIO(base64.b64decode(text))).convert("RGB") for text in encoded]
         with torch.inference_mode():
-            pixels = processor(pictures, return_tensors="pt")["pixel_values"].to(dtype)
+            pixels = processor(images, return_tensors="pt")["pixel_values"].to(dtype)
             pooled = model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)
             return torch.nn.functional.normalize(pooled.float())
 

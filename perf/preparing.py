@@ -1,4 +1,4 @@
-"""Pictures prepared by several threads at once, without queues, devices and HTTP.
+"""Images prepared by several threads at once, without queues, devices and HTTP.
 
 Each class is made in a process of its own (see `perf.workers`): how many threads torch has is a setting of the process,
 and so is what they do while they are idle. That is why nothing here imports torch before it is made.
@@ -18,14 +18,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
 from perf.at_once import Block, per_second
-from perf.pictures import SIZES, Size, jpeg
+from perf.jpegs import SIZES, Size, jpeg
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.requests import Image
 from staged_pool.runtime.threads.openmp import VARIABLES
 
 Way = Literal["fast", "exact", "stock"]
-"""How a picture is prepared: by our own code; by the folder's image processor on Pillow and numpy, torch held to one
+"""How an image is prepared: by our own code; by the folder's image processor on Pillow and numpy, torch held to one
 thread; or by the one that transformers takes by itself, with all the threads that torch takes by itself."""
 
 PROCESSORS: Final = {
@@ -34,15 +34,15 @@ PROCESSORS: Final = {
     "SigLIP2 NaFlex": "Siglip2ImageProcessorPil",
     "Qwen2-VL": "Qwen2VLImageProcessorPil",
 }
-"""Classes of transformers, by family. By their own defaults pictures become 224 x 224 pixels (CLIP as in ViT-B/32,
+"""Classes of transformers, by family. By their own defaults images become 224 x 224 pixels (CLIP as in ViT-B/32,
 SigLIP), at most 256 patches of 16 x 16 pixels (NaFlex), and at most a million pixels (Qwen2-VL)."""
 
-_PICTURES: Final = 8
+_IMAGES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Pictures of one size, for one family."""
+    """Images of one size, for one family."""
 
     family: str
     size: Size
@@ -50,7 +50,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one picture takes: CPU time, and bytes that go to the device."""
+    """What one image takes: CPU time, and bytes that go to the device."""
 
     decode_s: float
     """Of decoding, which is a part of the next two."""
@@ -62,8 +62,8 @@ class Cost:
     """What the image processor gives. The exact path leaves out copies and padding, which the device can make."""
 
 
-class Pictures:
-    """One picture a call, prepared in one way.
+class Images:
+    """One image a call, prepared in one way.
 
     Args:
         folders: By family.
@@ -77,14 +77,14 @@ class Pictures:
         self._prepare = {
             family: stock(folder) if way == "stock" else ours(folder, way) for family, folder in folders.items()
         }
-        self._pictures = {size: _jpegs(size) for size in SIZES}
+        self._images = {size: _jpegs(size) for size in SIZES}
 
     def __call__(self, block: Block[Given]) -> float:
-        """Pictures a second."""
-        prepare, pictures = self._prepare[block.what.family], self._pictures[block.what.size]
+        """Images a second."""
+        prepare, images = self._prepare[block.what.family], self._images[block.what.size]
 
         def call(number: int) -> int:
-            prepare(pictures[number % len(pictures)])
+            prepare(images[number % len(images)])
             return 1
 
         return per_second(call, block.threads, block.seconds)
@@ -102,21 +102,21 @@ class Costs:
             {family: ours(folder, way) for family, folder in folders.items()} for way in ("fast", "exact")
         )
         self._stock = {family: stock(folder) for family, folder in folders.items()}
-        self._pictures = {size: _jpegs(size) for size in SIZES}
+        self._images = {size: _jpegs(size) for size in SIZES}
 
     def __call__(self, given: Given) -> Cost:
-        """The medians of a few pictures."""
+        """The medians of a few images."""
         fast, exact = self._fast[given.family], self._exact[given.family]
-        pictures = self._pictures[given.size]
-        seconds = [(_cpu_s(_decode, one), _cpu_s(fast, one), _cpu_s(exact, one)) for one in pictures]
+        images = self._images[given.size]
+        seconds = [(_cpu_s(_decode, one), _cpu_s(fast, one), _cpu_s(exact, one)) for one in images]
         decode_s, fast_s, exact_s = map(median, zip(*seconds[1:], strict=True))  # the first one is there to warm up
         return Cost(
             decode_s,
             fast_s,
             exact_s,
-            fast_bytes=fast(pictures[0]).values.nbytes,
-            exact_bytes=exact(pictures[0]).values.nbytes,
-            stock_bytes=self._stock[given.family](pictures[0])["pixel_values"].nbytes,
+            fast_bytes=fast(images[0]).values.nbytes,
+            exact_bytes=exact(images[0]).values.nbytes,
+            stock_bytes=self._stock[given.family](images[0])["pixel_values"].nbytes,
         )
 
 
@@ -133,10 +133,10 @@ def processor_folders() -> Iterator[Mapping[str, Path]]:
 
 
 def ours(folder: Path, way: Literal["fast", "exact"]) -> Callable[[bytes], Pixels]:
-    """What the server prepares an encoded picture with.
+    """What the server prepares an encoded image with.
 
     Raises:
-        ValueError: Pictures of this image processor do not go that way.
+        ValueError: Images of this image processor do not go that way.
     """
     import torch
 
@@ -147,9 +147,9 @@ def ours(folder: Path, way: Literal["fast", "exact"]) -> Callable[[bytes], Pixel
     if reader.path != way:
         raise ValueError(f"{folder.name}: not the {way} path: {reader.reason}")
 
-    def prepare(picture: bytes) -> Pixels:
+    def prepare(image: bytes) -> Pixels:
         torch.set_num_threads(1)
-        return reader.read(Image(picture))
+        return reader.read(Image(image))
 
     return prepare
 
@@ -161,8 +161,8 @@ def stock(folder: Path) -> Callable[[bytes], Any]:
 
     processor = AutoImageProcessor.from_pretrained(folder)
 
-    def prepare(picture: bytes) -> Any:
-        return processor(images=Pillow.open(BytesIO(picture)).convert("RGB"), return_tensors="pt")
+    def prepare(image: bytes) -> Any:
+        return processor(images=Pillow.open(BytesIO(image)).convert("RGB"), return_tensors="pt")
 
     return prepare
 
@@ -174,19 +174,19 @@ def stock_class(folder: Path) -> str:
     return type(AutoImageProcessor.from_pretrained(folder)).__name__
 
 
-def _decode(picture: bytes) -> object:
+def _decode(image: bytes) -> object:
     from staged_pool.runtime.models.images.decode import Encoded, Limits
 
     config = EngineConfig()
-    return Encoded(picture, Limits(config.max_image_bytes, config.max_image_pixels)).decode()
+    return Encoded(image, Limits(config.max_image_bytes, config.max_image_pixels)).decode()
 
 
-def _cpu_s(call: Callable[[bytes], object], picture: bytes) -> float:
+def _cpu_s(call: Callable[[bytes], object], image: bytes) -> float:
     """Of this thread alone."""
     began_s = time.thread_time()
-    call(picture)
+    call(image)
     return time.thread_time() - began_s
 
 
 def _jpegs(size: Size) -> list[bytes]:
-    return [jpeg(size, seed) for seed in range(_PICTURES)]
+    return [jpeg(size, seed) for seed in range(_IMAGES)]

@@ -1,4 +1,4 @@
-"""What another thread of preprocess gets done, and what a picture takes: what the defaults of its limits rest on."""
+"""What another thread of preprocess gets done, and what an image takes: what the defaults of its limits rest on."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Final, TypeVar, get_args
 
 from perf import report
 from perf.at_once import Block
-from perf.pictures import SIZES
-from perf.preparing import Costs, Given, Pictures, Way, processor_folders, stock_class
+from perf.jpegs import SIZES
+from perf.preparing import Costs, Given, Images, Way, processor_folders, stock_class
 from perf.report import number
 from perf.servers import Options
 from perf.tokenizing import CALLERS, WORDS, AmongLong, Length, Texts
 from perf.workers import worker
 
 TEXT_THREADS: Final = (1, 2, 4, 8)
-PICTURE_THREADS: Final = (1, 2, 4, 6)
+IMAGE_THREADS: Final = (1, 2, 4, 6)
 FAMILIES: Final = ("CLIP", "Qwen2-VL")
-"""Of those whose pictures are costed, the ones that are prepared by several threads."""
+"""Of those whose images are costed, the ones that are prepared by several threads."""
 WARM_UP_S: Final = 0.2
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def run(options: Options, *, rounds: int, seconds: float) -> None:
     settings = {"options": options, "rounds": rounds, "seconds": seconds, "words": WORDS}
     with report.recording("preprocess", settings) as record, processor_folders() as folders:
         _texts(record, options, rounds, seconds)
-        _pictures(record, folders, rounds, seconds)
+        _images(record, folders, rounds, seconds)
         _costs(record, folders)
 
 
@@ -61,20 +61,20 @@ def _texts(record: report.Record, options: Options, rounds: int, seconds: float)
     report.show_table(title, ["threads", "p50", "p99", "max", "n"], rows)
 
 
-def _pictures(record: report.Record, folders: Mapping[str, Path], rounds: int, seconds: float) -> None:
+def _images(record: report.Record, folders: Mapping[str, Path], rounds: int, seconds: float) -> None:
     chosen = {family: folders[family] for family in FAMILIES}
     with ExitStack() as running:
         ways: tuple[Way, ...] = get_args(Way)
-        workers = {way: running.enter_context(worker(partial(Pictures, chosen, way))) for way in ways}
+        workers = {way: running.enter_context(worker(partial(Images, chosen, way))) for way in ways}
         rows = {
             f"{family}, {size}, {way}": (workers[way], Given(family, size))
             for family, size, way in product(FAMILIES, SIZES, ways)
         }
-        rates = _rounds(rows, PICTURE_THREADS, rounds, seconds)
+        rates = _rounds(rows, IMAGE_THREADS, rounds, seconds)
     classes = [stock_class(folder) for folder in chosen.values()]
     record.results["stock"] = classes
     note = f"stock: {' and '.join(classes)}, with all of torch's threads"
-    _show_rates(record, "Pictures prepared per second", rates, PICTURE_THREADS, note)
+    _show_rates(record, "Images prepared per second", rates, IMAGE_THREADS, note)
 
 
 def _costs(record: report.Record, folders: Mapping[str, Path]) -> None:
@@ -83,16 +83,16 @@ def _costs(record: report.Record, folders: Mapping[str, Path]) -> None:
         for family, size in product(folders, SIZES):
             cost = ask(Given(family, size))
             prepared = [cost.fast_s - cost.decode_s, cost.exact_s - cost.decode_s]
-            record.results[f"one picture: {family}, {size}"] = cost
+            record.results[f"one image: {family}, {size}"] = cost
             rows.append(
                 [f"{family}, {size}", *(number(s * 1e3) for s in (cost.decode_s, cost.fast_s, cost.exact_s)),
                  number(cost.exact_s / cost.fast_s), number(prepared[1] / prepared[0]),
                  *(number(size_bytes / 1e3) for size_bytes in (cost.fast_bytes, cost.exact_bytes, cost.stock_bytes))]
             )  # fmt: skip
-    columns = ["one picture, one thread", "decode, ms", "fast", "exact", "exact / fast", "not decoding",
+    columns = ["one image, one thread", "decode, ms", "fast", "exact", "exact / fast", "not decoding",
                "kB: fast", "exact", "stock"]  # fmt: skip
     note = "CPU time, all of it and without decoding; bytes that go to the device"
-    report.show_table("What a picture takes", columns, rows, note)
+    report.show_table("What an image takes", columns, rows, note)
 
 
 def _rounds(rows: Rows[T, R], threads: Sequence[int], rounds: int, seconds: float) -> dict[str, dict[int, list[R]]]:

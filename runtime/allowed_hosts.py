@@ -1,4 +1,4 @@
-"""Which hosts a setting allows to be asked for pictures."""
+"""Which hosts a setting allows to be asked for images."""
 
 from __future__ import annotations
 

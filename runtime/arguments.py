@@ -25,7 +25,7 @@ Texts: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
 """A text, several, or the token ids of several."""
 
 Inputs: TypeAlias = Texts | Content | Sequence[Content | Sequence[int]]
-"""The same, and pictures and conversations, alone or among texts."""
+"""The same, and images and conversations, alone or among texts."""
 
 _TEXT_OR_IDS = "a text or a list of token ids"
 _ANY = "a text, a list of token ids, an Image or a Chat"
@@ -94,7 +94,7 @@ def inputs_or_pairs(given: object, max_tokens: int | None) -> tuple[TextInput | 
 
 
 def contents(name: str, given: object) -> tuple[Content, ...]:
-    """One query or document, or several: texts, pictures or conversations.
+    """One query or document, or several: texts, images or conversations.
 
     Raises:
         InvalidInput: One of them is none.
@@ -147,7 +147,7 @@ def text(name: str, value: object) -> None:
 
 
 def size(inputs: Iterable[TextInput | PairInput | Image]) -> int:
-    """Of inputs in bytes: near enough, and quick (characters, token ids, or the bytes of pictures)."""
+    """Of inputs in bytes: near enough, and quick (characters, token ids, or the bytes of images)."""
     return sum([_length(given) for given in inputs])
 
 

@@ -19,7 +19,7 @@ ImagePath = Literal["fast", "exact"]
 Tune = Literal["auto", "off", "again"]
 
 MOST_IMAGE_THREADS: Final = 16
-"""By default: each may hold a whole picture, or be a process of its own (see `models/images/own_code.py`)."""
+"""By default: each may hold a whole image, or be a process of its own (see `models/images/own_code.py`)."""
 
 
 LEAST_MEMORY_BYTES: Final = 256 * 2**20
@@ -119,20 +119,20 @@ class EngineConfig:
     threads take the device's cores away."""
 
     image_preprocess_limit: int | None = None
-    """Preprocess calls for pictures at once, each in a thread and each of one picture: texts never wait behind them.
+    """Preprocess calls for images at once, each in a thread and each of one image: texts never wait behind them.
     None: as many as this process may use cores, see `image_preprocess_threads`; more get nothing more done."""
 
     image_path: ImagePath = "fast"
-    """How a picture becomes pixels. `fast`: by our own code, on bytes, wherever the folder's image processor can be
+    """How an image becomes pixels. `fast`: by our own code, on bytes, wherever the folder's image processor can be
     followed exactly, with cosines to the other way above 0.999; else as `exact`. `exact`: by the image processor of
     transformers, with several times the CPU time."""
 
     image_draft: bool = False
-    """Let the JPEG decoder give a smaller picture where the model wants one less than half as large: about half the
+    """Let the JPEG decoder give a smaller image where the model wants one less than half as large: about half the
     time, at a slight loss of sharpness."""
 
     image_cache_mb: int = 0
-    """Memory for prepared pictures, in 10^6 bytes: one that comes again is not decoded again. 0: none is kept."""
+    """Memory for prepared images, in 10^6 bytes: one that comes again is not decoded again. 0: none is kept."""
 
     max_image_pixels: int = 64_000_000
     """Pixels of one image; a larger one is rejected when its header has been read. While it is read, one takes 1 to 5
@@ -140,16 +140,16 @@ class EngineConfig:
     more on the exact path: see `python -m perf.image_memory`. Images wait until there is memory for them."""
 
     max_image_bytes: int = 20 * 2**20
-    """Of one encoded picture, sent or fetched."""
+    """Of one encoded image, sent or fetched."""
 
     allow_media_domains: tuple[str, ...] = ()
-    """Hosts from which pictures may be fetched, such as `example.com` (with all hosts below it), or `*` for all with a
+    """Hosts from which images may be fetched, such as `example.com` (with all hosts below it), or `*` for all with a
     public address. Empty: URLs are refused. What a caller names is fetched by this server, from its place in the
     network: addresses that are not public are never asked, whatever name leads to them, but for those that stand here
     themselves, such as `10.0.0.5`."""
 
     allow_media_path: str | None = None
-    """A folder; pictures in it may be named by file:// URLs. None: such URLs are refused."""
+    """A folder; images in it may be named by file:// URLs. None: such URLs are refused."""
 
     media_limit: int = 16
     """Fetches at once, and as many reads of files."""
@@ -284,7 +284,7 @@ class EngineConfig:
     @property
     def image_preprocess_threads(self) -> int:
         """The `image_preprocess_limit`, or what stands for None: a thread for each core, of which a second one is worth
-        nine tenths of the first (`python -m perf preprocess`); two at least, so that one picture that takes long holds
+        nine tenths of the first (`python -m perf preprocess`); two at least, so that one image that takes long holds
         up no other, and `MOST_IMAGE_THREADS` at most."""
         return self.image_preprocess_limit or min(max(2, usable_cores()), MOST_IMAGE_THREADS)
 

@@ -20,7 +20,7 @@ Scoring: TypeAlias = Literal["cross-encoder", "bi-encoder", "sparse", "late-inte
 Activation: TypeAlias = Literal["sigmoid", "softmax", "identity"]
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan"]
 Lane: TypeAlias = Literal["text", "image"]
-"""What waits for what: inputs with pictures take ways of their own through preprocess and the device, so that texts
+"""What waits for what: inputs with images take ways of their own through preprocess and the device, so that texts
 never wait behind them."""
 
 
@@ -57,13 +57,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """One picture as the device is to read it."""
+    """One image as the device is to read it."""
 
     values: NDArray[np.uint8] | NDArray[np.float32]
-    """[3, height, width], or [patches, values of one] for models that take pictures of any shape. As bytes, which the
+    """[3, height, width], or [patches, values of one] for models that take images of any shape. As bytes, which the
     device brings to the scale that the model was trained on; as float32 where that has been done."""
     grid: tuple[int, int] | None = None
-    """Patches high and wide, for models that take pictures of any shape."""
+    """Patches high and wide, for models that take images of any shape."""
 
     @property
     def patches(self) -> int | None:
@@ -72,8 +72,8 @@ class Pixels:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """One input that is a picture and nothing else."""
+class PreparedImage:
+    """One input that is an image and nothing else."""
 
     pixels: Pixels
     outputs: Outputs
@@ -99,14 +99,14 @@ class TokenSequence:
     spans: tuple[Span, ...] | None = None
     """One a token, where token_labels are wanted."""
     images: tuple[Pixels, ...] = ()
-    """Pictures whose vectors take the places of the image tokens in `ids`, in order."""
+    """Images whose vectors take the places of the image tokens in `ids`, in order."""
 
     @property
     def tokens(self) -> int:
         return len(self.ids)
 
 
-Payload: TypeAlias = TokenSequence | Picture
+Payload: TypeAlias = TokenSequence | PreparedImage
 """What the device reads: all of one kind in a batch, as their batch keys say."""
 
 
@@ -135,7 +135,7 @@ class ModelInput:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """The pictures in it, in order."""
+        """The images in it, in order."""
         match self.source:
             case Image():
                 return (self.source,)
@@ -149,7 +149,7 @@ class ModelInput:
         return "image" if self.images else "text"
 
     def with_images(self, images: Sequence[Image]) -> ModelInput:
-        """The same input with other pictures, as many as it has."""
+        """The same input with other images, as many as it has."""
         match self.source:
             case Image():
                 return replace(self, source=images[0])
@@ -169,7 +169,7 @@ class ModelCard:
     """Class of the transformer, such as `BertModel`."""
     parameters: int
     lanes: tuple[Lane, ...] = ("text",)
-    """What it reads: texts, inputs with pictures, or both."""
+    """What it reads: texts, inputs with images, or both."""
     outputs: tuple[Output, ...] = (Output.DENSE,)
     """What a forward can give."""
     scoring: Scoring | None = "bi-encoder"
@@ -253,7 +253,7 @@ class Model(Protocol):
         """Turn each input into what the device reads, or say what is wrong with it. Order and number are kept.
 
         Args:
-            inputs: All of one lane; their pictures are at hand.
+            inputs: All of one lane; their images are at hand.
         """
         ...
 
@@ -275,7 +275,7 @@ class Model(Protocol):
         """Tokenize a text or a conversation without prompt and without cutting it.
 
         Args:
-            source: Its pictures are at hand.
+            source: Its images are at hand.
             add_special_tokens: Whether those are added that the model was trained with.
 
         Raises:
@@ -299,11 +299,11 @@ class Model(Protocol):
 
     @property
     def image_cache(self) -> ImageCacheStatistics | None:
-        """What the cache of prepared pictures has done; None where there is none."""
+        """What the cache of prepared images has done; None where there is none."""
         ...
 
     def clear_image_cache(self) -> None:
-        """Forget every prepared picture that is kept."""
+        """Forget every prepared image that is kept."""
         ...
 
     def close(self) -> None:

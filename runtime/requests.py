@@ -43,24 +43,24 @@ DENSE_ONLY: Final[Outputs] = frozenset({Output.DENSE})
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture, as the caller sent it."""
+    """An image, as the caller sent it."""
 
     source: bytes | str
     """The encoded file, such as a JPEG; or the URL where it lies (http, https or file), from which it is fetched before
     preprocess, if the settings of the engine allow that."""
 
     options: Mapping[str, object] = field(default_factory=dict)
-    """Settings of the model's image processor that hold for this picture instead of the folder's."""
+    """Settings of the model's image processor that hold for this image instead of the folder's."""
 
     key: str | None = None
-    """What the caller calls this picture: of no meaning to the model."""
+    """What the caller calls this image: of no meaning to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation, which the chat template of the model's tokenizer turns into one text.
 
-    The content of a message is a text; or, for models that see, a tuple of its parts: texts (`str`) and pictures
+    The content of a message is a text; or, for models that see, a tuple of its parts: texts (`str`) and images
     (`Image`), in the order in which the model is to read them.
     """
 
@@ -84,11 +84,11 @@ class Chat:
 
     @property
     def images(self) -> tuple[Image, ...]:
-        """The pictures in the order in which they are shown."""
+        """The images in the order in which they are shown."""
         return tuple(part for part in self._parts() if isinstance(part, Image))
 
     def with_images(self, images: Sequence[Image]) -> Chat:
-        """The same conversation about other pictures, as many as it has."""
+        """The same conversation about other images, as many as it has."""
         left = iter(images)
         return replace(self, messages=tuple(_with_images(message, left) for message in self.messages))
 
@@ -109,7 +109,7 @@ def _with_images(message: Mapping[str, object], images: Iterator[Image]) -> Mapp
 
 
 Content: TypeAlias = str | Image | Chat
-"""A query or a document: a text, a picture, or both of them as the one message of a conversation."""
+"""A query or a document: a text, an image, or both of them as the one message of a conversation."""
 
 
 def content_bytes(content: Content) -> int:

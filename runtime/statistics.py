@@ -20,7 +20,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatistics:
-    """What is inside one lane: texts, or inputs with pictures."""
+    """What is inside one lane: texts, or inputs with images."""
 
     tokens: int
     drain_s: float
@@ -113,12 +113,12 @@ class DeviceStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCacheStatistics:
-    """What the cache of prepared pictures has done since the start, and what it holds."""
+    """What the cache of prepared images has done since the start, and what it holds."""
 
     hits: int
-    """Pictures that were at hand, or that another thread was preparing already."""
+    """Images that were at hand, or that another thread was preparing already."""
     misses: int
-    """Pictures that were prepared, or could not be."""
+    """Images that were prepared, or could not be."""
     entries: int
     bytes: int
     max_bytes: int
@@ -153,11 +153,11 @@ class EngineStatistics:
     """Calls that have been running for longer than the alarm allows."""
     stages: tuple[StageStatistics, ...]
     """parse, preprocess, batch, postprocess; with preprocess_images and batch_images beside the ones for texts where
-    the model reads both, or in their place where it reads pictures only."""
+    the model reads both, or in their place where it reads images only."""
     priorities: Mapping[str, PriorityStatistics]
     """`interactive` and `bulk`."""
     device: DeviceStatistics
     image_cache: ImageCacheStatistics | None = None
-    """None: prepared pictures are not kept, or the model reads none."""
+    """None: prepared images are not kept, or the model reads none."""
     result_cache: ResultCacheStatistics | None = None
     """None: rows are not kept."""

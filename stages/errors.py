@@ -96,16 +96,16 @@ class TooLarge(InvalidInput):
 
 
 class UrlNotAllowed(InvalidInput):
-    """A picture's URL leads to where this server does not go: to a host, an address, a port or a file of which nobody
+    """An image's URL leads to where this server does not go: to a host, an address, a port or a file of which nobody
     said that it may be asked."""
 
 
 class UnusableMedia(InvalidInput):
-    """A picture cannot be decoded, or is not where its URL says."""
+    """An image cannot be decoded, or is not where its URL says."""
 
 
 class UnsupportedMedia(InvalidInput):
-    """A picture is in a format that is not read here."""
+    """An image is in a format that is not read here."""
 
 
 class UnknownModel(InvalidInput):
@@ -188,11 +188,11 @@ class ModelFailed(StagedPoolError):
 
 
 class MediaUnavailable(StagedPoolError):
-    """The host of a picture's URL failed; the same request may succeed later.
+    """The host of an image's URL failed; the same request may succeed later.
 
     Args:
         message: What the host did.
-        index: Which of the request's inputs the picture is in, where known.
+        index: Which of the request's inputs the image is in, where known.
     """
 
     def __init__(self, message: str, *, index: int | None = None) -> None:

@@ -239,9 +239,9 @@ def _device_families(device: DeviceStatistics) -> Iterator[Metric]:
 
 def _image_cache_families(cache: ImageCacheStatistics) -> Iterator[Metric]:
     """The rate of hits is that of `hits` over that of both counters."""
-    yield _counter("image_cache_hits", "Pictures that had been prepared before", cache.hits)
-    yield _counter("image_cache_misses", "Pictures that were prepared, or could not be", cache.misses)
-    yield _gauge("image_cache_entries", "Prepared pictures that are kept", cache.entries)
+    yield _counter("image_cache_hits", "Images that had been prepared before", cache.hits)
+    yield _counter("image_cache_misses", "Images that were prepared, or could not be", cache.misses)
+    yield _gauge("image_cache_entries", "Prepared images that are kept", cache.entries)
     yield _gauge("image_cache_bytes", "Bytes of them", cache.bytes)
     yield _gauge("image_cache_limit_bytes", "Bytes that may be kept", cache.max_bytes)
 

@@ -47,7 +47,7 @@ class Task:
     read_lines: ReadLines | None = None
     """Reads it where the answer is wanted line by line; None where it is not to be had."""
     forms: bool = False
-    """Whether its body may be a form, with pictures as files."""
+    """Whether its body may be a form, with images as files."""
     mark: Callable[[Body], Describe | None] | None = None
     """Where several dialects share a path: the words in which the client of a body is told of a problem; None for the
     usual ones. The body may be no JSON at all."""

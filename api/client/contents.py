@@ -1,4 +1,4 @@
-"""How inputs are written in a request: texts, token ids, pairs, pictures and conversations."""
+"""How inputs are written in a request: texts, token ids, pairs, images and conversations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def form(given: Given) -> Form:
     """Inputs of the same form can go in one request.
 
     Raises:
-        InvalidInput: The pictures of a conversation have different options, which a request cannot say.
+        InvalidInput: The images of a conversation have different options, which a request cannot say.
     """
     if isinstance(given, str):
         return _CONTENTS
@@ -53,14 +53,14 @@ def form(given: Given) -> Form:
 
 
 def options(contents: Iterable[Content]) -> dict[str, object]:
-    """The field that holds the options of their pictures, where they have any.
+    """The field that holds the options of their images, where they have any.
 
     Raises:
         InvalidInput: They have different ones.
     """
     found = [image.options for content in contents for image in _images(content)]
     if any(one != found[0] for one in found):
-        raise InvalidInput("The pictures that go in one request must have the same options.", param="input")
+        raise InvalidInput("The images that go in one request must have the same options.", param="input")
     return {"mm_processor_kwargs": found[0]} if found and found[0] else {}
 
 
@@ -91,7 +91,7 @@ def document(content: Content) -> object:
     if isinstance(content, Image):
         return {"content": [_part(content)]}
     if len(content.messages) != 1:
-        raise InvalidInput("A query or a document is one message, which holds texts and pictures.", param="documents")
+        raise InvalidInput("A query or a document is one message, which holds texts and images.", param="documents")
     said = content.messages[0].get("content")
     return {"content": [_part(part) for part in (said if isinstance(said, tuple) else (said,))]}
 

@@ -162,19 +162,19 @@ def serve(
         flag(
             "--image-cache-mb",
             "Images",
-            "Memory for prepared pictures, in 10^6 bytes: one that comes again is not decoded again. 0: none is kept.",
+            "Memory for prepared images, in 10^6 bytes: one that comes again is not decoded again. 0: none is kept.",
         ),
     ] = _DEFAULT.image_cache_mb,
     max_image_pixels: MaxImagePixels = _DEFAULT.max_image_pixels,
     max_image_bytes: Annotated[
-        int, flag("--max-image-bytes", "Images", "Of one encoded picture, sent or fetched; a larger one is refused.")
+        int, flag("--max-image-bytes", "Images", "Of one encoded image, sent or fetched; a larger one is refused.")
     ] = _DEFAULT.max_image_bytes,
     image_preprocess_limit: Annotated[
         int | None,
         flag(
             "--image-preprocess-limit",
             "Images",
-            "Preprocess calls for pictures at once, each in a thread. Default: one for each core, from 2 to 16; more "
+            "Preprocess calls for images at once, each in a thread. Default: one for each core, from 2 to 16; more "
             "get nothing more done.",
         ),
     ] = _DEFAULT.image_preprocess_limit,
@@ -183,7 +183,7 @@ def serve(
         flag(
             "--allow-media-domain",
             "Images",
-            "Fetch pictures from this host and all below it; * for every host with a public address. Repeat it for "
+            "Fetch images from this host and all below it; * for every host with a public address. Repeat it for "
             "several. An address that is not public is asked only if it is given here itself, such as 10.0.0.5. "
             "Without: URLs are refused.",
         ),

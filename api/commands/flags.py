@@ -187,7 +187,7 @@ ImagePathFlag = Annotated[
     flag(
         "--image-path",
         "Images",
-        "How a picture becomes pixels. fast: by our own code, wherever the folder's image processor can be followed "
+        "How an image becomes pixels. fast: by our own code, wherever the folder's image processor can be followed "
         "exactly. exact: by the image processor of transformers, with several times the CPU time.",
     ),
 ]
@@ -196,7 +196,7 @@ ImageDraft = Annotated[
     flag(
         "--image-draft",
         "Images",
-        "Let the JPEG decoder give a smaller picture where the model wants one less than half as large: about half the "
+        "Let the JPEG decoder give a smaller image where the model wants one less than half as large: about half the "
         "time, at a slight loss of sharpness.",
     ),
 ]

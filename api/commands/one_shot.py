@@ -58,7 +58,7 @@ Texts = Annotated[
 Images = Annotated[
     list[Path] | None,
     typer.Option(
-        "--image", exists=True, dir_okay=False, readable=True, help="The file of a picture. Repeat it for several."
+        "--image", exists=True, dir_okay=False, readable=True, help="The file of an image. Repeat it for several."
     ),
 ]
 Activate = Annotated[
@@ -97,7 +97,7 @@ def embed(
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
 ) -> None:
-    """Embed texts and pictures without a server. Prints one JSON object for each: {"index", "text" or "image",
+    """Embed texts and images without a server. Prints one JSON object for each: {"index", "text" or "image",
     "embedding"}."""
 
     with errors_in_flag_words():
@@ -219,7 +219,7 @@ def classify(
     log_level: LogLevelFlag = "warning",
     log_format: LogFormatFlag = "auto",
 ) -> None:
-    """Classify texts and pictures without a server. Prints one JSON object for each: {"index", "text" or "image",
+    """Classify texts and images without a server. Prints one JSON object for each: {"index", "text" or "image",
     "label", "probs"}."""
 
     with errors_in_flag_words():
@@ -334,18 +334,18 @@ def _lines(given: list[str] | None, name: str) -> list[str]:
 
 
 def _given(texts: list[str] | None, images: list[Path] | None) -> list[str | Path]:
-    """The texts, then the files of pictures."""
+    """The texts, then the files of images."""
     return [*images] if images and not texts else [*_lines(texts, "text"), *(images or ())]
 
 
 async def _read(given: Sequence[str | Path]) -> list[str | Image]:
-    """The same with the pictures that lie in the files."""
+    """The same with the images that lie in the files."""
     return [each if isinstance(each, str) else Image(await anyio.Path(each).read_bytes()) for each in given]
 
 
 @contextmanager
 def _errors_by_name(given: Sequence[str | Path], first: int) -> Iterator[None]:
-    """Say which of the inputs is wrong: a picture by its file, a text by its place, of which the first is `first`."""
+    """Say which of the inputs is wrong: an image by its file, a text by its place, of which the first is `first`."""
     try:
         yield
     except InvalidInput as error:

@@ -29,13 +29,13 @@ MEANINGS: Final[Mapping[int, str]] = {
     413: "The body, or what is in it, is too large.",
     414: "Path and query are too long.",
     415: "The body is not JSON, has a coding other than gzip and deflate, or holds an image of an unknown format.",
-    422: "A picture cannot be read; for clients of text-embeddings-inference: the request is wrong.",
+    422: "An image cannot be read; for clients of text-embeddings-inference: the request is wrong.",
     424: "The model gives no finite values for one of the inputs; `error.index` says which.",
     429: "There is no room for the request now.",
     431: "The headers are too large.",
     500: "A bug of the server.",
     501: "The model cannot do this.",
-    502: "A picture cannot be fetched.",
+    502: "An image cannot be fetched.",
     503: "The server takes no requests now.",
     504: "The request could not be answered in the time that it has.",
 }
@@ -108,10 +108,10 @@ _PLACES: Final = re.compile(r"\{(\w+)\}")
 
 _FORM: Final[Schema] = {
     "type": "object",
-    "description": "The fields of the JSON, each as JSON or as a text. Files are pictures, and inputs.",
+    "description": "The fields of the JSON, each as JSON or as a text. Files are images, and inputs.",
     "properties": {
         "input": {"description": "Texts, one a part."},
-        "image": {"description": "Files, or where pictures are found, one a part."},
+        "image": {"description": "Files, or where images are found, one a part."},
     },
 }
 

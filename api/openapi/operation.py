@@ -41,7 +41,7 @@ class Operation:
     examples: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Bodies, by what they show. Each is answered with `status` by any model that has the route."""
     forms: bool = False
-    """Whether the body may also be a form, with files for pictures."""
+    """Whether the body may also be a form, with files for images."""
     is_task: bool = False
     """Whether it goes through the four stages, and may fail in all the ways that they may."""
     unready: Any = None

@@ -227,14 +227,12 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
         "POST": Operation(
             summary="Forget what is kept of earlier requests",
             tag="Server",
-            text="Prepared pictures (`--image-cache-mb`) and results (`--result-cache-mb`) of all models. What is in "
+            text="Prepared images (`--image-cache-mb`) and results (`--result-cache-mb`) of all models. What is in "
             "work goes to its requests.",
         )
     },
     "/reset_mm_cache": {
-        "POST": Operation(
-            summary="Forget prepared pictures", tag="Server", text="As /flush_cache, and results are kept."
-        )
+        "POST": Operation(summary="Forget prepared images", tag="Server", text="As /flush_cache, and results are kept.")
     },
     "/metrics": get("Prometheus metrics", content_types=("text/plain",)),
     "/openapi.json": get("This description", answer=served.Anything),

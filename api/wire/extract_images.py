@@ -1,9 +1,9 @@
-"""The pictures in a request's JSON, set aside before it is read.
+"""The images in a request's JSON, set aside before it is read.
 
 A parser holds the interpreter's lock from the first byte to the last: 30 to 40 ms for 20 MB of base64, in which this
 server does nothing else, whatever thread it is in. So what is long and looks like base64 is cut out of the JSON first:
-found in blocks, a few microseconds each, and put back by whoever reads pictures. Readers see a mark in its place, and
-need not know of it: a request in which one of the marks is not read as a picture is read again as it came.
+found in blocks, a few microseconds each, and put back by whoever reads images. Readers see a mark in its place, and
+need not know of it: a request in which one of the marks is not read as an image is read again as it came.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLICE: Final = 2**18
 """Bytes that are copied or searched under the lock at once, well below a millisecond."""
 
 Held: TypeAlias = memoryview | bytes
-"""What a mark stands for: the characters of a text, or the bytes of a picture that came as such."""
+"""What a mark stands for: the characters of a text, or the bytes of an image that came as such."""
 
 _FIRST: Final = re.compile(rb"[A-Za-z0-9+/_-]")
 """What base64 and data URLs begin with. No JSON has it after the end of a text, so a text begins before it."""

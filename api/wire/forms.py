@@ -1,4 +1,4 @@
-"""Forms (multipart/form-data, RFC 7578) as the JSON that they stand for, with files as pictures.
+"""Forms (multipart/form-data, RFC 7578) as the JSON that they stand for, with files as images.
 
 A field is the field of the JSON that has its name; its value is JSON where it can be read as such, else a text. The
 parts called `input`, `image`, `images`, `images[]` and `file` become the inputs, in their order. A file is never
@@ -24,8 +24,8 @@ MAX_BOUNDARY: Final = 70
 SLICE: Final = 2**16
 """Bytes that are searched for the boundary at once."""
 
-_PICTURES: Final = frozenset({"image", "images", "images[]", "file"})
-_INPUTS: Final = _PICTURES | {"input"}
+_IMAGES: Final = frozenset({"image", "images", "images[]", "file"})
+_INPUTS: Final = _IMAGES | {"input"}
 _OPENS_JSON: Final = ("[", "{", '"')
 
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # it warns of what clients send
@@ -132,7 +132,7 @@ def _as_json(parts: list[_Part]) -> Aside:
         elif is_file:
             known = ", ".join(sorted(_INPUTS))
             raise InvalidInput(f"{shortened(name)}: files are read in the fields {known}", param=shortened(name))
-        elif name in _PICTURES:  # a URL or base64; or, of clients that name no file, the image itself
+        elif name in _IMAGES:  # a URL or base64; or, of clients that name no file, the image itself
             inputs.append({"image": data.decode() if _is_text(data) else aside.put(data)})
         elif name == "input":
             value = _input(_text(data, name))

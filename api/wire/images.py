@@ -1,4 +1,4 @@
-"""Pictures as clients name or send them: by URLs, in data URLs, in base64, and as parts of messages and documents."""
+"""Images as clients name or send them: by URLs, in data URLs, in base64, and as parts of messages and documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _URLS: Final = frozenset({b"http", b"https", b"file"})
 
 
 class ImageFields(msgspec.Struct, kw_only=True):
-    """Fields that say how the pictures of a request are prepared."""
+    """Fields that say how the images of a request are prepared."""
 
     mm_processor_kwargs: dict[str, Any] | None = None
     """Settings of the model's image processor."""
@@ -58,12 +58,12 @@ class Part(msgspec.Struct):
     image_url: Any = None
     """`{"url": ...}`, or the URL."""
     image: Any = None
-    """A URL, a data URL, or the picture in base64."""
+    """A URL, a data URL, or the image in base64."""
     uuid: Any = None
-    """What the client calls the picture."""
+    """What the client calls the image."""
 
     def read(self, where: str, index: int | None, *, default: str | None = None) -> str | Image:
-        """The text or the picture.
+        """The text or the image.
 
         Args:
             where: The path to it, from the field on.
@@ -108,13 +108,13 @@ class Part(msgspec.Struct):
 
 
 def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Image:
-    """A picture that is named by a URL, or sent in a text.
+    """An image that is named by a URL, or sent in a text.
 
     Args:
         given: A URL (http, https, file), which is fetched later, or a data URL. No type that it says is believed.
         where: The path to it, from the field on.
         index: Which input of the request it is.
-        bare: Base64 without the head of a data URL is a picture, too.
+        bare: Base64 without the head of a data URL is an image, too.
 
     Raises:
         InvalidInput: It is none of them, is no right base64, or is empty.
@@ -164,7 +164,7 @@ def joined(parts: list[str | Image]) -> str | tuple[str | Image, ...]:
 
 
 def document(parts: list[str | Image]) -> Content:
-    """A query or a document of these parts: a picture that is alone stays one, and is no conversation about it."""
+    """A query or a document of these parts: an image that is alone stays one, and is no conversation about it."""
     content = joined(parts)
     if isinstance(content, str):
         return content
@@ -175,11 +175,11 @@ def document(parts: list[str | Image]) -> Content:
 
 
 def echo(content: Content) -> dict[str, object]:
-    """A query or a document in an answer: as vLLM has it, but without the pictures themselves.
+    """A query or a document in an answer: as vLLM has it, but without the images themselves.
 
     Returns:
-        `text`: what it says, None where it is pictures only. `multi_modal`: the URLs of its pictures as parts of a
-        message, None where it has none; of a picture that was sent, an empty data URL.
+        `text`: what it says, None where it is images only. `multi_modal`: the URLs of its images as parts of a
+        message, None where it has none; of an image that was sent, an empty data URL.
     """
     if isinstance(content, str):
         return {"text": content, "multi_modal": None}
@@ -189,7 +189,7 @@ def echo(content: Content) -> dict[str, object]:
 
 
 def plain(content: Content) -> str | None:
-    """A query or a document in an answer as a text; None where it is pictures only."""
+    """A query or a document in an answer as a text; None where it is images only."""
     text = echo(content)["text"]
     return text if isinstance(text, str) else None
 
@@ -201,7 +201,7 @@ def _echoed(image: Image) -> dict[str, object]:
 
 
 def with_options(given: T, options: Mapping[str, object]) -> T:
-    """The same input, query or document, with these options for each picture in it."""
+    """The same input, query or document, with these options for each image in it."""
     changed: Any = given
     match given:
         case Image():

@@ -62,7 +62,7 @@ def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[tuple[T
 
     Args:
         fields: Of the request.
-        modality: What a text of `input` is: a text, or where a picture is found.
+        modality: What a text of `input` is: a text, or where an image is found.
 
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
@@ -80,7 +80,7 @@ def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[tuple[T
 
 
 def text_inputs(fields: InputFields) -> tuple[tuple[TextInput, ...], Places]:
-    """As `inputs_of`, for tasks of which pictures have none.
+    """As `inputs_of`, for tasks of which images have none.
 
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
@@ -153,7 +153,7 @@ def _named_image(source: Source, index: int) -> Image:
         return source
     if isinstance(source, str):
         return read_image(source, f"input[{index}]", index, bare=True)
-    raise wrong(f"input[{index}]", "expected a picture: a URL, a data URL or base64", index)
+    raise wrong(f"input[{index}]", "expected an image: a URL, a data URL or base64", index)
 
 
 def _text_input(source: str | tuple[int, ...] | Chat, fields: InputFields) -> TextInput:

@@ -31,7 +31,7 @@ class ObjectInput(msgspec.Struct):
 
     text: str | None = None
     image: str | None = None
-    """A URL, a data URL, or the picture in base64."""
+    """A URL, a data URL, or the image in base64."""
     role: Any = None
     """What tells a message of a conversation from an input."""
 
@@ -58,7 +58,7 @@ def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], Place
 
 
 def _ending(given: str | ObjectInput) -> str:
-    """Path from an input to its text or picture."""
+    """Path from an input to its text or image."""
     return "" if isinstance(given, str) else ".text" if given.image is None else ".image"
 
 

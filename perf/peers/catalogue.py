@@ -217,7 +217,7 @@ BARE: Final = Peer(
     command=_no_server,
     dialect=dialects.OURS,
     settings="no server: the model, tokenizer and decoder of staged-pool in a plain loop, at least 64 texts or 8 "
-    "pictures a forward; one thread with all cores, or one on each core, whichever does more",
+    "images a forward; one thread with all cores, or one on each core, whichever does more",
 )
 """What the machine can do. Not one of the peers: nobody can ask it anything."""
 

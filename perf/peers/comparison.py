@@ -139,7 +139,7 @@ def tables(contenders: Sequence[Contender], clients: Mapping[Scenario, tuple[int
     if rows:
         shares = " and ".join(f"{share:.0%} {SCENARIOS[kind]}" for kind, share in MIX.items())
         note = f"{shares}; together {MIXED_LOAD:g} of what this server can do, by the closed loops of the same round"
-        yield Table(f"{title}: texts and pictures at once, open loop", OPEN, rows, note)
+        yield Table(f"{title}: texts and images at once, open loop", OPEN, rows, note)
     rows = [_weight_row(contender) for contender in contenders if contender.seen()]
     yield Table(
         f"{title}: the servers", WEIGHT, rows, "memory after the closed loops; what processes share is once in PSS"

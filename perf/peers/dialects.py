@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from perf import pictures
 from perf.client import post
 from perf.texts import embeddings_body
 
@@ -28,7 +27,7 @@ class Dialect:
     rank: Callable[[str, Sequence[str]], bytes] | None = None
     """Asks `/rerank`; how its answers look is the same everywhere."""
     see: Callable[[Sequence[bytes]], bytes] | None = None
-    """Asks for the vectors of pictures."""
+    """Asks for the vectors of images."""
 
 
 def openai_vectors(body: bytes) -> Vectors:
@@ -81,13 +80,13 @@ def _rank(query: str, documents: Sequence[str]) -> bytes:
 
 
 def _infinity_see(encoded: Sequence[bytes]) -> bytes:
-    urls = [f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}" for picture in encoded]
+    urls = [f"data:image/jpeg;base64,{base64.b64encode(image).decode()}" for image in encoded]
     return post(
         "/v1/embeddings", json.dumps({"input": urls, "modality": "image", "encoding_format": "base64"}).encode()
     )
 
 
-OURS = Dialect(embed=_openai_embed, vectors=openai_vectors, rank=_rank, see=pictures.embedding_request)
+OURS = Dialect(embed=_openai_embed, vectors=openai_vectors, rank=_rank, see=jpegs.embedding_request)
 OPENAI = Dialect(embed=_openai_embed, vectors=openai_vectors)
 VLLM = Dialect(embed=_openai_embed, vectors=openai_vectors, rank=_rank)
 INFINITY = Dialect(embed=_openai_embed, vectors=openai_vectors, see=_infinity_see)

@@ -1,4 +1,4 @@
-"""What every server is asked: the same texts and pictures, each in its own words."""
+"""What every server is asked: the same texts and images, each in its own words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from perf.bare import BareLoad, Groups
+from perf.jpegs import Size, jpeg
 from perf.peers.dialects import Dialect, Vectors, least_cosine, scores
-from perf.pictures import Size, jpeg
 from perf.servers import Server
 from perf.texts import SHAPES, TextSource
 
@@ -24,27 +24,27 @@ SCENARIOS: Final[dict[Scenario, str]] = {
     "rank": "1 query of 12 tokens and 100 documents of 64",
     "images": "1 JPEG of 640 x 480",
     "photos": "1 JPEG of 1920 x 1080",
-    "captions": "1 text of 12 tokens, to the model of pictures",
+    "captions": "1 text of 12 tokens, to the model of images",
 }
 UNITS: Final[dict[Scenario, int]] = {"s1": 1, "m8": 8, "x64": 64, "rank": 100, "images": 1, "photos": 1, "captions": 1}
-"""Texts, documents or pictures of one request: what rates are counted in."""
+"""Texts, documents or images of one request: what rates are counted in."""
 
 BARE_TEXTS: Final = 64
-BARE_PICTURES: Final = 8
+BARE_IMAGES: Final = 8
 """Of a forward without a server, at least: more are no quicker."""
 
 TEXTS: Final[tuple[Scenario, ...]] = ("s1", "m8", "x64", "rank")
 """The scenarios of the model of texts."""
 
-PICTURES: Final[tuple[Scenario, ...]] = ("images", "photos", "captions")
-"""Those of the model of pictures."""
+IMAGES: Final[tuple[Scenario, ...]] = ("images", "photos", "captions")
+"""Those of the model of images."""
 
 AGREED: Final = 0.99
 """The least cosine of a vector with ours in float32, for a server to be timed; of a score, how far it may be off is
 one minus this."""
 
 _SIZES: Final[Mapping[Scenario, Size]] = {"images": "vga", "photos": "1080p"}
-_PICTURES: Final = 16
+_IMAGES: Final = 16
 _SAMPLE: Final = 32
 """Texts that are compared, of all lengths."""
 
@@ -83,7 +83,7 @@ class Inputs:
     folder: Path
     lists: Mapping[Scenario, Sequence[Sequence[str]]]
     """The texts of each request; of a ranking, the query and then the documents."""
-    pictures: Mapping[Scenario, Sequence[bytes]]
+    encoded_images: Mapping[Scenario, Sequence[bytes]]
     """Of each request; nothing for a model of texts."""
 
     @classmethod
@@ -98,15 +98,15 @@ class Inputs:
 
     @classmethod
     def images(cls, folder: Path) -> Inputs:
-        """For the model of pictures."""
+        """For the model of images."""
         captions = TextSource(str(folder)).lists("s1")
-        pictures = {scenario: [jpeg(size, seed) for seed in range(_PICTURES)] for scenario, size in _SIZES.items()}
-        return cls(folder, {"captions": captions}, pictures)
+        images = {scenario: [jpeg(size, seed) for seed in range(_IMAGES)] for scenario, size in _SIZES.items()}
+        return cls(folder, {"captions": captions}, images)
 
     def requests(self, dialect: Dialect, scenario: Scenario) -> tuple[bytes, ...]:
         """Complete with their HTTP heads, to be sent in this order again and again; none: it cannot be asked that."""
-        if scenario in self.pictures:
-            return tuple(dialect.see([picture]) for picture in self.pictures[scenario]) if dialect.see else ()
+        if scenario in self.encoded_images:
+            return tuple(dialect.see([image]) for image in self.encoded_images[scenario]) if dialect.see else ()
         if scenario == "rank":
             return tuple(dialect.rank(query, docs) for query, *docs in self.lists["rank"]) if dialect.rank else ()
         if scenario == "captions" and dialect.see is None:
@@ -119,18 +119,18 @@ class Inputs:
         Args:
             at_once: How many requests share a forward. None: as many as it takes for the best rate.
         """
-        pictures = self.pictures.get(scenario)
-        groups: Groups = [[picture] for picture in pictures] if pictures else self.lists[scenario]
+        images = self.encoded_images.get(scenario)
+        groups: Groups = [[image] for image in images] if images else self.lists[scenario]
         if at_once is None:
-            at_once = max(1, (BARE_PICTURES if pictures else BARE_TEXTS) // UNITS[scenario])
+            at_once = max(1, (BARE_IMAGES if images else BARE_TEXTS) // UNITS[scenario])
         return BareLoad(groups, seconds, min(at_once, len(groups)))
 
     def first(self, dialect: Dialect) -> bytes:
         """The request whose vectors are compared; a server that answers it is there."""
-        if self.pictures:
+        if self.encoded_images:
             if dialect.see is None:
-                raise ValueError("pictures for a server that takes none")
-            return dialect.see(self.pictures["images"][:4])
+                raise ValueError("images for a server that takes none")
+            return dialect.see(self.encoded_images["images"][:4])
         return dialect.embed(list(islice(chain.from_iterable(self.lists["x64"]), _SAMPLE)))
 
     def answers(self, server: Server, dialect: Dialect) -> Answers:
@@ -139,7 +139,7 @@ class Inputs:
         Raises:
             Disagreement: Its answers do not look as they should.
         """
-        rankings = () if self.pictures else self.requests(dialect, "rank")
+        rankings = () if self.encoded_images else self.requests(dialect, "rank")
         vectors = server.wait_answer(self.first(dialect)).body
         ranked = server.wait_answer(rankings[0]).body if rankings else None
         try:

@@ -1,4 +1,4 @@
-"""Bars of what the servers do, one picture for each way of comparing them."""
+"""Bars of what the servers do, one image for each way of comparing them."""
 
 from __future__ import annotations
 

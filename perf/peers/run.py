@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from perf import report
+from perf.jpegs import clip_folder
 from perf.peers import comparison, plots
 from perf.peers.catalogue import BARE, PEERS, Launch, Peer, python_of
 from perf.peers.comparison import Contender
 from perf.peers.environments import ENVIRONMENTS, BuildFailed, build, version_of
-from perf.peers.inputs import PICTURES, SCENARIOS, TEXTS, Answers, Disagreement, Inputs, Scenario
+from perf.peers.inputs import IMAGES, SCENARIOS, TEXTS, Answers, Disagreement, Inputs, Scenario
 from perf.peers.kept import ROUNDS, KeptRounds
 from perf.peers.visits import Plan, Visit, started, visit, visit_bare
-from perf.pictures import clip_folder
 from perf.servers import ROOT, Card, Options, ServerFailed, serving
 from perf.texts import TextSource
 from staged_pool.runtime.config import DType
@@ -111,8 +111,8 @@ def run(
         models = []
         if texts := tuple(name for name in TEXTS if name in scenarios):
             models.append(_model(Inputs.texts(TextSource(model)), texts, card))
-        if pictures := tuple(name for name in PICTURES if name in scenarios):
-            models.append(_model(Inputs.images(running.enter_context(clip_folder())), pictures, card))
+        if images := tuple(name for name in IMAGES if name in scenarios):
+            models.append(_model(Inputs.images(running.enter_context(clip_folder())), images, card))
         wanted = comparisons(card.dtype, float32=float32)
         entries = list(dict.fromkeys((peer, peer.dtype(dtype)) for dtype in wanted.values() for peer in built))
         folder = ROUNDS / (("quick" if quick else "full") + ("-neighbour" if neighbour else ""))
@@ -259,7 +259,7 @@ def _visit(entry: Entry, model: Model, plan: Plan, turn: int, done: Callable[[],
 
 
 def _joined(parts: Sequence[Visit]) -> Visit | None:
-    """One round of a server: what it did with texts and with pictures; it was started and weighed with texts."""
+    """One round of a server: what it did with texts and with images; it was started and weighed with texts."""
     if not parts:
         return None
     first, *others = parts
@@ -281,10 +281,10 @@ def _report(name: str, compared: Mapping[str, Sequence[Contender]], plan: Plan, 
     parts = [f"# {titled('staged-pool beside other servers', neighbour=plan.neighbour)}\n\n{NOTE}\n"]
     troubles = [f"{name}: {why}" for name, why in failed.items()]
     for comparison_of, contenders in compared.items():
-        picture = report.RESULTS / f"{name}-{comparison_of.split()[-1]}.svg"
+        image = report.RESULTS / f"{name}-{comparison_of.split()[-1]}.svg"
         title = titled(comparison_of, neighbour=plan.neighbour)
-        plots.plot(contenders, plan.clients, title, picture)
-        parts.append(f"## {title}\n\n![{title}]({picture.name})\n")
+        plots.plot(contenders, plan.clients, title, image)
+        parts.append(f"## {title}\n\n![{title}]({image.name})\n")
         for table in comparison.tables(contenders, plan.clients, title):
             table.show()
             parts.append(table.markdown())

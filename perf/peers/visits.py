@@ -48,7 +48,7 @@ class Plan:
     seconds: float
     """Of one cell."""
     level_seconds: float
-    """Of one level of the open loop, and of texts and pictures at once."""
+    """Of one level of the open loop, and of texts and images at once."""
     clients: Mapping[Scenario, tuple[int, ...]]
     levels: tuple[float, ...]
     """Of the open loop: multiples of the most that the server did in the closed one, in this visit."""
@@ -82,7 +82,7 @@ class Cell:
     cores: Cores
 
     def rate(self, scenario: Scenario) -> float:
-        """Texts, documents or pictures per second."""
+        """Texts, documents or images per second."""
         return len(self.load.latencies_ms) * UNITS[scenario] / self.load.elapsed_s
 
 
@@ -107,7 +107,7 @@ class Visit:
     cells: dict[tuple[Scenario, int], Cell] = field(default_factory=dict)
     levels: dict[float, Level] = field(default_factory=dict)
     mixed: dict[Scenario, Level] = field(default_factory=dict)
-    """Texts and pictures that came at the same time, each with what became of them."""
+    """Texts and images that came at the same time, each with what became of them."""
     failures: dict[str, str] = field(default_factory=dict)
     """Cells and levels that came to nothing, and why."""
     processes: int = 0
@@ -151,7 +151,7 @@ def visit(
                     seen.cells[scenario, clients] = _cell(server, peer, requests, clients, plan)
                 done()
         if set(MIX).issubset(scenarios) and all(_most(seen, kind) for kind in MIX):
-            with _noting(seen, "texts and pictures"):
+            with _noting(seen, "texts and images"):
                 each = MIXED_LOAD / sum(share / _most(seen, kind) for kind, share in MIX.items())
                 rates = {kind: share * each for kind, share in MIX.items()}
                 seen.mixed = _levels(server, peer, inputs, rates, plan=plan, seed=seed, seen=seen)
@@ -260,7 +260,7 @@ def _levels(
 
 
 def _most(seen: Visit, scenario: Scenario) -> float:
-    """Texts or pictures per second, of whatever number of clients gets most done."""
+    """Texts or images per second, of whatever number of clients gets most done."""
     return max((cell.rate(kind) for (kind, _), cell in seen.cells.items() if kind == scenario), default=0.0)
 
 

@@ -1,6 +1,6 @@
 """Estimates of a request's tokens before it has been read, learned from bodies of its size.
 
-A base64 picture has a thousand times the bytes of a text for each token, so one rate for all bodies would be wrong for
+A base64 image has a thousand times the bytes of a text for each token, so one rate for all bodies would be wrong for
 either. Sizes are told apart by powers of four: within one, rates differ little, and there are few enough to be learned
 soon. Pure: no clock, no await.
 """
@@ -17,14 +17,14 @@ from staged_pool.stages.scheduling.tuning import LEARNING_WEIGHT, RARE
 FIRST_BYTES_PER_TOKEN: Final = 4.0
 """Until texts have been seen: English through a WordPiece tokenizer."""
 
-FIRST_PICTURE_TOKENS: Final = 256.0
-"""Until pictures have been seen: one of 224 pixels a side, in patches of 14."""
+FIRST_IMAGE_TOKENS: Final = 256.0
+"""Until images have been seen: one of 224 pixels a side, in patches of 14."""
 
 FIRST_TEXT_TOKENS: Final = 64.0
 """Tokens of a text beside images, until one has been seen."""
 
-PICTURE_BYTES: Final = 4096
-"""Smaller bodies hold no picture worth the name, but may hold the URL of one: they count as texts for as long as
+IMAGE_BYTES: Final = 4096
+"""Smaller bodies hold no image worth the name, but may hold the URL of one: they count as texts for as long as
 nothing else is known, and may be texts whatever is known."""
 
 
@@ -76,7 +76,7 @@ class Estimates:
         self._habits: dict[int, _SizeBucket] = {}
         self._tokens_per_byte = Mean(1.0 / FIRST_BYTES_PER_TOKEN)
         """Rate of all requests that hold nothing but texts."""
-        self._input_tokens = {"text": Mean(FIRST_TEXT_TOKENS), "image": Mean(FIRST_PICTURE_TOKENS)}
+        self._input_tokens = {"text": Mean(FIRST_TEXT_TOKENS), "image": Mean(FIRST_IMAGE_TOKENS)}
         self.device_share = Mean(1.0)
         """Part of the tokens that have to go through the device; the rest is coalesced, or kept from earlier."""
 
@@ -106,7 +106,7 @@ class Estimates:
             lane: Lane = "image" if images else "text"
             tokens = images * self._input_tokens["image"].value if images else self._alone("text", body_bytes)
             return {lane: Guess(tokens, tokens, likely=True)}
-        small = body_bytes < PICTURE_BYTES
+        small = body_bytes < IMAGE_BYTES
         habits = self._habits.get(magnitude(body_bytes))
         if habits is None:
             expected: Lane = "text" if small else "image"

@@ -1,7 +1,7 @@
 """Identities of inputs that are the same work for the device: a strong hash of all that it reads of one.
 
 It is taken behind preprocess, where nothing is left that could make a difference without being seen: prompts, roles,
-truncation and special tokens have become token ids, and the settings of a picture its pixels.
+truncation and special tokens have become token ids, and the settings of an image its pixels.
 
 Equal inputs share a row only within a scope: a tenant and a salt. A caller who measures how quickly an answer comes
 would learn otherwise what other tenants have asked.
@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from staged_pool.runtime.model import ModelInput, Payload, Picture, Pixels
+from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage
 from staged_pool.runtime.requests import Output, Outputs
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
@@ -31,7 +31,7 @@ with a probability below 10^-14 (n^2 / 2^129)."""
 
 _NUMBERS: Final = struct.Struct("9q")
 _SEQUENCE: Final = 0
-_PICTURE: Final = 1
+_IMAGE: Final = 1
 _NONE: Final = -1
 
 
@@ -71,8 +71,8 @@ class Identities:
         """Equal for two payloads that are equal, and for no others."""
         made = self._hash.copy()
         # Each number stands at a place that those before it tell: no two payloads are written alike.
-        if isinstance(payload, Picture):
-            made.update(_NUMBERS.pack(_PICTURE, _outputs(payload.outputs), payload.tokens, 0, 0, 0, 0, 0, 0))
+        if isinstance(payload, PreparedImage):
+            made.update(_NUMBERS.pack(_IMAGE, _outputs(payload.outputs), payload.tokens, 0, 0, 0, 0, 0, 0))
             _add_pixels(made, payload.pixels)
             return made.digest()
         ids, first, kept, spans = payload.ids, payload.first_tokens, payload.kept, payload.spans

@@ -364,19 +364,19 @@ class Engine(EngineTasks):
 
     async def tokenize(self, source: str | Chat, *, add_special_tokens: bool = True) -> Tokens:
         """The token ids of a text or a conversation, and what each stands for; an image token is there as often as its
-        picture has vectors. Runs under the preprocess limit of its lane.
+        image has vectors. Runs under the preprocess limit of its lane.
 
         Raises:
-            InvalidInput: It cannot be tokenized, or holds the URL of a picture: nothing is fetched for this.
-            Unsupported: The model makes no tokens of texts, or of pictures.
+            InvalidInput: It cannot be tokenized, or holds the URL of an image: nothing is fetched for this.
+            Unsupported: The model makes no tokens of texts, or of images.
             Overloaded, EngineStopped: As for `submit`.
         """
         tokenize = partial(self._model.tokenize, add_special_tokens=add_special_tokens)
         images = source.images if isinstance(source, Chat) else ()
         if any(isinstance(image.source, str) for image in images):
-            message = "Pictures are not fetched to count their tokens. Send the file itself, as a data URL."
+            message = "Images are not fetched to count their tokens. Send the file itself, as a data URL."
             raise InvalidInput(message, param="messages")
-        _check_pictures(len(images), self._config.max_request_items)
+        _check_images(len(images), self._config.max_request_items)
         return await self._preprocess(tokenize, source, content_bytes(source), "image" if images else "text")
 
     async def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -438,7 +438,7 @@ class Engine(EngineTasks):
         if len(card.lanes) > 1 and (obstruction := self._pipeline.obstruction(lanes)):  # else the door has seen it
             raise EngineStopped(f"The engine takes no requests of this kind: {obstruction}.")
         if "image" in lanes:
-            _check_pictures(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
+            _check_images(sum(len(given.images) for given in plan.inputs), self._config.max_request_items)
         if (room := self._tickets.get(ticket)) is not None:
             self._admission.count_items(room, lanes)
             if room.answer is not None:
@@ -485,7 +485,7 @@ class Engine(EngineTasks):
         )
 
     def clear_image_cache(self) -> None:
-        """Forget the prepared pictures that are kept. Those in work go to their requests, and are not kept either."""
+        """Forget the prepared images that are kept. Those in work go to their requests, and are not kept either."""
         self._model.clear_image_cache()
 
     def clear_result_cache(self) -> None:
@@ -566,10 +566,10 @@ async def _scope_moved(ends_at: float) -> None:
         await anyio.sleep_until(deadline)
 
 
-def _check_pictures(pictures: int, limit: int) -> None:
-    # Items are inputs, and a conversation is one: a short body of it could have thousands of pictures fetched.
-    if pictures > limit:
-        raise TooLarge(f"The request has {pictures} pictures; at most {limit} are accepted.", param="input")
+def _check_images(images: int, limit: int) -> None:
+    # Items are inputs, and a conversation is one: a short body of it could have thousands of images fetched.
+    if images > limit:
+        raise TooLarge(f"The request has {images} images; at most {limit} are accepted.", param="input")
 
 
 def _itself(tokens: int) -> int:
@@ -597,11 +597,11 @@ async def run_engine(
         config: Its settings; those about loading are not looked at.
         model: See `Model`.
         device: Runs forwards, `model.card.forward_calls` at once.
-        image_device: Runs those of pictures, as many. None: `device` does, and must then run as many of both at once.
+        image_device: Runs those of images, as many. None: `device` does, and must then run as many of both at once.
         preprocess: Runs preprocess. None: threads, `config.preprocess_limit` of them.
-        image_preprocess: Runs that of pictures. None: threads, `config.image_preprocess_threads` of them.
+        image_preprocess: Runs that of images. None: threads, `config.image_preprocess_threads` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
-        fetch: Gets pictures that are given as URLs. By default these are refused.
+        fetch: Gets images that are given as URLs. By default these are refused.
         shared_cores: Cores that forwards and preprocess share. None: forwards compute on a device of their own.
         options: How often a stage's workers may crash, their clock, and the class of their channels.
         memory: The governor of this process, which somebody watches by. None: memory has no limit.

@@ -77,7 +77,7 @@ class EngineTasks(ABC):
         """Vectors of each input.
 
         Args:
-            inputs: Texts, the token ids of texts, pictures, or conversations, which may show some.
+            inputs: Texts, the token ids of texts, images, or conversations, which may show some.
             outputs: Any of `dense`, `sparse`, `multi_vector` and `token_weights` that the model has; all come from one
                 forward.
             dimensions: Keep the first so many values of each dense vector, normalised again; only for models that
@@ -124,7 +124,7 @@ class EngineTasks(ABC):
         """How well each of the model's labels fits each input.
 
         Args:
-            inputs: Texts, the token ids of texts, pictures, conversations, or pairs of texts.
+            inputs: Texts, the token ids of texts, images, conversations, or pairs of texts.
             activate: False returns logits.
             max_tokens: See the class.
             timeout_s: See the class.
@@ -187,7 +187,7 @@ class EngineTasks(ABC):
         """How well each document answers its query.
 
         Args:
-            queries: One for all documents, or one for each: texts, pictures, or conversations that show some.
+            queries: One for all documents, or one for each: texts, images, or conversations that show some.
             documents: One or several.
             activate: False returns a cross-encoder's logits.
             instruction: What the model is to look for; for models whose template has a place for it.
@@ -232,7 +232,7 @@ class EngineTasks(ABC):
         """Documents in the order of how well they answer a query, the best first.
 
         Args:
-            query: A text, a picture, or a conversation that shows some.
+            query: A text, an image, or a conversation that shows some.
             documents: One or several.
             top_n: Return so many. None and 0: all of them.
             activate: See `score`.

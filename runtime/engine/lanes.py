@@ -17,7 +17,7 @@ SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
 """Of the names of a lane's stages."""
 
 IMAGE_CHUNK_ITEMS: Final = 1
-"""Every picture is a call of its own: it takes tens of milliseconds, and a thread that is done takes the next one."""
+"""Every image is a call of its own: it takes tens of milliseconds, and a thread that is done takes the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ SHARED = (
 """Settings of what engines share."""
 
 IMAGE_NICE: Final = 10
-"""Decoding and looking at pictures keeps all cores busy for as long as there are any: whatever else wants one goes
-first, the event loop above all. Measured on two cores, that halves what `/health` takes beside pictures, and costs them
+"""Decoding and looking at images keeps all cores busy for as long as there are any: whatever else wants one goes
+first, the event loop above all. Measured on two cores, that halves what `/health` takes beside images, and costs them
 nothing; forwards of texts do less if they stand back, for theirs are over before anybody else has waited."""
 
 

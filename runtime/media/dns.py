@@ -14,7 +14,7 @@ import anyio
 
 ADDRESS_S: Final = 1.5
 """How long one address of several has to answer before the next is tried: a host whose IPv6 leads nowhere must not use
-up the time for a picture."""
+up the time for an image."""
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host that is to be asked at a port, the best first. Raises OSError where there are none."""

@@ -1,4 +1,4 @@
-"""Fetching the pictures that requests name by URLs, within the limits that the settings give.
+"""Fetching the images that requests name by URLs, within the limits that the settings give.
 
 What a stranger names, this server asks, from its place in the network: for a server in a private network that is a way
 in (server-side request forgery). So nothing is fetched unless the settings say from where, every address is checked
@@ -39,16 +39,16 @@ MAX_REDIRECTS: Final = 3
 
 FREE_PIECES: Final = 1024
 PIECE_BYTES: Final = 256
-"""A picture may come in 1024 pieces and one more for each 256 bytes: each costs the event loop as much as kilobytes."""
+"""An image may come in 1024 pieces and one more for each 256 bytes: each costs the event loop as much as kilobytes."""
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 _WANTS_CREDENTIALS: Final = frozenset({401, 403, 407})
-"""Of these nobody but the host knows whether there is such a picture, and who else would be given it."""
+"""Of these nobody but the host knows whether there is such an image, and who else would be given it."""
 
 
 class MediaFetcher:
-    """Fetches pictures, `config.media_limit` at once; each in the task of its caller.
+    """Fetches images, `config.media_limit` at once; each in the task of its caller.
 
     It keeps no connection, so there is nothing to close.
 
@@ -81,7 +81,7 @@ class MediaFetcher:
         self._nobody: ssl.SSLContext | None = None
 
     async def fetch(self, image: Image) -> Image:
-        """The same picture with its bytes. One that has them is returned as it is.
+        """The same image with its bytes. One that has them is returned as it is.
 
         Cancellation closes the connection, and leaves a file to the thread that reads it.
 
@@ -89,7 +89,7 @@ class MediaFetcher:
             InvalidInput: Its URL is wrong.
             UrlNotAllowed: It leads where the settings do not allow it.
             TooLarge: It has more than `config.max_image_bytes`.
-            UnusableMedia: The host says that there is no such picture, or sends the way round in circles.
+            UnusableMedia: The host says that there is no such image, or sends the way round in circles.
             MediaUnavailable: The host cannot be found or reached, fails, or wants to know who asks; or the disk of a
                 file does not answer.
             MediaTimedOut: It is not here after `config.media_timeout_s`.
@@ -150,7 +150,7 @@ class MediaFetcher:
         return there
 
     async def _ask(self, url: WebUrl, addresses: Sequence[str]) -> bytes | str:
-        """The picture, or where else it is said to be."""
+        """The image, or where else it is said to be."""
         tls = await self._tls_settings(url.scheme)
         import httpx  # has been imported by now
 

@@ -44,7 +44,7 @@ async def refuse(image: Image, /) -> Image:
         UrlNotAllowed: Always.
     """
     raise UrlNotAllowed(
-        "Pictures are not fetched here: fetching is off. Send the file itself, or have the server started with "
+        "Images are not fetched here: fetching is off. Send the file itself, or have the server started with "
         "--allow-media-domain.",
         param="input",
     )
@@ -117,7 +117,7 @@ class ImageCompleter:
             ticket.fail_input(item.index, error)
         except Exception as error:  # the boundary to what talks to other hosts; its bug is not the caller's
             log.error("media.fetch_failed", exc_info=error)
-            failed = StageFailed("a picture could not be fetched: a bug of the server", stage="fetch")
+            failed = StageFailed("an image could not be fetched: a bug of the server", stage="fetch")
             ticket.fail_input(item.index, failed)
 
     def _gather(self, gathered: _Gathered, size: int) -> None:
@@ -131,13 +131,13 @@ class ImageCompleter:
         self._gathered_bytes += size
         if gathered.bytes > self._limit_bytes:
             raise TooLarge(
-                f"The pictures of one input have more than {self._limit_bytes} bytes together, which is the most that "
+                f"The images of one input have more than {self._limit_bytes} bytes together, which is the most that "
                 "this server fetches for one.",
                 param="input",
             )
         if self._gathered_bytes > self._limit_bytes:
             raise Overloaded(
-                f"The server is at its limit of {self._limit_bytes} bytes of pictures that it has fetched.",
+                f"The server is at its limit of {self._limit_bytes} bytes of images that it has fetched.",
                 retry_after_s=RETRY_AFTER_S,
             )
 

@@ -1,4 +1,4 @@
-"""URLs of pictures, read strictly: what two readers could read in two ways is refused."""
+"""URLs of images, read strictly: what two readers could read in two ways is refused."""
 
 from __future__ import annotations
 

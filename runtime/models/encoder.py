@@ -11,11 +11,21 @@ from typing import Final
 import numpy as np
 import torch
 
-from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Picture, Row, SparseVector, Tokens, Values
+from staged_pool.runtime.model import (
+    Lane,
+    ModelCard,
+    ModelInput,
+    Payload,
+    PreparedImage,
+    Row,
+    SparseVector,
+    Tokens,
+    Values,
+)
 from staged_pool.runtime.models.devices.launch import Replica, Replicas
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan
-from staged_pool.runtime.models.tokenizing.images import PictureReader
+from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.towers.tower import Outcome, Tower
 from staged_pool.runtime.requests import Chat
@@ -41,9 +51,9 @@ class Encoder:
     """None: the model reads no texts."""
     plan: ThreadPlan
     images: ImageReader | None = None
-    """None: the model reads no pictures."""
-    pictures: PictureReader | None = None
-    """None: pictures are no tokens to it."""
+    """None: the model reads no images."""
+    multimodal: MultimodalReader | None = None
+    """None: images are no tokens to it."""
     each_alone: bool = False
     """Each input has a forward to itself: what it becomes has nothing to do with the others of its batch."""
 
@@ -60,9 +70,9 @@ class Encoder:
 
     def tokenize(self, source: str | Chat, *, add_special_tokens: bool) -> Tokens:
         if isinstance(source, Chat) and source.images:
-            if self.pictures is None:
+            if self.multimodal is None:
                 raise Unsupported(f"The model `{self.card.name}` makes no tokens of images.")
-            return self.pictures.tokenize(source, add_special_tokens=add_special_tokens)
+            return self.multimodal.tokenize(source, add_special_tokens=add_special_tokens)
         return self._texts().tokenize(source, add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -136,7 +146,7 @@ def compute(replica: Replica, payloads: Sequence[Payload]) -> Sequence[Row | Mod
 
 
 def _lane(payload: Payload) -> Lane:
-    return "image" if isinstance(payload, Picture) or payload.images else "text"
+    return "image" if isinstance(payload, PreparedImage) or payload.images else "text"
 
 
 def _is_finite(values: Values) -> bool:

@@ -39,7 +39,7 @@ from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, short_tokens, use_threads, usual_workers
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
-from staged_pool.runtime.models.tokenizing.images import PictureReader
+from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.tokenizing.roles import with_written_markers
 from staged_pool.runtime.models.towers.image import build_image_tower
 from staged_pool.runtime.models.towers.text import TextTower, build_text_tower
@@ -183,7 +183,7 @@ def _load(config: EngineConfig, resolved: FoundModel, memory: MemoryBudget | Non
         plan=ThreadPlan(threads, _short_tokens(text), always_alone=config.deterministic),
         images=readers[0] if readers else None,
         each_alone=config.deterministic,
-        pictures=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
+        multimodal=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
     )
     batch_tokens = config.batch_tokens(kind)
     for replica in replicas:
@@ -247,9 +247,9 @@ def _load_towers(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Mapping[Lane, Tower], ImageReader | None]:
-    """The towers of a folder, by what they read; and what prepares its pictures, which `undo` closes."""
+    """The towers of a folder, by what they read; and what prepares its images, which `undo` closes."""
     own_code = config.trust_remote_code
-    sees = folder.image_heads or folder.pictures
+    sees = folder.image_heads or folder.images
     settings = read_image_settings(folder.body, trust_remote_code=own_code) if sees else None
     reader = None if settings is None else ImageReader(settings, config, memory)
     if reader is not None:
@@ -257,11 +257,11 @@ def _load_towers(
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code, allow_pickle=config.allow_pickle)
     if sum(weight.numel() for weight in loaded.whole.parameters()) < _TRIED_ON_ONE_THREAD:
         use_threads(1)
-    if folder.pictures is not None and source is not None and reader is not None:
+    if folder.images is not None and source is not None and reader is not None:
         sight = open_eyes(loaded, reader)
         text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
-        pictures = PictureReader(text.tokenizer, folder.pictures, sight.layout, reader)
-        return {"text": text, "image": SightTower(text, pictures, sight)}, reader
+        images = MultimodalReader(text.tokenizer, folder.images, sight.layout, reader)
+        return {"text": text, "image": SightTower(text, images, sight)}, reader
     towers: dict[Lane, Tower] = {}
     if source is not None:
         towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention)
@@ -269,7 +269,7 @@ def _load_towers(
         towers["image"] = build_image_tower(name, folder, reader, loaded)
     if len({tower.width for tower in towers.values()}) > 1:
         widths = " and ".join(f"{tower.width} for {lane}s" for lane, tower in towers.items())
-        raise ConfigError(f"vectors of texts and of pictures cannot be compared: they have widths of {widths}")
+        raise ConfigError(f"vectors of texts and of images cannot be compared: they have widths of {widths}")
     return towers, reader
 
 

@@ -1,14 +1,14 @@
 """The threads that share a forward: how long they spin between its parts before they sleep, and when they end.
 
 On the CPU, torch shares a forward between threads of OpenMP, part by part. Those of a short text take tens of
-microseconds each, those of a picture hundreds, and none of them ends everywhere at the same time. A thread that sleeps
+microseconds each, those of an image hundreds, and none of them ends everywhere at the same time. A thread that sleeps
 between them has to be woken for every one, which costs more than its help brings; one that spins for milliseconds, as
 it does by itself, takes a core from tokenizing and from the event loop. So they spin for a tenth of a millisecond.
 perf/README.md has what less and more would give ("How long they spin").
 
 libgomp lets none of them spin for more than an eighth of that while a process has more of them than cores. A thread
 that shares its forwards keeps its helpers for the next one. So where two threads take turns, one with forwards of texts
-and one with those of pictures, the helpers of one must end for those of the other to spin.
+and one with those of images, the helpers of one must end for those of the other to spin.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ async def send_in_parts(stream: anyio.abc.SocketStream, data: bytes, cuts: Seque
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_every_byte_of_a_picture_arrives_and_the_connection_goes_on(size: int) -> None:
+async def test_every_byte_of_an_image_arrives_and_the_connection_goes_on(size: int) -> None:
     model = KeepingModel()
     file = file_of(size)
     request = post(request_of(file))

@@ -50,7 +50,7 @@ def test_the_card_is_printed_as_one_object(folder: Path) -> None:
         ("colpali", ["text", "image"], ["multi_vector"]),
     ],
 )
-def test_models_of_pictures_are_understood(kind: str, lanes: list[str], outputs: list[str], tmp_path: Path) -> None:
+def test_models_of_images_are_understood(kind: str, lanes: list[str], outputs: list[str], tmp_path: Path) -> None:
     done = check(str(build(kind, tmp_path / kind)))
     assert done.returncode == 0, done.stderr
     card = json.loads(done.stdout)
@@ -58,12 +58,12 @@ def test_models_of_pictures_are_understood(kind: str, lanes: list[str], outputs:
     assert told(done.stderr) == []
 
 
-def test_a_folder_of_pictures_that_do_not_fit_its_model_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_of_images_that_do_not_fit_its_model_is_refused_in_one_line(tmp_path: Path) -> None:
     wrong = build("vit-labels", tmp_path / "wrong")
     edit_json(wrong / "preprocessor_config.json", size={"height": 64, "width": 80})
     done = check(str(wrong))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: the image processor makes pictures of 80 x 64 pixels")
+    assert done.stderr.startswith("error: the image processor makes images of 80 x 64 pixels")
     assert done.stderr.count("\n") == 1
 
 

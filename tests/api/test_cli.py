@@ -24,7 +24,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Image, Output
 from tests.models.asking import embed
-from tests.models.images.pictures import encode, picture
+from tests.models.images.drawing import drawing, encode
 from tests.models.tiny import CLASSIFIERS, build
 
 COMMAND = [sys.executable, "-c", "from staged_pool.api.commands.cli import main; main(prog_name='staged-pool')"]
@@ -282,7 +282,7 @@ def test_a_task_that_the_model_cannot_do_ends_with_one_line(tiny_folder: Path) -
     assert done.stderr.splitlines()[-1].endswith("has no labels to classify by.")
 
 
-def test_a_picture_is_read_from_its_file_and_a_model_of_texts_refuses_it(tiny_folder: Path, tmp_path: Path) -> None:
+def test_an_image_is_read_from_its_file_and_a_model_of_texts_refuses_it(tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(b"cat")
     done = run("embed", "--model", str(tiny_folder), "--offline", "--image", str(tmp_path / "cat.png"))
     assert (done.returncode, done.stdout) == (1, "")
@@ -293,49 +293,49 @@ def test_a_picture_is_read_from_its_file_and_a_model_of_texts_refuses_it(tiny_fo
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> list[Path]:
+def images(tmp_path: Path) -> list[Path]:
     """One lies, the other stands."""
     files = [tmp_path / "wide.png", tmp_path / "tall.jpg"]
     for file, size in zip(files, ((90, 70), (60, 100)), strict=True):
-        file.write_bytes(encode(picture(*size), "PNG" if file.suffix == ".png" else "JPEG"))
+        file.write_bytes(encode(drawing(*size), "PNG" if file.suffix == ".png" else "JPEG"))
     return files
 
 
 @pytest.mark.parametrize("kind", ["clip", "qwen2-vl"])
-def test_embed_takes_texts_and_then_pictures(kind: str, tmp_path: Path, pictures: list[Path]) -> None:
+def test_embed_takes_texts_and_then_images(kind: str, tmp_path: Path, images: list[Path]) -> None:
     folder = build(kind, tmp_path / kind)
     common = ("embed", "--model", str(folder), "--offline", "--dtype", "float32")
-    done = run(*common, "--image", str(pictures[0]), "a text", "--image", str(pictures[1]))
+    done = run(*common, "--image", str(images[0]), "a text", "--image", str(images[1]))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
     named = [(row["index"], row.get("text"), row.get("image")) for row in rows]
-    assert named == [(0, "a text", None), (1, None, str(pictures[0])), (2, None, str(pictures[1]))]
+    assert named == [(0, "a text", None), (1, None, str(images[0])), (2, None, str(images[1]))]
     model = load_model(EngineConfig(model=str(folder), dtype="float32"))
-    given: list[str | Image] = ["a text", *(Image(file.read_bytes()) for file in pictures)]
+    given: list[str | Image] = ["a text", *(Image(file.read_bytes()) for file in images)]
     for row, one in zip(rows, given, strict=True):
         wanted = embed(model, [one], Output.DENSE).dense
         assert wanted is not None
         assert row["embedding"] == pytest.approx(wanted[0].tolist(), abs=1e-4)
 
 
-def test_classify_takes_pictures(tmp_path: Path, pictures: list[Path]) -> None:
+def test_classify_takes_images(tmp_path: Path, images: list[Path]) -> None:
     folder = build("vit-labels", tmp_path / "vit")
-    done = run("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in pictures))
+    done = run("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stderr
-    assert [row["image"] for row in rows] == [*map(str, pictures)]
+    assert [row["image"] for row in rows] == [*map(str, images)]
     for row in rows:
         assert sum(row["probs"]) == pytest.approx(1, abs=1e-3)
         assert row["label"] == ["cat", "dog", "tree"][row["probs"].index(max(row["probs"]))]
 
 
-def test_a_picture_that_cannot_be_read_is_named_by_its_file(tmp_path: Path, pictures: list[Path]) -> None:
+def test_an_image_that_cannot_be_read_is_named_by_its_file(tmp_path: Path, images: list[Path]) -> None:
     folder = build("vit-labels", tmp_path / "vit")
-    pictures[1].write_bytes(pictures[1].read_bytes()[:100])
-    done = run("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in pictures))
+    images[1].write_bytes(images[1].read_bytes()[:100])
+    done = run("classify", "--model", str(folder), "--offline", *(f"--image={file}" for file in images))
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: {pictures[1]}: The picture is a JPEG that cannot be decoded")
+    assert line.startswith(f"error: {images[1]}: The image is a JPEG that cannot be decoded")
 
 
 def test_keys_of_a_file_are_asked_for_and_do_not_come_out(

@@ -1,6 +1,6 @@
-"""Pictures from the request to the answer: sent, uploaded and fetched, on a real engine and from real hosts.
+"""Images from the request to the answer: sent, uploaded and fetched, on a real engine and from real hosts.
 
-Where URLs may lead, and what hosts may do, is in `tests/chaos/test_picture_hosts.py`.
+Where URLs may lead, and what hosts may do, is in `tests/chaos/test_image_hosts.py`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def vectors(response: httpx.Response) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("route", ["/v1/embeddings", "/pooling"])
-async def test_pictures_and_texts_may_come_together_in_json_and_in_forms(route: str) -> None:
+async def test_images_and_texts_may_come_together_in_json_and_in_forms(route: str) -> None:
     async with origin() as host, served() as client:
         host.pages["/"] = answer(b"dog")
         inputs = [{"image": SENT}, {"text": "a"}, {"image": host.url()}, {"image": f"data:image/png;base64,{SENT}"}]
@@ -75,7 +75,7 @@ async def test_pictures_and_texts_may_come_together_in_json_and_in_forms(route: 
     assert vectors(form) == [expected("a").tolist(), CAT, DOG]
 
 
-async def test_documents_may_be_pictures_that_are_fetched() -> None:
+async def test_documents_may_be_images_that_are_fetched() -> None:
     async with origin() as host, served() as client:
         host.pages["/"] = answer(b"dog")
         documents = [{"image": host.url()}, "cat", {"content": [{"type": "image_url", "image_url": SENT_URL}]}]
@@ -87,7 +87,7 @@ async def test_documents_may_be_pictures_that_are_fetched() -> None:
 SENT_URL = f"data:image/png;base64,{SENT}"
 
 
-async def test_a_large_picture_reaches_the_model_as_it_was_sent() -> None:
+async def test_a_large_image_reaches_the_model_as_it_was_sent() -> None:
     letters = "ab" * 40_000
     model = SeeingModel()
     async with served(model) as client:

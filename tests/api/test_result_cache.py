@@ -114,7 +114,7 @@ async def test_the_cache_of_results_is_seen_and_can_be_emptied() -> None:
             "bytes": float(shown["bytes"]),
             "limit_bytes": 1e6,
         }
-        assert (await client.post("/reset_mm_cache")).status_code == 200  # which is for pictures
+        assert (await client.post("/reset_mm_cache")).status_code == 200  # which is for images
         assert (await client.get("/stages")).json()["models"]["letters"]["result_cache"]["entries"] == 2
         assert (await client.post("/flush_cache")).status_code == 200
         emptied = (await client.get("/stages")).json()["models"]["letters"]["result_cache"]

@@ -1,4 +1,4 @@
-"""A server of a real model of pictures, and what is said to it."""
+"""A server of a real model of images, and what is said to it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import serving
 from tests.chaos.harness import Attacked
-from tests.models.images.pictures import encode, picture
+from tests.models.images.drawing import drawing, encode
 
 Vector: TypeAlias = NDArray[np.float32]
 
 WORKERS = 2
-"""Pictures that are prepared at once."""
+"""Images that are prepared at once."""
 MAX_PIXELS = 1_000_000
 
 
@@ -43,15 +43,15 @@ async def attacked(engine: EngineConfig) -> AsyncIterator[Attacked]:
     async with serving(engine=engine, body_timeout_s=30) as served:
         await served.assert_alive()
         async with served.client() as client:
-            assert (await client.post("/v1/embeddings", json=body(encode(picture(64, 80, 2))))).status_code == 200
+            assert (await client.post("/v1/embeddings", json=body(encode(drawing(64, 80, 2))))).status_code == 200
         gc.collect()
         fire = Attacked(served=served)
         yield fire
         await fire.assert_unharmed()
 
 
-def body(*pictures: bytes | str) -> dict[str, Any]:
-    return {"input": [{"image": one if isinstance(one, str) else base64.b64encode(one).decode()} for one in pictures]}
+def body(*images: bytes | str) -> dict[str, Any]:
+    return {"input": [{"image": one if isinstance(one, str) else base64.b64encode(one).decode()} for one in images]}
 
 
 def vectors(response: httpx.Response) -> Vector:

@@ -24,7 +24,7 @@ from staged_pool.stages.errors import ConfigError
 from tests.api.serving import serving
 from tests.chaos.harness import Attacked, eventually
 from tests.chaos.seeing import WORKERS, body, refusal, settings, vectors
-from tests.models.images.pictures import encode
+from tests.models.images.drawing import encode
 from tests.models.tiny import build
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
@@ -36,7 +36,7 @@ from transformers import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 
 class Moody(BaseImageProcessor):
-    """What happens to a picture is told by its first pixel."""
+    """What happens to an image is told by its first pixel."""
 
     model_input_names = ["pixel_values"]
 
@@ -96,8 +96,8 @@ async def test_row_52_code_that_ends_its_process_or_never_ends_costs_its_own_req
         fire = Attacked(served=served)
         found: dict[int, httpx.Response] = {}
 
-        async def ask(place: int, *pictures: bytes) -> None:
-            found[place] = await client.post("/v1/embeddings", json=body(*pictures))
+        async def ask(place: int, *images: bytes) -> None:
+            found[place] = await client.post("/v1/embeddings", json=body(*images))
 
         async with anyio.create_task_group() as tasks:
             for blue in range(6):

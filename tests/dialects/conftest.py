@@ -17,7 +17,7 @@ from staged_pool.api.http.server import Server
 from staged_pool.runtime.config import EngineConfig
 from tests.doubles import until
 from tests.models.conftest import TinyFolder, tiny_folder
-from tests.models.pictures import encode
+from tests.models.encoded_images import encode
 
 __all__ = ["Serve", "tiny_folder"]
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 CORPUS: Final = Path(__file__).with_name("corpus")
 INSTRUMENTED: Final = [
     "staged_pool.api.http.protocol.strict_reader", "staged_pool.api.http.protocol.content_coding",
-    "staged_pool.api.wire", "staged_pool.client", "staged_pool.runtime.models.images", "staged_pool.runtime.media.urls", "h11",
-    "python_multipart",
+    "staged_pool.api.wire", "staged_pool.client", "staged_pool.runtime.models.images", "staged_pool.runtime.media.urls",
+    "h11", "python_multipart",
 ]  # fmt: skip
 
 

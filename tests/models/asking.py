@@ -38,7 +38,7 @@ def embed(
     max_tokens: int | None = MODEL_MAX,
     **others: Any,
 ) -> EmbedResult:
-    """Vectors of texts and pictures, those of a batch key in one batch or each alone."""
+    """Vectors of texts and images, those of a batch key in one batch or each alone."""
     sources = tuple(one if isinstance(one, Image) else TextInput(one, max_tokens) for one in inputs)
     request = EmbedRequest(inputs=sources, outputs=frozenset(outputs), **others)
     result: EmbedResult = _answer(model, request, alone=alone)

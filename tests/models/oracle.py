@@ -152,7 +152,7 @@ def stanford_colbert(folder: Path, text: str, *, role: Role) -> Array:
 
 
 def image_vectors(folder: Path, files: Sequence[bytes]) -> Array:
-    """What transformers makes of encoded pictures, one by one, [pictures, width]: before they are normalised.
+    """What transformers makes of encoded images, one by one, [images, width]: before they are normalised.
 
     The image features of a model that has them; else the vector of the class token.
     """
@@ -168,7 +168,7 @@ def image_vectors(folder: Path, files: Sequence[bytes]) -> Array:
 
 
 def patch_vectors(folder: Path, file: bytes) -> Array:
-    """The last layer of a model of pictures, [tokens, width]."""
+    """The last layer of a model of images, [tokens, width]."""
     model, processor = image_model(folder)
     with torch.inference_mode():
         vectors: Array = model(**_pixels(processor, [file])[0]).last_hidden_state[0].numpy()
@@ -190,14 +190,14 @@ def text_features(folder: Path, texts: Sequence[str], *, fill_to: int | None) ->
 
 
 def embedded_images(folder: Path, files: Sequence[bytes]) -> Array:
-    """What sentence-transformers makes of pictures, one by one."""
+    """What sentence-transformers makes of images, one by one."""
     model = _sentence_transformer("SentenceTransformer", folder)
     with _quiet():
         return np.concatenate([model.encode([_opened(file)], show_progress_bar=False) for file in files])
 
 
 def image_labels(folder: Path, files: Sequence[bytes], *, activate: bool = True) -> Array:
-    """Scores [pictures, labels] of transformers' image classification."""
+    """Scores [images, labels] of transformers' image classification."""
     classify = _pipeline("image-classification", folder)
     function = {} if activate else {"function_to_apply": "none"}
     rows = []

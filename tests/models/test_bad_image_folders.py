@@ -1,4 +1,4 @@
-"""Folders of models of pictures that cannot be served: each is refused in one line that names what is wrong with it."""
+"""Folders of models of images that cannot be served: each is refused in one line that names what is wrong with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 from tests.models.asking import embed
 from tests.models.conftest import TinyFolder
-from tests.models.images.pictures import ALONE
+from tests.models.images.drawing import ALONE
 from tests.models.test_bad_folders import Change, edit, remove, write
 from tests.models.tiny import EVERY, edit_json, write_json, write_modules
 from tests.models.tiny.images import siglip
@@ -68,7 +68,7 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "clip",
             remove(PREPROCESSOR),
-            "preprocessor_config.json is missing: nothing says how the model wants its pictures",
+            "preprocessor_config.json is missing: nothing says how the model wants its images",
             id="no preprocessor",
         ),
         pytest.param(
@@ -77,21 +77,21 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "clip",
             edit(PREPROCESSOR, crop_size=square(32), size={"shortest_edge": 32}),
-            "the image processor makes pictures of 32 x 32 pixels, which CLIPVisionModel does not take: "
+            "the image processor makes images of 32 x 32 pixels, which CLIPVisionModel does not take: "
             "config.json has image_size=64",
             id="CLIP's size",
         ),
         pytest.param(
             "siglip",
             edit(PREPROCESSOR, size=square(48)),
-            "the image processor makes pictures of 48 x 48 pixels, which SiglipVisionModel does not take: "
+            "the image processor makes images of 48 x 48 pixels, which SiglipVisionModel does not take: "
             "config.json has image_size=64",
             id="SigLIP's size",
         ),
         pytest.param(
             "vit-labels",
             edit(PREPROCESSOR, size=square(48)),
-            "the image processor makes pictures of 48 x 48 pixels, which ViTModel does not take: "
+            "the image processor makes images of 48 x 48 pixels, which ViTModel does not take: "
             "config.json has image_size=64",
             id="ViT's size",
         ),
@@ -104,13 +104,13 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "siglip2-naflex",
             edit(PREPROCESSOR, image_processor_type="SiglipImageProcessor", size=square(64)),
-            "the image processor makes pixels of pictures, and Siglip2VisionModel takes patches",
+            "the image processor makes pixels of images, and Siglip2VisionModel takes patches",
             id="no patches",
         ),
         pytest.param(
             "siglip",
             edit(PREPROCESSOR, image_processor_type="Siglip2ImageProcessor", patch_size=16, max_num_patches=16),
-            "the image processor makes patches of pictures, and SiglipVisionModel takes pixels",
+            "the image processor makes patches of images, and SiglipVisionModel takes pixels",
             id="patches",
             marks=ALONE,
         ),
@@ -123,7 +123,7 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "vit-labels",
             edit("config.json", model_type="swin", architectures=["SwinForImageClassification"]),
-            "config.json: model_type='swin' is not a model of pictures that is supported: clip, siglip, siglip2, vit, "
+            "config.json: model_type='swin' is not a model of images that is supported: clip, siglip, siglip2, vit, "
             "dinov2, dinov2_with_registers, dinov3_vit",
             id="another classifier",
         ),
@@ -182,7 +182,7 @@ def square(edge: int) -> dict[str, int]:
         pytest.param(
             "bert-mean",
             lambda folder: write_modules(folder, first="sentence_transformers.models.CLIPModel"),
-            "config.json: model_type='bert' is not a model of pictures that is supported: clip, siglip, siglip2, vit, "
+            "config.json: model_type='bert' is not a model of images that is supported: clip, siglip, siglip2, vit, "
             "dinov2, dinov2_with_registers, dinov3_vit",
             id="CLIPModel of texts",
         ),
@@ -221,15 +221,15 @@ def test_a_model_of_pages_is_read_or_the_version_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("task", ["score", "sparse"])
-def test_a_model_of_pictures_is_asked_for_nothing_else(task: str, tiny_folder: TinyFolder) -> None:
+def test_a_model_of_images_is_asked_for_nothing_else(task: str, tiny_folder: TinyFolder) -> None:
     message = refusal(tiny_folder("clip"), task=task)
-    assert message == f"task='{task}': clip is a model of pictures (model_type='clip')"
+    assert message == f"task='{task}': clip is a model of images (model_type='clip')"
 
 
-def test_vectors_of_texts_and_pictures_must_be_as_wide(tmp_path: Path) -> None:
+def test_vectors_of_texts_and_images_must_be_as_wide(tmp_path: Path) -> None:
     siglip(tmp_path / "model", projection=20)
     assert refusal(tmp_path / "model") == (
-        "vectors of texts and of pictures cannot be compared: they have widths of 20 for texts and 24 for images"
+        "vectors of texts and of images cannot be compared: they have widths of 20 for texts and 24 for images"
     )
 
 
@@ -238,7 +238,7 @@ def test_a_vision_model_without_a_head_is_refused(copy: Copy) -> None:
     model = hf.SiglipModel.from_pretrained(folder)
     model.config.vision_config.vision_use_head = False
     hf.SiglipModel(model.config).save_pretrained(folder)
-    assert refusal(folder) == "SiglipModel: its vision model has no head that makes one vector of a picture"
+    assert refusal(folder) == "SiglipModel: its vision model has no head that makes one vector of an image"
 
 
 def test_siglips_own_tokenizer_is_read_where_its_file_does_what_its_class_does(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ TEXTS: Mapping[str, tuple[Settings, int]] = {
 """Settings, and how many layers can be fused. Those of MPNet add a table to the scores of attention, the last two turn
 queries and keys by their positions."""
 
-PICTURES: Mapping[str, Settings] = {
+IMAGES: Mapping[str, Settings] = {
     "CLIPVision": _PIXELS,
     "SiglipVision": _PIXELS,
     "ViT": _PIXELS,
@@ -177,9 +177,9 @@ def test_the_layout_may_be_chosen_after_fusing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("product", "dtype"), MULTIPLIED)
-@pytest.mark.parametrize("name", [since(name) for name in PICTURES])
+@pytest.mark.parametrize("name", [since(name) for name in IMAGES])
 def test_a_vision_model_computes_what_it_did(name: str, product: Product, dtype: torch.dtype) -> None:
-    model = made(name, PICTURES[name], dtype)
+    model = made(name, IMAGES[name], dtype)
     pixels = torch.randn(3, 3, 32, 32).to(dtype)
     before = look(model, pixels)
     found, restore = fuse(model, product)
@@ -196,7 +196,7 @@ def test_a_vision_model_computes_what_it_did(name: str, product: Product, dtype:
     assert not any(isinstance(module, FusedLayers | PatchLinear) for module in model.modules())
 
 
-def test_pictures_of_any_shape_are_masked_as_they_were() -> None:
+def test_images_of_any_shape_are_masked_as_they_were() -> None:
     model = made("Siglip2Vision", {**_SIZE, "num_patches": 16, "patch_size": 8})
     mask = torch.arange(20) < torch.tensor([[20], [12]])
     given = {"pixel_attention_mask": mask.long(), "spatial_shapes": torch.tensor([[4, 5], [3, 4]])}
@@ -475,7 +475,7 @@ def test_a_folder_of_a_known_kind_is_run_fused(kind: str, load_tiny: LoadTiny) -
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2-naflex", since("vit", "ViT"), since("dinov2", "Dinov2")])
-def test_pictures_are_run_fused_and_cut_without_convolving(kind: str, load_tiny: LoadTiny) -> None:
+def test_images_are_run_fused_and_cut_without_convolving(kind: str, load_tiny: LoadTiny) -> None:
     tower = load_tiny(kind).towers["image"]
     assert isinstance(tower, ImageTower)
     layers = [type(module) for module in tower.eye.image.modules()]

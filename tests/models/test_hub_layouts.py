@@ -27,7 +27,7 @@ from staged_pool.runtime.requests import MODEL_MAX, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError
 from tests.models import gte_oracle, oracle
 from tests.models.asking import classify, embed, score
-from tests.models.images.pictures import encode, picture
+from tests.models.images.drawing import drawing, encode
 from tests.models.tiny import EVERY, write_json, write_modules
 from tests.models.tiny.bodies import Body
 from tests.models.tiny.hub import (
@@ -529,7 +529,7 @@ def test_the_model_card_says_that_vectors_may_be_cut(tmp_path: Path) -> None:
 
 def test_dinov3_gives_the_vectors_of_transformers_on_images_that_are_resized_in_floating_point(tmp_path: Path) -> None:
     folder = made(dinov3, tmp_path / "model")
-    data = [encode(picture(333, 217, 2), "PNG"), encode(picture(61, 47, 4), "PNG")]
+    data = [encode(drawing(333, 217, 2), "PNG"), encode(drawing(61, 47, 4), "PNG")]
     found = embed(loaded(folder), [Image(one) for one in data], Output.DENSE).dense
     assert found is not None
     model = hf.DINOv3ViTModel.from_pretrained(folder).eval()

@@ -1,4 +1,4 @@
-"""Models of pictures inside an engine: both lanes of one request, and what callers see of what is wrong."""
+"""Models of images inside an engine: both lanes of one request, and what callers see of what is wrong."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from staged_pool.stages.errors import InvalidInput, UnusableMedia
 from staged_pool.stages.work import Request
 from tests.models.asking import embed
 from tests.models.conftest import LoadTiny, TinyFolder
-from tests.models.images.pictures import image
+from tests.models.images.drawing import image
 
 TEXTS = ["A man is eating food.", "short"]
-PICTURES = [image(640, 480, 1, "JPEG"), image(90, 120, 2), image(300, 300, 3, "WEBP")]
+IMAGES = [image(640, 480, 1, "JPEG"), image(90, 120, 2), image(300, 300, 3, "WEBP")]
 
 pytestmark = pytest.mark.anyio
 
@@ -67,8 +67,8 @@ async def ask(engine: Engine, request: Request) -> object:
     return await engine.submit(lambda: request, lambda result: result)
 
 
-async def test_one_request_holds_texts_and_pictures(clip: Engine, alone: Encoder) -> None:
-    mixed: list[str | Image] = [PICTURES[0], TEXTS[0], PICTURES[1], TEXTS[1], PICTURES[2]]
+async def test_one_request_holds_texts_and_images(clip: Engine, alone: Encoder) -> None:
+    mixed: list[str | Image] = [IMAGES[0], TEXTS[0], IMAGES[1], TEXTS[1], IMAGES[2]]
     sources = tuple(one if isinstance(one, Image) else TextInput(one) for one in mixed)
     found = await ask(clip, EmbedRequest(inputs=sources))
     wanted = embed(alone, mixed, Output.DENSE).dense
@@ -91,14 +91,14 @@ async def test_tenants_and_salts_have_prepared_images_of_their_own(any_folder: P
     asked = [{"tenant": "a"}, {"tenant": "b"}, {}, {"tenant": "a", "cache_salt": "x"}, {"tenant": "a"}]
     async with open_engine(config) as engine:
         for each in asked:
-            await engine.embed(PICTURES[1], **each)  # type: ignore[arg-type]
+            await engine.embed(IMAGES[1], **each)  # type: ignore[arg-type]
         cache = engine.statistics().image_cache
     assert cache is not None
     assert (cache.hits, cache.misses) == ((3, 2) if shared else (1, 4))
 
 
-async def test_a_text_finds_pictures(clip: Engine) -> None:
-    request = ScoreRequest(queries=(TEXTS[0],), documents=(*PICTURES, TEXTS[0]))
+async def test_a_text_finds_images(clip: Engine) -> None:
+    request = ScoreRequest(queries=(TEXTS[0],), documents=(*IMAGES, TEXTS[0]))
     found = await ask(clip, request)
     assert isinstance(found, ScoreResult)
     assert found.scores.shape == (4,)
@@ -106,23 +106,23 @@ async def test_a_text_finds_pictures(clip: Engine) -> None:
     assert found.scores[:3].max() < 0.99
 
 
-async def test_what_is_wrong_with_a_picture_is_said_of_its_place(clip: Engine) -> None:
-    bad = Image(PICTURES[0].source[:400])
+async def test_what_is_wrong_with_an_image_is_said_of_its_place(clip: Engine) -> None:
+    bad = Image(IMAGES[0].source[:400])
     with pytest.raises(UnusableMedia) as refused:
-        await ask(clip, EmbedRequest(inputs=(TextInput(TEXTS[0]), PICTURES[0], bad)))
+        await ask(clip, EmbedRequest(inputs=(TextInput(TEXTS[0]), IMAGES[0], bad)))
     assert (refused.value.param, refused.value.index) == ("input", 2)
-    found = await ask(clip, EmbedRequest(inputs=(PICTURES[0],)))
+    found = await ask(clip, EmbedRequest(inputs=(IMAGES[0],)))
     assert isinstance(found, EmbedResult)
 
 
-async def test_what_is_wrong_with_a_picture_that_is_compared_names_the_field_that_holds_it(clip: Engine) -> None:
-    bad = Image(PICTURES[0].source[:400])
-    talk = Chat(({"role": "user", "content": (PICTURES[0], "and words")},))
+async def test_what_is_wrong_with_an_image_that_is_compared_names_the_field_that_holds_it(clip: Engine) -> None:
+    bad = Image(IMAGES[0].source[:400])
+    talk = Chat(({"role": "user", "content": (IMAGES[0], "and words")},))
     cases: list[tuple[tuple[Content, ...], tuple[Content, ...], tuple[str, int]]] = [
-        ((bad,), (PICTURES[0], "a text"), ("queries", 0)),
-        (("a text",), (PICTURES[0], bad), ("documents", 1)),
-        (("a text",), (PICTURES[0], talk), ("documents", 1)),
-        (("a text",), (PICTURES[0], Image("http://example.com/cat.png")), ("documents", 1)),
+        ((bad,), (IMAGES[0], "a text"), ("queries", 0)),
+        (("a text",), (IMAGES[0], bad), ("documents", 1)),
+        (("a text",), (IMAGES[0], talk), ("documents", 1)),
+        (("a text",), (IMAGES[0], Image("http://example.com/cat.png")), ("documents", 1)),
     ]
     for queries, documents, place in cases:
         with pytest.raises(InvalidInput) as refused:
@@ -130,9 +130,9 @@ async def test_what_is_wrong_with_a_picture_that_is_compared_names_the_field_tha
         assert (refused.value.param, refused.value.index) == place
 
 
-async def test_pictures_are_classified(labels_folder: Path) -> None:
+async def test_images_are_classified(labels_folder: Path) -> None:
     async with open_engine(settings(labels_folder)) as engine:
-        found = await ask(engine, ClassifyRequest(inputs=tuple(PICTURES)))
+        found = await ask(engine, ClassifyRequest(inputs=tuple(IMAGES)))
     assert isinstance(found, ClassifyResult)
     assert found.labels == ("cat", "dog", "tree")
     assert np.allclose(found.scores.sum(axis=1), 1, atol=1e-5)

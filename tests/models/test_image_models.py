@@ -1,4 +1,4 @@
-"""Models with a tower for pictures, against transformers and sentence-transformers on the same folder."""
+"""Models with a tower for images, against transformers and sentence-transformers on the same folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, Picture, TokenSequence
+from staged_pool.runtime.model import Lane, PreparedImage, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear
 from staged_pool.runtime.models.kernels.long_rows import RowEmbeddings
@@ -32,19 +32,19 @@ from staged_pool.stages.errors import InvalidInput, Unsupported, UnusableMedia
 from tests.models import oracle
 from tests.models.asking import classify, embed, prepare, score, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
-from tests.models.images.pictures import encode, picture
+from tests.models.images.drawing import drawing, encode
 from tests.models.oracle import Array
 from tests.models.tiny import IMAGE_CLASSIFIERS, IMAGE_ENCODERS, TWO_TOWERS
 from tests.models.tiny.images import LABELS, PROJECTION
 
 FILES = [
-    encode(picture(640, 480, 1), "JPEG", quality=90),
-    encode(picture(333, 517, 2), "PNG"),
-    encode(picture(300, 90, 3), "WEBP", quality=90),
-    encode(picture(61, 47, 4), "PNG"),
-    encode(picture(1280, 720, 5), "JPEG", quality=75),
+    encode(drawing(640, 480, 1), "JPEG", quality=90),
+    encode(drawing(333, 517, 2), "PNG"),
+    encode(drawing(300, 90, 3), "WEBP", quality=90),
+    encode(drawing(61, 47, 4), "PNG"),
+    encode(drawing(1280, 720, 5), "JPEG", quality=75),
 ]
-PICTURES = [Image(file) for file in FILES]
+IMAGES = [Image(file) for file in FILES]
 
 TEXTS = [
     "A man is eating food.",
@@ -59,7 +59,7 @@ EXACT = 1e-5
 """How far values of up to 5 may be from those of transformers: those seen are 3e-6 at most."""
 
 DRAFT = 0.99
-"""Cosine of the vector of a noisy picture that was decoded smaller with that of the whole: those seen are 0.994 at
+"""Cosine of the vector of a noisy image that was decoded smaller with that of the whole: those seen are 0.994 at
 least."""
 
 FAST = 0.9999
@@ -95,20 +95,20 @@ def body(kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", [*TWO_TOWERS, *(kind for kind in IMAGE_ENCODERS if kind != "vit-st-mean")])
-def test_exact_vectors_of_pictures_are_those_of_transformers(
+def test_exact_vectors_of_images_are_those_of_transformers(
     kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny
 ) -> None:
     wanted = oracle.image_vectors(tiny_folder(kind) / body(kind), FILES)
     model = load_tiny(kind, image_path="exact")
-    assert np.abs(dense(model, PICTURES) - wanted).max() < EXACT
-    assert np.abs(dense(model, PICTURES, alone=True) - wanted).max() < EXACT
+    assert np.abs(dense(model, IMAGES) - wanted).max() < EXACT
+    assert np.abs(dense(model, IMAGES, alone=True) - wanted).max() < EXACT
 
 
 @pytest.mark.parametrize("kind", ["clip-st", "clip-st-old", "vit-st-mean"])
-def test_exact_vectors_of_pictures_are_those_of_sentence_transformers(
+def test_exact_vectors_of_images_are_those_of_sentence_transformers(
     kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny
 ) -> None:
-    found = embed(load_tiny(kind, image_path="exact"), PICTURES, Output.DENSE).dense
+    found = embed(load_tiny(kind, image_path="exact"), IMAGES, Output.DENSE).dense
     assert found is not None
     assert np.abs(found - oracle.embedded_images(tiny_folder(kind), FILES)).max() < EXACT
 
@@ -119,7 +119,7 @@ def test_a_folder_that_sentence_transformers_saves_gives_its_vectors(
 ) -> None:
     oracle.loaded("SentenceTransformer", tiny_folder(kind)).save_pretrained(str(tmp_path), create_model_card=False)
     model = load_model(EngineConfig(model=str(tmp_path), dtype="float32", image_path="exact"))
-    found = embed(model, PICTURES, Output.DENSE).dense
+    found = embed(model, IMAGES, Output.DENSE).dense
     assert found is not None
     assert np.abs(found - oracle.embedded_images(tmp_path, FILES)).max() < EXACT
     if "text" in model.card.lanes:
@@ -132,14 +132,14 @@ def test_a_folder_that_sentence_transformers_saves_gives_its_vectors(
 def test_the_fast_path_gives_nearly_the_same_vectors(kind: str, load_tiny: LoadTiny) -> None:
     exact, fast = load_tiny(kind, image_path="exact"), load_tiny(kind)
     assert [image_tower(model).reader.path for model in (exact, fast)] == ["exact", "fast"]
-    found = dense(fast, PICTURES)
-    assert cosines(found, dense(exact, PICTURES)).min() > FAST
-    assert np.abs(found - dense(fast, PICTURES, alone=True)).max() < EXACT
+    found = dense(fast, IMAGES)
+    assert cosines(found, dense(exact, IMAGES)).min() > FAST
+    assert np.abs(found - dense(fast, IMAGES, alone=True)).max() < EXACT
 
 
 @pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGE_ENCODERS])
 def test_a_draft_gives_nearly_the_same_vectors_and_nobody_gets_one_unasked(kind: str, load_tiny: LoadTiny) -> None:
-    files: list[str | Image] = [Image(encode(picture(1920, 1080, seed), "JPEG")) for seed in range(3)]
+    files: list[str | Image] = [Image(encode(drawing(1920, 1080, seed), "JPEG")) for seed in range(3)]
     sharp, draft = dense(load_tiny(kind), files), dense(load_tiny(kind, image_draft=True), files)
     assert cosines(sharp, draft).min() > DRAFT
     assert not np.array_equal(sharp, draft)
@@ -148,7 +148,7 @@ def test_a_draft_gives_nearly_the_same_vectors_and_nobody_gets_one_unasked(kind:
 
 @pytest.mark.parametrize("kind", [*TWO_TOWERS, *IMAGE_ENCODERS])
 def test_bfloat16_gives_nearly_the_same_vectors(kind: str, load_tiny: LoadTiny) -> None:
-    inputs: list[str | Image] = [*PICTURES, *(TEXTS if kind in TWO_TOWERS else [])]
+    inputs: list[str | Image] = [*IMAGES, *(TEXTS if kind in TWO_TOWERS else [])]
     assert cosines(dense(load_tiny(kind, dtype="bfloat16"), inputs), dense(load_tiny(kind), inputs)).min() > 0.999
 
 
@@ -219,23 +219,23 @@ def test_every_text_of_siglip_is_filled_up(kind: str, load_tiny: LoadTiny) -> No
 
 @pytest.mark.parametrize("kind", IMAGE_CLASSIFIERS)
 @pytest.mark.parametrize("activate", [True, False])
-def test_labels_of_pictures_are_those_of_transformers(
+def test_labels_of_images_are_those_of_transformers(
     kind: str, activate: bool, tiny_folder: TinyFolder, load_tiny: LoadTiny
 ) -> None:
     wanted = oracle.image_labels(tiny_folder(kind), FILES, activate=activate)
     model = load_tiny(kind, image_path="exact")
-    found = classify(model, PICTURES, activate=activate)
+    found = classify(model, IMAGES, activate=activate)
     assert found.labels == LABELS
     assert np.abs(found.scores - wanted).max() < EXACT
-    assert np.abs(classify(model, PICTURES, activate=activate, alone=True).scores - wanted).max() < EXACT
-    assert np.abs(classify(load_tiny(kind), PICTURES, activate=activate).scores - wanted).max() < 0.02
+    assert np.abs(classify(model, IMAGES, activate=activate, alone=True).scores - wanted).max() < EXACT
+    assert np.abs(classify(load_tiny(kind), IMAGES, activate=activate).scores - wanted).max() < 0.02
 
 
 def test_a_classifier_gives_vectors_where_that_is_asked_for(tiny_folder: TinyFolder) -> None:
     folder = tiny_folder("vit-labels")
     model = load_model(EngineConfig(model=str(folder), dtype="float32", task="embed", image_path="exact"))
     assert model.card.outputs == (Output.DENSE, Output.MULTI_VECTOR)
-    found = embed(model, PICTURES, Output.DENSE, normalize=False).dense
+    found = embed(model, IMAGES, Output.DENSE, normalize=False).dense
     assert found is not None
     bare = transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
     processor = transformers.ViTImageProcessorPil.from_pretrained(folder)
@@ -248,41 +248,41 @@ def test_a_classifier_gives_vectors_where_that_is_asked_for(tiny_folder: TinyFol
 
 @pytest.mark.parametrize("kind", IMAGE_ENCODERS)
 def test_patches_have_the_vectors_of_the_last_layer(kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny) -> None:
-    found = embed(load_tiny(kind, image_path="exact"), PICTURES, Output.MULTI_VECTOR, normalize=False).multi_vector
+    found = embed(load_tiny(kind, image_path="exact"), IMAGES, Output.MULTI_VECTOR, normalize=False).multi_vector
     assert found is not None
     for vectors, file in zip(found, FILES, strict=True):
         assert np.abs(vectors - oracle.patch_vectors(tiny_folder(kind), file)).max() < EXACT
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip2-naflex"])
-def test_texts_and_pictures_of_one_request_are_as_those_of_two(kind: str, load_tiny: LoadTiny) -> None:
+def test_texts_and_images_of_one_request_are_as_those_of_two(kind: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(kind)
-    mixed = embed(model, [TEXTS[0], PICTURES[0], PICTURES[1], TEXTS[2]], Output.DENSE)
-    texts, pictures = (embed(model, inputs, Output.DENSE) for inputs in ([TEXTS[0], TEXTS[2]], PICTURES[:2]))
+    mixed = embed(model, [TEXTS[0], IMAGES[0], IMAGES[1], TEXTS[2]], Output.DENSE)
+    texts, images = (embed(model, inputs, Output.DENSE) for inputs in ([TEXTS[0], TEXTS[2]], IMAGES[:2]))
     assert mixed.dense is not None
     assert texts.dense is not None
-    assert pictures.dense is not None
+    assert images.dense is not None
     assert np.abs(mixed.dense[[0, 3]] - texts.dense).max() < EXACT
-    assert np.abs(mixed.dense[[1, 2]] - pictures.dense).max() < EXACT
-    assert mixed.usage.prompt_tokens == texts.usage.prompt_tokens + pictures.usage.prompt_tokens
+    assert np.abs(mixed.dense[[1, 2]] - images.dense).max() < EXACT
+    assert mixed.usage.prompt_tokens == texts.usage.prompt_tokens + images.usage.prompt_tokens
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_a_text_and_a_picture_are_compared_by_the_cosine_of_their_vectors(
+def test_a_text_and_an_image_are_compared_by_the_cosine_of_their_vectors(
     kind: str, tiny_folder: TinyFolder, load_tiny: LoadTiny
 ) -> None:
     model = load_tiny(kind, image_path="exact")
     fill_to = 64 if kind == "siglip" else None
     text = unit(oracle.text_features(tiny_folder(kind), TEXTS[:1], fill_to=fill_to))
-    pictures = unit(oracle.image_vectors(tiny_folder(kind), FILES))
-    assert np.abs(score(model, TEXTS[0], PICTURES).scores - pictures @ text[0]).max() < EXACT
-    both = score(model, PICTURES[0], [PICTURES[1], TEXTS[0]]).scores
-    assert np.abs(both - np.stack([pictures[1], text[0]]) @ pictures[0]).max() < EXACT
+    images = unit(oracle.image_vectors(tiny_folder(kind), FILES))
+    assert np.abs(score(model, TEXTS[0], IMAGES).scores - images @ text[0]).max() < EXACT
+    both = score(model, IMAGES[0], [IMAGES[1], TEXTS[0]]).scores
+    assert np.abs(both - np.stack([images[1], text[0]]) @ images[0]).max() < EXACT
 
 
-def test_pictures_of_any_shape_have_as_many_patches_as_they_need(load_tiny: LoadTiny) -> None:
-    prepared = prepare(load_tiny("siglip2-naflex"), EmbedRequest(inputs=tuple(PICTURES)))
-    payloads = [one.payload for one in prepared if isinstance(one.payload, Picture)]
+def test_images_of_any_shape_have_as_many_patches_as_they_need(load_tiny: LoadTiny) -> None:
+    prepared = prepare(load_tiny("siglip2-naflex"), EmbedRequest(inputs=tuple(IMAGES)))
+    payloads = [one.payload for one in prepared if isinstance(one.payload, PreparedImage)]
     grids = [one.pixels.grid for one in payloads]
     assert all(grid is not None and grid[0] * grid[1] <= 30 for grid in grids)
     assert len({one.tokens for one in payloads}) > 1
@@ -291,9 +291,9 @@ def test_pictures_of_any_shape_have_as_many_patches_as_they_need(load_tiny: Load
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip2-naflex"])
-def test_pictures_and_texts_in_many_threads_are_as_they_are_alone(kind: str, load_tiny: LoadTiny) -> None:
+def test_images_and_texts_in_many_threads_are_as_they_are_alone(kind: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(kind)
-    inputs: list[str | Image] = [*PICTURES, *TEXTS[:4]] * 3
+    inputs: list[str | Image] = [*IMAGES, *TEXTS[:4]] * 3
     alone = [dense(model, [one]) for one in inputs]
     with ThreadPoolExecutor(4) as pool:
         at_once = list(pool.map(lambda one: dense(model, [one]), inputs))
@@ -302,11 +302,11 @@ def test_pictures_and_texts_in_many_threads_are_as_they_are_alone(kind: str, loa
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("clip", 17), ("siglip", 16), ("vit", 17), ("dinov2-labels", 17)])
-def test_a_picture_costs_its_patches_and_what_stands_beside_them(kind: str, tokens: int, load_tiny: LoadTiny) -> None:
+def test_an_image_costs_its_patches_and_what_stands_beside_them(kind: str, tokens: int, load_tiny: LoadTiny) -> None:
     model = load_tiny(kind)
-    request = ClassifyRequest(inputs=(PICTURES[0],)) if "labels" in kind else EmbedRequest(inputs=(PICTURES[0],))
+    request = ClassifyRequest(inputs=(IMAGES[0],)) if "labels" in kind else EmbedRequest(inputs=(IMAGES[0],))
     (prepared,) = prepare(model, request)
-    assert isinstance(prepared.payload, Picture)
+    assert isinstance(prepared.payload, PreparedImage)
     assert prepared.cost == prepared.payload.tokens == tokens
     assert prepared.payload.pixels.values.dtype == np.uint8
 
@@ -332,7 +332,7 @@ def test_the_card_says_what_is_read(
         assert (model.card.vocabulary, model.card.max_tokens) == (0, 17)
 
 
-def test_a_model_of_pictures_alone_refuses_texts(load_tiny: LoadTiny) -> None:
+def test_a_model_of_images_alone_refuses_texts(load_tiny: LoadTiny) -> None:
     model = load_tiny("vit")
     with pytest.raises(Unsupported, match="reads no texts"):
         embed(model, ["a text"], Output.DENSE)
@@ -342,40 +342,40 @@ def test_a_model_of_pictures_alone_refuses_texts(load_tiny: LoadTiny) -> None:
         model.detokenize([1], skip_special_tokens=True)
 
 
-def test_a_model_of_texts_alone_refuses_pictures(load_tiny: LoadTiny) -> None:
+def test_a_model_of_texts_alone_refuses_images(load_tiny: LoadTiny) -> None:
     with pytest.raises(Unsupported, match="reads no images"):
-        embed(load_tiny("bert-mean"), PICTURES, Output.DENSE)
+        embed(load_tiny("bert-mean"), IMAGES, Output.DENSE)
 
 
-def test_a_picture_that_is_damaged_is_refused_and_the_others_stand(load_tiny: LoadTiny) -> None:
+def test_an_image_that_is_damaged_is_refused_and_the_others_stand(load_tiny: LoadTiny) -> None:
     model = load_tiny("clip")
-    inputs = [PICTURES[0], Image(FILES[0][:500]), PICTURES[1]]
+    inputs = [IMAGES[0], Image(FILES[0][:500]), IMAGES[1]]
     first, bad, last = model.preprocess(plan(EmbedRequest(inputs=tuple(inputs)), model.card).inputs)
     assert isinstance(bad, UnusableMedia)
     assert not isinstance(first, InvalidInput)
     assert not isinstance(last, InvalidInput)
 
 
-def test_a_conversation_is_read_only_where_it_is_a_picture(load_tiny: LoadTiny) -> None:
+def test_a_conversation_is_read_only_where_it_is_an_image(load_tiny: LoadTiny) -> None:
     model = load_tiny("clip")
 
     def chat(*parts: str | Image) -> TextInput:
         return TextInput(Chat(({"role": "user", "content": parts},)))
 
-    (alone,) = prepare(model, EmbedRequest(inputs=(chat(PICTURES[0]),)))
-    (plain,) = prepare(model, EmbedRequest(inputs=(PICTURES[0],)))
-    assert isinstance(alone.payload, Picture)
-    assert isinstance(plain.payload, Picture)
+    (alone,) = prepare(model, EmbedRequest(inputs=(chat(IMAGES[0]),)))
+    (plain,) = prepare(model, EmbedRequest(inputs=(IMAGES[0],)))
+    assert isinstance(alone.payload, PreparedImage)
+    assert isinstance(plain.payload, PreparedImage)
     assert np.array_equal(alone.payload.pixels.values, plain.payload.pixels.values)
-    for parts in (("What is this?", PICTURES[0]), PICTURES[:2]):
+    for parts in (("What is this?", IMAGES[0]), IMAGES[:2]):
         with pytest.raises(InvalidInput, match="no conversations of both"):
             prepare(model, EmbedRequest(inputs=(chat(*parts),)))
 
 
-def test_a_prompt_goes_before_texts_and_never_before_pictures(load_tiny: LoadTiny) -> None:
+def test_a_prompt_goes_before_texts_and_never_before_images(load_tiny: LoadTiny) -> None:
     model = load_tiny("clip")
     plain, prompted = (
-        embed(model, [TEXTS[0], PICTURES[0]], Output.DENSE, prompt=prompt).dense for prompt in ("", "find: ")
+        embed(model, [TEXTS[0], IMAGES[0]], Output.DENSE, prompt=prompt).dense for prompt in ("", "find: ")
     )
     assert plain is not None
     assert prompted is not None
@@ -383,12 +383,12 @@ def test_a_prompt_goes_before_texts_and_never_before_pictures(load_tiny: LoadTin
     assert np.array_equal(plain[1], prompted[1])
 
 
-def test_pictures_that_options_make_larger_have_batches_of_their_own(load_tiny: LoadTiny) -> None:
+def test_images_that_options_make_larger_have_batches_of_their_own(load_tiny: LoadTiny) -> None:
     size = {"shortest_edge": 100}
     model = load_tiny("dinov2")
     with pytest.raises(InvalidInput, match="the model takes 64 x 64"):
         prepare(model, EmbedRequest(inputs=(Image(FILES[0], {"size": size, "do_center_crop": False}),)))
-    found = dense(model, [PICTURES[0], Image(FILES[0], {"size": size})])
+    found = dense(model, [IMAGES[0], Image(FILES[0], {"size": size})])
     assert np.abs(found[0] - found[1]).max() > 1e-3
 
 
@@ -417,7 +417,7 @@ def test_positions_that_old_checkpoints_hold_are_no_weights(tiny_folder: TinyFol
     assert load_model(EngineConfig(model=str(folder), torch_threads=1)).card.lanes == ("text", "image")
 
 
-def test_pictures_of_different_shapes_run_by_themselves_where_padding_is_seen(
+def test_images_of_different_shapes_run_by_themselves_where_padding_is_seen(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it would be with a vision model that does not look at its mask."""
@@ -432,7 +432,7 @@ def test_pictures_of_different_shapes_run_by_themselves_where_padding_is_seen(
     monkeypatch.setattr(model_class, "forward", unmasked)
     model = load_model(EngineConfig(model=str(folder), dtype="float32", image_path="exact"))
     assert not model.pads("image")
-    assert np.abs(dense(model, PICTURES) - wanted).max() < EXACT
+    assert np.abs(dense(model, IMAGES) - wanted).max() < EXACT
 
 
 def test_max_tokens_cuts_a_text_that_is_too_long(load_tiny: LoadTiny) -> None:

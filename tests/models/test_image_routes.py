@@ -1,4 +1,4 @@
-"""Models of pictures beside one of texts in one server: what each route makes of each of them."""
+"""Models of images beside one of texts in one server: what each route makes of each of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from staged_pool.api.app.engine_registry import Lobby
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.open import open_engines
 from tests.models.conftest import TinyFolder
-from tests.models.images.pictures import image
+from tests.models.images.drawing import image
 
 KINDS = ("bert-mean", "ce-xlmr-reranker", "clip", "dinov2-labels", "colpali", "qwen2-vl")
 
@@ -80,25 +80,25 @@ async def alone(folder: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot(client: httpx.AsyncClient) -> None:
+async def test_each_model_does_what_it_can_with_images_and_says_what_it_cannot(client: httpx.AsyncClient) -> None:
     async def ask(path: str, model: str, **fields: Any) -> dict[str, Any]:
         response = await client.post(path, json={"model": model, **fields})
         found: dict[str, Any] = response.json()
         return found
 
-    pictures, talk = [{"image": CAT}, {"image": DOG}], [{"role": "user", "content": [part(CAT)]}]
+    images, talk = [{"image": CAT}, {"image": DOG}], [{"role": "user", "content": [part(CAT)]}]
     for model, lengths in (("clip", [24, 24]), ("qwen2-vl", [32, 32])):
-        found = await ask("/v1/embeddings", model, input=pictures)
+        found = await ask("/v1/embeddings", model, input=images)
         assert [len(row["embedding"]) for row in found["data"]] == lengths
         alone = await ask("/v1/embeddings", model, messages=talk)
         assert alone["usage"]["prompt_tokens"] < found["usage"]["prompt_tokens"]
-    labels = await ask("/classify", "dinov2-labels", input=pictures)
+    labels = await ask("/classify", "dinov2-labels", input=images)
     assert [len(row["probs"]) for row in labels["data"]] == [3, 3]
-    pooled = await ask("/pooling", "dinov2-labels", task="classify", input=pictures)
+    pooled = await ask("/pooling", "dinov2-labels", task="classify", input=images)
     for row, wanted in zip(pooled["data"], labels["data"], strict=True):
         assert row["data"] == pytest.approx(wanted["probs"], abs=1e-5)
     for model in ("colpali", "qwen2-vl"):
-        found = await ask("/pooling", model, task="token_embed", input=pictures)
+        found = await ask("/pooling", model, task="token_embed", input=images)
         assert all(len(row["data"]) > 1 for row in found["data"])
     for model in ("clip", "colpali", "qwen2-vl"):
         documents = [{"content": [part(CAT)]}, {"content": [part(DOG)]}]
@@ -128,10 +128,10 @@ async def test_each_model_does_what_it_can_with_pictures_and_says_what_it_cannot
         ("/rerank", "ce-xlmr-reranker", {"query": "a", "documents": ["b", {"content": [part(CAT)]}]}, 501),
         ("/rerank", "ce-xlmr-reranker", {"query": {"content": [part(CAT)]}, "documents": ["a", "b"]}, 501),
         ("/score", "ce-xlmr-reranker", {"queries": "a", "documents": [{"content": [part(CAT)]}]}, 501),
-        ("/v1/embeddings", "dinov2-labels", {"input": pictures}, 501),
+        ("/v1/embeddings", "dinov2-labels", {"input": images}, 501),
         ("/classify", "dinov2-labels", {"input": ["a text"]}, 501),
-        ("/classify", "clip", {"input": pictures}, 501),
-        ("/v1/embeddings", "colpali", {"input": pictures}, 501),
+        ("/classify", "clip", {"input": images}, 501),
+        ("/v1/embeddings", "colpali", {"input": images}, 501),
         ("/v1/embeddings", "clip", {"input": [{"image": ELSEWHERE}]}, 400),
     ):
         error = (await ask(path, model, **fields))["error"]
@@ -231,16 +231,16 @@ async def test_models_of_one_text_or_one_image_take_either_as_messages(
     assert counted.status_code == 200, counted.text
 
 
-async def test_what_is_wrong_with_the_options_of_pictures_is_said_of_their_field(client: httpx.AsyncClient) -> None:
-    pictures, talk = [{"image": CAT}, {"image": DOG}], [{"role": "user", "content": [part(CAT), part(DOG)]}]
+async def test_what_is_wrong_with_the_options_of_images_is_said_of_their_field(client: httpx.AsyncClient) -> None:
+    images, talk = [{"image": CAT}, {"image": DOG}], [{"role": "user", "content": [part(CAT), part(DOG)]}]
     for path, fields in (
-        ("/v1/embeddings", {"model": "clip", "input": pictures}),
-        ("/v1/embeddings", {"model": "qwen2-vl", "input": pictures}),
+        ("/v1/embeddings", {"model": "clip", "input": images}),
+        ("/v1/embeddings", {"model": "qwen2-vl", "input": images}),
         ("/v1/embeddings", {"model": "qwen2-vl", "messages": talk}),
         ("/v2/embed", {"model": "clip", "images": [CAT]}),
         ("/score", {"model": "clip", "queries": "a", "documents": [{"content": [part(CAT)]}]}),
         ("/rerank", {"model": "colpali", "query": "a", "documents": [{"content": [part(CAT)]}]}),
-        ("/classify", {"model": "dinov2-labels", "input": pictures}),
+        ("/classify", {"model": "dinov2-labels", "input": images}),
     ):
         response = await client.post(path, json=fields | {"mm_processor_kwargs": {"do_rescale": False}})
         assert response.status_code == 400, (path, response.text)
@@ -249,7 +249,7 @@ async def test_what_is_wrong_with_the_options_of_pictures_is_said_of_their_field
         assert error["param"] == "mm_processor_kwargs", error
 
 
-async def test_a_call_may_hold_conversations_of_several_pictures(client: httpx.AsyncClient) -> None:
+async def test_a_call_may_hold_conversations_of_several_images(client: httpx.AsyncClient) -> None:
     async def ask(*conversations: list[dict[str, Any]]) -> dict[str, Any]:
         response = await client.post("/v1/embeddings", json={"model": "qwen2-vl", "messages": conversations})
         found: dict[str, Any] = response.json()
@@ -274,7 +274,7 @@ async def test_a_call_may_hold_conversations_of_several_pictures(client: httpx.A
         assert what in error["message"]
 
 
-async def test_tokens_of_conversations_with_pictures_are_those_that_the_device_reads(client: httpx.AsyncClient) -> None:
+async def test_tokens_of_conversations_with_images_are_those_that_the_device_reads(client: httpx.AsyncClient) -> None:
     async def ask(path: str, model: str, *content: object, **fields: Any) -> dict[str, Any]:
         messages = [{"role": "user", "content": [{"type": "text", "text": "it is"}, *content]}]
         response = await client.post(path, json={"model": model, "messages": messages, **fields})

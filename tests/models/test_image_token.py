@@ -13,15 +13,15 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
-from tests.models import picture_oracle as oracle
+from tests.models import image_oracle as oracle
 from tests.models.asking import sequences
 from tests.models.conftest import TinyFolder
-from tests.models.pictures import encode
+from tests.models.encoded_images import encode
 from tests.models.test_vision_language import EXACT, apart, dense
 from tests.models.tiny import edit_json
 
 IMAGE_TOKEN = 5
-PICTURE = encode(100, 80, "JPEG", 0)
+IMAGE = encode(100, 80, "JPEG", 0)
 
 
 def with_image_token(source: Path, folder: Path) -> Path:
@@ -56,10 +56,10 @@ def model(folder: Path) -> Encoder:
 
 
 def test_images_are_shown_by_a_token_with_a_low_id(folder: Path, model: Encoder) -> None:
-    request = EmbedRequest(inputs=(conversation(Image(PICTURE), "What is this?"),))
-    ids, _ = oracle.tokens(folder, [("user", [PICTURE, "What is this?"])])
+    request = EmbedRequest(inputs=(conversation(Image(IMAGE), "What is this?"),))
+    ids, _ = oracle.tokens(folder, [("user", [IMAGE, "What is this?"])])
     assert [each.ids for each in sequences(model, request)] == ids.tolist()
-    wanted = oracle.conversation(folder, [("user", [PICTURE, "What is this?"])])
+    wanted = oracle.conversation(folder, [("user", [IMAGE, "What is this?"])])
     assert apart(dense(model, *request.inputs), [wanted]) < EXACT
 
 
@@ -70,7 +70,7 @@ def test_the_text_of_the_image_token_is_a_word_where_nothing_is_shown(model: Enc
     (sequence,) = sequences(model, EmbedRequest(inputs=(conversation("a <|image_pad|> b"),)))
     assert sequence.ids.count(IMAGE_TOKEN) == 1
     with pytest.raises(InvalidInput, match="has 1 images, but the model's chat template makes 2 of it"):
-        sequences(model, EmbedRequest(inputs=(conversation(Image(PICTURE), "a <|image_pad|> b"),)))
+        sequences(model, EmbedRequest(inputs=(conversation(Image(IMAGE), "a <|image_pad|> b"),)))
 
 
 @pytest.mark.parametrize(

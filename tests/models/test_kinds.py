@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 
 from tests.models import oracle, tiny
 from tests.models.conftest import TinyFolder
-from tests.models.images.pictures import encode, picture, pixels
+from tests.models.images.drawing import drawing, encode, pixels
 from tests.models.oracle import Array
 
 TEXTS = ["A man is eating food.", "The stock market fell sharply today.", "naïve café, Ωmega 🙂", "short"]
@@ -239,17 +239,17 @@ def test_stanfords_layout_gives_the_vectors_of_its_formula(role: oracle.Role, ti
 
 
 @pytest.mark.parametrize("kind", [*tiny.TWO_TOWERS, *tiny.IMAGE_ENCODERS])
-def test_vectors_depend_on_the_picture(kind: str, tiny_folder: TinyFolder) -> None:
+def test_vectors_depend_on_the_image(kind: str, tiny_folder: TinyFolder) -> None:
     folder = tiny_folder(kind) / ("0_CLIPModel" if kind == "clip-st-old" else "")
-    found = oracle.image_vectors(folder, [encode(picture(120, 90, seed)) for seed in range(1, 5)])
+    found = oracle.image_vectors(folder, [encode(drawing(120, 90, seed)) for seed in range(1, 5)])
     assert differ(found)
     unit = found / np.linalg.norm(found, axis=1, keepdims=True)
     assert (unit @ unit.T)[~np.eye(4, dtype=bool)].max() < 0.999
 
 
 @pytest.mark.parametrize("kind", tiny.IMAGE_CLASSIFIERS)
-def test_labels_depend_on_the_picture(kind: str, tiny_folder: TinyFolder) -> None:
-    found = oracle.image_labels(tiny_folder(kind), [encode(picture(120, 90, seed)) for seed in range(1, 5)])
+def test_labels_depend_on_the_image(kind: str, tiny_folder: TinyFolder) -> None:
+    found = oracle.image_labels(tiny_folder(kind), [encode(drawing(120, 90, seed)) for seed in range(1, 5)])
     assert differ(found)
     assert np.allclose(found.sum(axis=1), 1, atol=1e-5)
 

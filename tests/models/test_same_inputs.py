@@ -28,7 +28,7 @@ from staged_pool.runtime.requests import (
 )
 from staged_pool.stages.work import Request
 from tests.models.conftest import TinyFolder
-from tests.models.pictures import encode
+from tests.models.encoded_images import encode
 
 pytestmark = pytest.mark.anyio
 

@@ -60,7 +60,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.requests import Image
 from tests.models.bits import digest
-from tests.models.pictures import encode
+from tests.models.encoded_images import encode
 
 IMAGES = [encode(97, 61), encode(30, 200, "PNG", seed=1)]
 

@@ -1,4 +1,4 @@
-"""Models that are shown pictures between texts give what transformers gives, by the same tokens, alone and together."""
+"""Models that are shown images between texts give what transformers gives, by the same tokens, alone and together."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from staged_pool.runtime.models.kernels.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.vision_language import SightTower
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
-from staged_pool.runtime.models.vision.vision_language import grid_positions, where_pictures_are
+from staged_pool.runtime.models.vision.vision_language import grid_positions, where_images_are
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, Output, ScoreRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.plan import plan
 from staged_pool.stages.errors import ConfigError, InvalidInput, UnusableMedia
 from staged_pool.stages.work import Prepared, Request
-from tests.models import picture_oracle as oracle
+from tests.models import image_oracle as oracle
 from tests.models.asking import text_tower
 from tests.models.conftest import TinyFolder
-from tests.models.picture_oracle import Array, Part
-from tests.models.pictures import encode
+from tests.models.encoded_images import encode
+from tests.models.image_oracle import Array, Part
 from tests.models.tiny import PAGES, SEEING, VISION_LANGUAGE, edit_json
 
 Messages: TypeAlias = list[tuple[str, list[Part]]]
@@ -49,7 +49,7 @@ WIDE, TALL, LARGE, SMALL, SQUARE = (
     encode(31, 47, "PNG", 3),
     encode(640, 640, "JPEG", 4),
 )
-PICTURES = [WIDE, TALL, LARGE, SMALL, SQUARE]
+IMAGES = [WIDE, TALL, LARGE, SMALL, SQUARE]
 CONVERSATIONS: list[Messages] = [
     [("user", [WIDE, "What is this?"])],
     [("user", ["first", TALL, "and then", LARGE])],
@@ -61,14 +61,14 @@ QUERIES = ["A function call with many arguments", "naïve café, Ωmega 🙂", "
 MULTI = frozenset({Output.MULTI_VECTOR})
 
 EXACT = 1e-4
-"""At float32, where pictures are prepared by transformers' own code."""
+"""At float32, where images are prepared by transformers' own code."""
 ROUNDED = 1e-6
 """Two forwards of the same ids and pixels: threads share them as the machine allows, which rounds otherwise."""
 
 
 @pytest.fixture(scope="module")
 def load(tiny_folder: TinyFolder) -> Load:
-    """Loads a kind of tiny model in float32 with exact pictures, once for each set of settings."""
+    """Loads a kind of tiny model in float32 with exact images, once for each set of settings."""
     loaded: dict[EngineConfig, Encoder] = {}
 
     def load(kind: str, **settings: Any) -> Encoder:
@@ -155,7 +155,7 @@ def cosine(found: Sequence[Array], wanted: Sequence[Array]) -> float:
 
 @pytest.mark.parametrize("attention", ["packed", "padded"])
 @pytest.mark.parametrize("kind", SEEING)
-def test_conversations_with_pictures_have_the_oracles_vectors(
+def test_conversations_with_images_have_the_oracles_vectors(
     kind: str, attention: str, tiny_folder: TinyFolder, load: Load
 ) -> None:
     model, folder = load(kind, attention=attention), tiny_folder(kind)
@@ -166,7 +166,7 @@ def test_conversations_with_pictures_have_the_oracles_vectors(
 
 
 @pytest.mark.parametrize("kind", SEEING)
-def test_the_oracle_tells_pictures_places_and_words_apart(kind: str, tiny_folder: TinyFolder) -> None:
+def test_the_oracle_tells_images_places_and_words_apart(kind: str, tiny_folder: TinyFolder) -> None:
     of = partial(oracle.conversation, tiny_folder(kind))
     found = [
         of([("user", [WIDE, "What is this?"])]),
@@ -180,16 +180,16 @@ def test_the_oracle_tells_pictures_places_and_words_apart(kind: str, tiny_folder
 
 
 @pytest.mark.parametrize("kind", SEEING)
-def test_a_picture_alone_is_a_message_of_it(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
-    found = dense(load(kind), *map(Image, PICTURES))
-    wanted = [oracle.conversation(tiny_folder(kind), [("user", [picture])]) for picture in PICTURES]
+def test_an_image_alone_is_a_message_of_it(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+    found = dense(load(kind), *map(Image, IMAGES))
+    wanted = [oracle.conversation(tiny_folder(kind), [("user", [image])]) for image in IMAGES]
     assert apart(found, wanted) < EXACT
 
 
 @pytest.mark.parametrize("kind", SEEING)
 def test_texts_of_a_model_that_sees_are_read_as_texts(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     model, folder = load(kind), tiny_folder(kind)
-    words: Messages = [("user", ["no picture", "in this"])]
+    words: Messages = [("user", ["no image", "in this"])]
     request = EmbedRequest(inputs=(TextInput("hello there"), said(words), Image(WIDE)))
     keys = [each.batch_key for each in read(model, request)]
     assert keys[0] == keys[1] != keys[2]
@@ -222,7 +222,7 @@ def test_tokens_and_their_positions_are_the_oracles(kind: str, tiny_folder: Tiny
         sequence: TokenSequence = prepared.payload
         assert sequence.ids == ids[0].tolist()
         layout = tower.sight.layout
-        where = grid_positions(sequence, where_pictures_are(sequence, layout), layout)
+        where = grid_positions(sequence, where_images_are(sequence, layout), layout)
         assert np.array_equal(where, oracle.positions(folder, ids, given))
 
 
@@ -246,16 +246,16 @@ def test_a_conversation_that_is_only_tokenized_has_the_oracles_tokens(
 def test_a_page_that_is_only_tokenized_has_the_processors_tokens(
     kind: str, tiny_folder: TinyFolder, load: Load
 ) -> None:
-    for picture in PICTURES:
-        found = load(kind).tokenize(chat([("user", [picture])]), add_special_tokens=False)
-        assert found.ids == oracle.page_tokens(tiny_folder(kind), picture)
+    for image in IMAGES:
+        found = load(kind).tokenize(chat([("user", [image])]), add_special_tokens=False)
+        assert found.ids == oracle.page_tokens(tiny_folder(kind), image)
         assert len(found.strings) == len(found.ids)
         assert found.spans == [None] * len(found.ids)
     with pytest.raises(InvalidInput, match="one image or one text at a time"):
         load(kind).tokenize(chat([("user", [WIDE, "a word"])]), add_special_tokens=False)
 
 
-def test_pictures_are_not_decoded_to_count_their_tokens_and_no_more_are_looked_at_than_the_model_takes(
+def test_images_are_not_decoded_to_count_their_tokens_and_no_more_are_looked_at_than_the_model_takes(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load("qwen2-vl", image_path="fast")
@@ -273,7 +273,7 @@ def test_pictures_are_not_decoded_to_count_their_tokens_and_no_more_are_looked_a
     assert caught.value.param == "messages"
     assert len(opened) == 9
     wrong: list[tuple[list[Part], str]] = [
-        ([WIDE, b"no picture"], "Image 2 of 2: "),
+        ([WIDE, b"no image"], "Image 2 of 2: "),
         ([WIDE, "<|image_pad|>"], "must not spell"),
     ]
     for parts, why in wrong:
@@ -282,7 +282,7 @@ def test_pictures_are_not_decoded_to_count_their_tokens_and_no_more_are_looked_a
 
 
 @pytest.mark.parametrize("kind", SEEING)
-def test_options_of_a_picture_change_how_many_tokens_it_takes(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+def test_options_of_an_image_change_how_many_tokens_it_takes(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     model, folder = load(kind), tiny_folder(kind)
     counts = set()
     for options in ({}, {"max_pixels": 6 * 28 * 28}, {"min_pixels": 30 * 28 * 28}):
@@ -297,7 +297,7 @@ def test_options_of_a_picture_change_how_many_tokens_it_takes(kind: str, tiny_fo
 
 
 @pytest.mark.parametrize("kind", SEEING)
-def test_usage_counts_the_tokens_of_pictures(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+def test_usage_counts_the_tokens_of_images(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     usage = embed(load(kind), *map(said, CONVERSATIONS), TextInput("hello")).usage
     shown = sum(oracle.tokens(tiny_folder(kind), messages)[0].shape[1] for messages in CONVERSATIONS)
     words = read(load(kind), EmbedRequest(inputs=(TextInput("hello"),)))[0].cost
@@ -305,7 +305,7 @@ def test_usage_counts_the_tokens_of_pictures(kind: str, tiny_folder: TinyFolder,
 
 
 @pytest.mark.parametrize("kind", SEEING)
-def test_a_conversation_scores_texts_pictures_and_both(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
+def test_a_conversation_scores_texts_images_and_both(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     model, folder = load(kind), tiny_folder(kind)
     query, both = chat([("user", [TALL, "like this"])]), chat([("user", ["it is", WIDE])])
     result: ScoreResult = ask(
@@ -333,8 +333,8 @@ def test_pages_and_queries_have_the_oracles_vectors(
     model, folder = load(kind, attention=attention), tiny_folder(kind)
     assert model.card.attention == attention
     assert model.card.outputs == (Output.MULTI_VECTOR,)
-    pages = vectors(model, *map(Image, PICTURES))
-    assert apart(pages, [oracle.page(folder, picture) for picture in PICTURES]) < EXACT
+    pages = vectors(model, *map(Image, IMAGES))
+    assert apart(pages, [oracle.page(folder, image) for image in IMAGES]) < EXACT
     queries = vectors(model, *map(TextInput, QUERIES), prompt_name="query")
     assert apart(queries, [oracle.query(folder, query) for query in QUERIES]) < EXACT
 
@@ -342,7 +342,7 @@ def test_pages_and_queries_have_the_oracles_vectors(
 @pytest.mark.parametrize("kind", PAGES)
 def test_the_oracle_tells_pages_and_queries_apart(kind: str, tiny_folder: TinyFolder) -> None:
     folder = tiny_folder(kind)
-    pages = [oracle.page(folder, picture).mean(axis=0) for picture in PICTURES]
+    pages = [oracle.page(folder, image).mean(axis=0) for image in IMAGES]
     queries = [oracle.query(folder, query).mean(axis=0) for query in QUERIES]
     for found in (pages, queries):
         assert min(float(np.abs(a - b).max()) for a, b in itertools.combinations(found, 2)) > 100 * EXACT
@@ -351,8 +351,8 @@ def test_the_oracle_tells_pages_and_queries_apart(kind: str, tiny_folder: TinyFo
 @pytest.mark.parametrize("kind", PAGES)
 def test_tokens_of_pages_and_queries_are_the_processors(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     model, folder = load(kind), tiny_folder(kind)
-    read_pages = read(model, EmbedRequest(inputs=tuple(map(Image, PICTURES)), outputs=MULTI))
-    assert [each.payload.ids for each in read_pages] == [oracle.page_tokens(folder, picture) for picture in PICTURES]
+    read_pages = read(model, EmbedRequest(inputs=tuple(map(Image, IMAGES)), outputs=MULTI))
+    assert [each.payload.ids for each in read_pages] == [oracle.page_tokens(folder, image) for image in IMAGES]
     asked = EmbedRequest(inputs=tuple(map(TextInput, QUERIES)), outputs=MULTI, prompt_name="query")
     assert [each.payload.ids for each in read(model, asked)] == [oracle.query_tokens(folder, q) for q in QUERIES]
 
@@ -361,9 +361,9 @@ def test_tokens_of_pages_and_queries_are_the_processors(kind: str, tiny_folder: 
 def test_scores_of_pages_are_maxsim(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     model, folder = load(kind), tiny_folder(kind)
     assert model.card.scoring == "late-interaction"
-    pages = [oracle.page(folder, picture) for picture in PICTURES]
+    pages = [oracle.page(folder, image) for image in IMAGES]
     for query in QUERIES:
-        result: ScoreResult = ask(model, ScoreRequest(queries=(query,), documents=tuple(map(Image, PICTURES))))
+        result: ScoreResult = ask(model, ScoreRequest(queries=(query,), documents=tuple(map(Image, IMAGES))))
         asked = oracle.query(folder, query)
         wanted = [float((asked @ page.T).max(axis=1).sum()) for page in pages]
         assert np.abs(result.scores - wanted).max() < EXACT
@@ -412,8 +412,8 @@ def test_a_text_without_a_role_is_read_without_what_stands_around_a_query(
 
 def _all(kind: str) -> list[TextInput | Image]:
     if kind in PAGES:
-        return [*map(Image, PICTURES)]
-    return [*map(said, CONVERSATIONS), *map(Image, PICTURES)]
+        return [*map(Image, IMAGES)]
+    return [*map(said, CONVERSATIONS), *map(Image, IMAGES)]
 
 
 def _answers(model: Encoder, kind: str, **others: Any) -> Sequence[Array]:
@@ -428,7 +428,7 @@ def test_a_vector_does_not_depend_on_what_shares_its_batch(kind: str, attention:
 
 
 @pytest.mark.parametrize("kind", VISION_LANGUAGE)
-def test_pictures_that_are_prepared_fast_give_nearly_the_same(kind: str, load: Load) -> None:
+def test_images_that_are_prepared_fast_give_nearly_the_same(kind: str, load: Load) -> None:
     fast = load(kind, image_path="fast")
     assert cosine(_answers(fast, kind), _answers(load(kind), kind)) > 0.999
 
@@ -487,7 +487,7 @@ def test_an_input_that_is_too_long_is_refused(load: Load) -> None:
     assert error.param == "input"
 
 
-def test_no_more_pictures_are_prepared_than_the_model_could_take(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_images_are_prepared_than_the_model_could_take(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file may become millions of bytes."""
     model = load("qwen2-vl")
     tower = model.towers["image"]
@@ -506,7 +506,7 @@ def test_no_more_pictures_are_prepared_than_the_model_could_take(load: Load, mon
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_words_are_cut_and_pictures_are_not(side: Any, tiny_folder: TinyFolder, load: Load) -> None:
+def test_words_are_cut_and_images_are_not(side: Any, tiny_folder: TinyFolder, load: Load) -> None:
     model = load("qwen2-vl")
     words = "many words " * 20
     messages: Messages = [("user", [WIDE, words] if side == "right" else [words, WIDE])]
@@ -522,7 +522,7 @@ def test_words_are_cut_and_pictures_are_not(side: Any, tiny_folder: TinyFolder, 
     assert "is not to be cut" in str(refusal(model, said(messages, max_tokens=45, must_fit=True)))
 
 
-def test_a_limit_on_own_tokens_does_not_cut_pictures(load: Load) -> None:
+def test_a_limit_on_own_tokens_does_not_cut_images(load: Load) -> None:
     model = load("qwen2-vl")
     documents = (chat([("user", [WIDE, "many words " * 9])]),)
     request = ScoreRequest(queries=("x",), documents=documents, max_document_tokens=40)
@@ -531,16 +531,16 @@ def test_a_limit_on_own_tokens_does_not_cut_pictures(load: Load) -> None:
         read(model, ScoreRequest(queries=("x",), documents=documents, max_document_tokens=20))
 
 
-def test_a_text_cannot_pose_as_a_picture(load: Load) -> None:
+def test_a_text_cannot_pose_as_an_image(load: Load) -> None:
     for words in ("<|image_pad|>", "<|vision_start|><|image_pad|><|image_pad|>"):
         error = refusal(load("qwen2-vl"), said([("user", [WIDE, words])]))
         assert "must not spell the token" in str(error)
         assert error.param == "messages"
 
 
-def test_a_picture_that_is_none_is_named_by_its_place(load: Load) -> None:
+def test_an_image_that_is_none_is_named_by_its_place(load: Load) -> None:
     model = load("qwen2-vl")
-    error = refusal(model, said([("user", [WIDE, b"no picture", TALL])]))
+    error = refusal(model, said([("user", [WIDE, b"no image", TALL])]))
     assert str(error).startswith("Image 2 of 3: ")
     assert error.param == "messages"
     damaged = refusal(model, Image(LARGE[: len(LARGE) // 2]))
@@ -550,7 +550,7 @@ def test_a_picture_that_is_none_is_named_by_its_place(load: Load) -> None:
 
 def test_a_wrong_input_leaves_the_others_as_they_are(load: Load) -> None:
     model = load("colpali")
-    given = [ModelInput(Image(data), MULTI) for data in (WIDE, b"no picture", TALL)]
+    given = [ModelInput(Image(data), MULTI) for data in (WIDE, b"no image", TALL)]
     found = model.preprocess(given)
     assert [isinstance(each, Prepared) for each in found] == [True, False, True]
 
@@ -650,7 +650,7 @@ def test_folders_of_other_versions_give_the_same(
         ),
     ],
 )
-def test_models_that_are_shown_pictures_in_other_ways_are_refused(
+def test_models_that_are_shown_images_in_other_ways_are_refused(
     kind: str, changes: dict[str, Any], reason: str, tiny_folder: TinyFolder, tmp_path: Path
 ) -> None:
     folder = copied(kind, tiny_folder, tmp_path)
@@ -666,7 +666,7 @@ def test_wrong_eyes_are_found_out(tiny_folder: TinyFolder, monkeypatch: pytest.M
         return np.tile(np.arange(len(sequence.ids)), (3, 1))
 
     monkeypatch.setattr("staged_pool.runtime.models.vision.vision_language.grid_positions", as_words)
-    with pytest.raises(ConfigError, match="gives other vectors when shown a picture"):
+    with pytest.raises(ConfigError, match="gives other vectors when shown an image"):
         loaded(tiny_folder("qwen2-vl"))
 
 

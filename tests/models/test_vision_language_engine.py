@@ -1,4 +1,4 @@
-"""Texts, pictures and conversations of both through a whole engine, beside each other."""
+"""Texts, images and conversations of both through a whole engine, beside each other."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from staged_pool.runtime.engine.open import open_engine
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, ScoreRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.stages.errors import InvalidInput, UnsupportedMedia
-from tests.models import picture_oracle as oracle
+from tests.models import image_oracle as oracle
 from tests.models.conftest import TinyFolder
-from tests.models.picture_oracle import Array
-from tests.models.pictures import encode
+from tests.models.encoded_images import encode
+from tests.models.image_oracle import Array
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ def seeing(tiny_folder: TinyFolder) -> Known:
 def pages(request: pytest.FixtureRequest, tiny_folder: TinyFolder) -> Known:
     folder = tiny_folder(request.param)
     asked = oracle.query(folder, QUERY)
-    wanted = [(asked @ oracle.page(folder, picture).T).max(axis=1).sum() for picture in (WIDE, TALL)]
+    wanted = [(asked @ oracle.page(folder, image).T).max(axis=1).sum() for image in (WIDE, TALL)]
     return EngineConfig(model=str(folder), dtype="float32", image_path="exact"), np.array(wanted, np.float32)
 
 
@@ -54,7 +54,7 @@ async def score(engine: Engine, *documents: Image | Chat) -> ScoreResult:
     return await engine.submit(lambda: ScoreRequest(queries=(QUERY,), documents=documents), lambda result: result)
 
 
-async def test_one_request_may_hold_texts_pictures_and_both(seeing: Known) -> None:
+async def test_one_request_may_hold_texts_images_and_both(seeing: Known) -> None:
     config, wanted = seeing
     found: list[EmbedResult] = []
 
@@ -78,11 +78,11 @@ async def test_an_engine_compares_a_query_with_pages(pages: Known) -> None:
     assert np.abs(result.scores - wanted).max() < 1e-4
 
 
-async def test_what_is_wrong_with_a_picture_is_said_with_its_place(pages: Known) -> None:
+async def test_what_is_wrong_with_an_image_is_said_with_its_place(pages: Known) -> None:
     config, wanted = pages
     async with open_engine(config) as engine:
         with pytest.raises(UnsupportedMedia) as caught:
-            await score(engine, Image(WIDE), Image(b"no picture"))
+            await score(engine, Image(WIDE), Image(b"no image"))
         assert (caught.value.param, caught.value.index) == ("documents", 1)
         with pytest.raises(InvalidInput, match="one image or one text at a time"):
             await score(engine, BOTH)

@@ -86,7 +86,7 @@ def test_a_table_is_written_as_markdown_under_its_title() -> None:
     assert head.count("|") == marks.count("|") == row.count("|") == len(servers.columns) + 1
 
 
-def test_the_picture_names_every_server_that_was_measured(tmp_path: Path) -> None:
+def test_the_image_names_every_server_that_was_measured(tmp_path: Path) -> None:
     plot([contender(0, visit_with(10)), contender(1, visit_with(5))], CLIENTS, "All", tmp_path / "all.svg")
     drawn = (tmp_path / "all.svg").read_text()
     assert "staged-pool (float32)" in drawn

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from perf.jpegs import embedding_request, jpeg, score_request
 from perf.liveness_images import burning
-from perf.pictures import embedding_request, jpeg, score_request
 from perf.servers import serving
 from tests.models.tiny.images import clip
 

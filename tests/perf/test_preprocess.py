@@ -1,4 +1,4 @@
-"""What is measured of preprocess: the model's own tokenizing, and pictures on each of their ways."""
+"""What is measured of preprocess: the model's own tokenizing, and images on each of their ways."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from perf.at_once import Block, per_second
-from perf.pictures import jpeg
-from perf.preparing import PROCESSORS, Costs, Given, Pictures, Way, ours, processor_folders
+from perf.jpegs import jpeg
+from perf.preparing import PROCESSORS, Costs, Given, Images, Way, ours, processor_folders
 from perf.preprocess import gain
 from perf.servers import Options
 from perf.tokenizing import AmongLong, Texts
@@ -58,7 +58,7 @@ def test_what_threads_gain_is_taken_round_by_round() -> None:
 
 
 @pytest.mark.parametrize("family", PROCESSORS)
-def test_pictures_of_every_family_go_both_ways(
+def test_images_of_every_family_go_both_ways(
     family: str,
     folders: Mapping[str, Path],
     torch_threads: int,
@@ -83,8 +83,8 @@ def test_only_the_stock_way_leaves_torch_as_it_is(
 ) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, "0")
-    pictures = Pictures({"CLIP": folders["CLIP"]}, way)
-    assert pictures(Block(Given("CLIP", "vga"), 2, NOT_BEFORE_ONE_CALL)) > 0
+    images = Images({"CLIP": folders["CLIP"]}, way)
+    assert images(Block(Given("CLIP", "vga"), 2, NOT_BEFORE_ONE_CALL)) > 0
     seen = list[int]()
     thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     thread.start()

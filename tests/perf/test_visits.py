@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from perf.client import get
+from perf.jpegs import jpeg
 from perf.peers.catalogue import PEERS, Launch
-from perf.peers.inputs import PICTURES, Answers, Inputs, Scenario
+from perf.peers.inputs import IMAGES, Answers, Inputs, Scenario
 from perf.peers.visits import Plan, started, visit, visit_bare
-from perf.pictures import jpeg
 from perf.servers import ServerFailed, serving
 from tests.api.conftest import tiny_folder  # noqa: F401  # a fixture
 from tests.models.tiny.images import clip
@@ -100,21 +100,21 @@ def test_the_bare_loop_is_measured_in_every_cell(neighbour: bool, inputs: Inputs
 
 
 @pytest.mark.long
-def test_texts_and_pictures_come_at_once(tmp_path: Path) -> None:
+def test_texts_and_images_come_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "clip"
     folder.mkdir()
     clip(folder)
-    pictures: dict[Scenario, list[bytes]] = {"images": [jpeg("vga", 0), jpeg("vga", 1)], "photos": [jpeg("1080p", 0)]}
-    inputs = Inputs(folder, {"captions": [["a photo"], ["of a cat"]]}, pictures)
+    images: dict[Scenario, list[bytes]] = {"images": [jpeg("vga", 0), jpeg("vga", 1)], "photos": [jpeg("1080p", 0)]}
+    inputs = Inputs(folder, {"captions": [["a photo"], ["of a cat"]]}, images)
     launch = Launch(
         python=Path(sys.executable), folder=folder, dtype="float32", torch_threads=1, max_tokens=16, scratch=tmp_path
     )
     with started(OURS, launch) as server:
         ours = inputs.answers(server, OURS.dialect)
     plan, steps = Plan(seconds=0.3, level_seconds=0.3, clients=CLIENTS, levels=(0.5,)), list[None]()
-    seen = visit(OURS, launch, inputs, PICTURES, plan=plan, ours=ours, seed=0, done=lambda: steps.append(None))
+    seen = visit(OURS, launch, inputs, IMAGES, plan=plan, ours=ours, seed=0, done=lambda: steps.append(None))
     assert seen.failures == {}
-    assert len(steps) == plan.steps(OURS, PICTURES, inputs) == 4
+    assert len(steps) == plan.steps(OURS, IMAGES, inputs) == 4
     rates = [seen.mixed[kind].offered_per_s for kind in ("captions", "images")]
     assert rates[0] / sum(rates) == pytest.approx(0.4)
     time_s = sum(rate / level.capacity_per_s for rate, level in zip(rates, seen.mixed.values(), strict=True))

@@ -13,7 +13,7 @@ import numpy as np
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine, run_engine
 from staged_pool.runtime.media.image_completer import ImageCompleter
-from staged_pool.runtime.model import ModelCard, ModelInput, Payload, Picture, Pixels, Row, TokenSequence
+from staged_pool.runtime.model import ModelCard, ModelInput, Payload, Pixels, PreparedImage, Row, TokenSequence
 from staged_pool.runtime.requests import EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
 from staged_pool.runtime.threads.device import DeviceThreads
@@ -24,7 +24,7 @@ from tests.doubles import CARD, LetterModel, until
 
 @dataclass
 class SeeingModel(LetterModel):
-    """Reads a picture as the letters of its bytes. Hooks are told of pictures as of texts."""
+    """Reads an image as the letters of its bytes. Hooks are told of images as of texts."""
 
     card: ModelCard = field(default_factory=lambda: replace(CARD, lanes=("text", "image")))
 
@@ -36,16 +36,18 @@ class SeeingModel(LetterModel):
         self.on_preprocess(letters)
         return [
             Prepared(
-                Picture(Pixels(np.array([ord(c) for c in text], dtype=np.uint8)), given.outputs, len(text)),
+                PreparedImage(Pixels(np.array([ord(c) for c in text], dtype=np.uint8)), given.outputs, len(text)),
                 len(text),
-                "picture",
+                "image",
             )
             for given, text in zip(inputs, letters, strict=True)
         ]
 
     def forward(self, payloads: Sequence[Payload], at_once: int = 1, /) -> list[Row | ModelFailed]:
         sequences = [
-            TokenSequence(payload.pixels.values.tolist(), payload.outputs) if isinstance(payload, Picture) else payload
+            TokenSequence(payload.pixels.values.tolist(), payload.outputs)
+            if isinstance(payload, PreparedImage)
+            else payload
             for payload in payloads
         ]
         return super().forward(sequences, at_once)
@@ -78,13 +80,13 @@ async def engine_on(
 
 
 async def ask(engine: Engine, *inputs: str | Image, timeout_s: float = float("inf")) -> EmbedResult:
-    """Embed texts and pictures."""
+    """Embed texts and images."""
     request = EmbedRequest(inputs=tuple(TextInput(one) if isinstance(one, str) else one for one in inputs))
     result: EmbedResult = await engine.submit(lambda: request, lambda result: result, timeout_s=timeout_s)
     return result
 
 
-def picture(letters: str) -> Image:
+def image(letters: str) -> Image:
     """One that is at hand."""
     return Image(letters.encode())
 
@@ -95,7 +97,7 @@ def at(url: str) -> Image:
 
 
 class Host:
-    """Where pictures are fetched from: the test says when each comes, and whether."""
+    """Where images are fetched from: the test says when each comes, and whether."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -9,7 +9,7 @@ from staged_pool.stages.errors import ConfigError
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, 2), (2, 2), (8, 8), (64, 16)])
-def test_pictures_have_a_thread_for_each_core_unless_the_setting_says_how_many(
+def test_images_have_a_thread_for_each_core_unless_the_setting_says_how_many(
     cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("staged_pool.runtime.config.usable_cores", lambda: cores)

@@ -46,11 +46,11 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], str, int | None]] =
     "an output that is no vector": (lambda e: e.embed("a", outputs="labels"), "outputs", None),
     "a prompt that is no text": (lambda e: e.embed("a", prompt=3), "prompt", None),
     "a prompt's name that is no text": (lambda e: e.embed("a", prompt_name=["query"]), "prompt_name", None),
-    "a picture of no bytes": (lambda e: e.embed(["a", Image(Path("a.png"))]), "input", 1),  # type: ignore[arg-type]
-    "a picture of bytes that may change": (lambda e: e.embed(Image(bytearray(1))), "input", 0),  # type: ignore[arg-type]
-    "a picture in a pair": (lambda e: e.classify([("a", Image(b"b"))]), "input", 0),
-    "a picture whose labels are of tokens": (lambda e: e.classify_tokens([Image(b"b")]), "input", 0),
-    "a picture of no bytes among documents": (
+    "an image of no bytes": (lambda e: e.embed(["a", Image(Path("a.png"))]), "input", 1),  # type: ignore[arg-type]
+    "an image of bytes that may change": (lambda e: e.embed(Image(bytearray(1))), "input", 0),  # type: ignore[arg-type]
+    "an image in a pair": (lambda e: e.classify([("a", Image(b"b"))]), "input", 0),
+    "an image whose labels are of tokens": (lambda e: e.classify_tokens([Image(b"b")]), "input", 0),
+    "an image of no bytes among documents": (
         lambda e: e.score("a", ["b", Image(None)]),  # type: ignore[arg-type]
         "documents",
         1,
@@ -73,7 +73,7 @@ async def test_a_wrong_argument_is_refused_by_its_name(what: str) -> None:
         assert (caught.value.param, caught.value.index) == (param, index)
 
 
-async def test_pictures_and_conversations_may_stand_where_texts_do() -> None:
+async def test_images_and_conversations_may_stand_where_texts_do() -> None:
     chat = Chat(({"role": "user", "content": ("a", Image(b"cat"))},))
     spoken = Chat(({"role": "user", "content": "hi"},))
     async with an_engine_on(SeeingModel()) as engine:

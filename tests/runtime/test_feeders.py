@@ -28,7 +28,7 @@ from staged_pool.stages.errors import (
 from staged_pool.stages.stage import StageOptions
 from staged_pool.stages.supervise import RestartPolicy
 from tests.doubles import Gate, LetterModel, acting_channels, expected, until
-from tests.runtime.seeing import Host, SeeingModel, ask, at, completer, engine_on, picture, waiting_to_be_fed
+from tests.runtime.seeing import Host, SeeingModel, ask, at, completer, engine_on, image, waiting_to_be_fed
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,7 @@ def unavailable() -> Image:
     raise MediaUnavailable("The host failed.")
 
 
-async def test_a_picture_goes_on_as_soon_as_it_is_here() -> None:
+async def test_an_image_goes_on_as_soon_as_it_is_here() -> None:
     host = Host()
     model = SeeingModel()
     async with engine_on(model, fetch=host) as engine, anyio.create_task_group() as tasks:
@@ -47,25 +47,25 @@ async def test_a_picture_goes_on_as_soon_as_it_is_here() -> None:
             assert_array_equal(result.embeddings, [expected("SLOW"), expected("text"), expected("QUICK")])
 
         tasks.start_soon(caller)
-        host.answer("quick", lambda: picture("QUICK"))
+        host.answer("quick", lambda: image("QUICK"))
         await until(lambda: ["QUICK"] in model.forwarded and ["text"] in model.forwarded)
-        host.answer("slow", lambda: picture("SLOW"))
+        host.answer("slow", lambda: image("SLOW"))
 
 
-async def test_a_picture_that_is_at_hand_does_not_wait_behind_others_that_are_fetched() -> None:
+async def test_an_image_that_is_at_hand_does_not_wait_behind_others_that_are_fetched() -> None:
     host = Host()
     model = SeeingModel()
     async with engine_on(model, fetch=host, media_limit=2) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, engine, at("slow 1"), at("slow 2"), at("slow 3"), picture("HERE"))
+        tasks.start_soon(ask, engine, at("slow 1"), at("slow 2"), at("slow 3"), image("HERE"))
         await until(lambda: model.forwarded == [["HERE"]])
         for number in range(1, 4):
-            host.answer(f"slow {number}", lambda: picture("SLOW"))
+            host.answer(f"slow {number}", lambda: image("SLOW"))
 
 
-async def test_results_are_handed_over_while_pictures_of_the_same_request_are_fetched() -> None:
+async def test_results_are_handed_over_while_images_of_the_same_request_are_fetched() -> None:
     host = Host()
     taken: list[int] = []
-    request = EmbedRequest(inputs=(at("slow"), TextInput("text"), picture("HERE"), at("quick")))
+    request = EmbedRequest(inputs=(at("slow"), TextInput("text"), image("HERE"), at("quick")))
 
     async def give(places: Sequence[int]) -> None:
         taken.extend(places)
@@ -73,17 +73,17 @@ async def test_results_are_handed_over_while_pictures_of_the_same_request_are_fe
     async with engine_on(SeeingModel(), fetch=host) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: engine.stream(lambda: request, lambda places, result: places, give))
         await until(lambda: sorted(taken) == [1, 2])
-        host.answer("quick", lambda: picture("QUICK"))
+        host.answer("quick", lambda: image("QUICK"))
         await until(lambda: sorted(taken) == [1, 2, 3])
-        host.answer("slow", lambda: picture("SLOW"))
+        host.answer("slow", lambda: image("SLOW"))
     assert taken[3:] == [0]
 
 
-async def test_the_pictures_of_a_conversation_keep_their_places() -> None:
+async def test_the_images_of_a_conversation_keep_their_places() -> None:
     host = Host()
     for letter in "AC":
-        host.answer(letter, lambda letter=letter: picture(letter))  # type: ignore[misc]
-    chat = Chat(({"role": "user", "content": (at("A"), "and", picture("B"), at("C"))},))
+        host.answer(letter, lambda letter=letter: image(letter))  # type: ignore[misc]
+    chat = Chat(({"role": "user", "content": (at("A"), "and", image("B"), at("C"))},))
     async with engine_on(SeeingModel(), fetch=host) as engine:
         request = EmbedRequest(inputs=(TextInput(chat),))
         result = await engine.submit(lambda: request, lambda result: result)
@@ -93,12 +93,12 @@ async def test_the_pictures_of_a_conversation_keep_their_places() -> None:
 async def test_urls_are_refused_where_nothing_fetches() -> None:
     async with engine_on(SeeingModel()) as engine:
         with pytest.raises(UrlNotAllowed, match=r"fetching is off.*--allow-media-domain") as caught:
-            await ask(engine, "text", picture("A"), at("B"))
+            await ask(engine, "text", image("A"), at("B"))
     assert (caught.value.param, caught.value.index) == ("input", 2)
 
 
 async def test_a_slow_host_holds_up_nobody_else() -> None:
-    """Neither a worker of parse, nor pictures that are at hand."""
+    """Neither a worker of parse, nor images that are at hand."""
     host = Host()
     async with engine_on(SeeingModel(), fetch=host, media_limit=2) as engine:
         with anyio.CancelScope() as scope:
@@ -107,7 +107,7 @@ async def test_a_slow_host_holds_up_nobody_else() -> None:
                     tasks.start_soon(ask, engine, at("slow"))
                 await until(lambda: engine.statistics().stages[0].done == PARSE_WORKERS + 10)
                 await until(lambda: len(host.asked) == 2)
-                result = await ask(engine, "text", picture("A"))
+                result = await ask(engine, "text", image("A"))
                 assert_array_equal(result.embeddings, [expected("text"), expected("A")])
                 assert len(host.asked) == 2
                 scope.cancel()
@@ -123,15 +123,15 @@ async def test_one_request_does_not_fetch_for_ever_before_another() -> None:
         tasks.start_soon(ask, engine, at("single"))
         await until(lambda: completer(engine)._in_hand.statistics().tasks_waiting == 1)
         for n in range(20):
-            host.answer(f"many {n}", lambda: picture("M"))
-        host.answer("single", lambda: picture("S"))
+            host.answer(f"many {n}", lambda: image("M"))
+        host.answer("single", lambda: image("S"))
     assert host.asked.index("single") <= 4
 
 
 async def test_what_is_fetched_waits_for_preprocess_within_the_limit() -> None:
     gate = Gate()
     host = Host()
-    host.answer("A", lambda: picture("A"))
+    host.answer("A", lambda: image("A"))
     model = SeeingModel(on_preprocess=gate)
     async with engine_on(model, fetch=host, media_limit=3, image_preprocess_limit=1, channel_capacity=1) as engine:
         async with anyio.create_task_group() as tasks:
@@ -158,7 +158,7 @@ async def test_the_failure_of_a_host_is_told_and_ends_the_other_fetches() -> Non
         await until(lambda: host.left == ["slow"])
 
 
-async def test_what_is_wrong_with_a_picture_is_the_callers_fault_and_a_bug_is_not() -> None:
+async def test_what_is_wrong_with_an_image_is_the_callers_fault_and_a_bug_is_not() -> None:
     def missing() -> Image:
         raise UnusableMedia("There is nothing at this URL.", param="input")
 
@@ -216,7 +216,7 @@ async def test_a_drain_waits_for_fetches() -> None:
         await until(lambda: host.asked == ["A"])
         tasks.start_soon(engine.drain, 30)
         await until(lambda: engine.phase == "draining")
-        host.answer("A", lambda: picture("A"))
+        host.answer("A", lambda: image("A"))
 
 
 async def test_a_drain_that_runs_out_of_time_ends_the_fetches() -> None:
@@ -266,7 +266,7 @@ async def test_the_time_of_a_fetch_is_not_taken_for_the_engines() -> None:
         tasks.start_soon(ask, engine, at("A"))
         await until(lambda: host.asked == ["A"])
         now = 100.0
-        host.answer("A", lambda: picture("A"))
+        host.answer("A", lambda: image("A"))
         await until(lambda: engine.statistics().admission.requests == 0)
         assert engine.statistics().admission.lanes["image"].lag_s == 0
 
@@ -275,20 +275,20 @@ def conversation(*images: Image) -> EmbedRequest:
     return EmbedRequest(inputs=(TextInput(Chat(({"role": "user", "content": images},))),))
 
 
-async def test_a_request_has_no_more_pictures_than_it_may_have_inputs() -> None:
+async def test_a_request_has_no_more_images_than_it_may_have_inputs() -> None:
     """In however few conversations."""
     host = Host()
     async with engine_on(SeeingModel(), fetch=host, max_request_items=5) as engine:
         request = conversation(*[at(f"{n}") for n in range(6)])
-        with pytest.raises(TooLarge, match="6 pictures; at most 5 are accepted"):
+        with pytest.raises(TooLarge, match="6 images; at most 5 are accepted"):
             await engine.submit(lambda: request, lambda result: result)
     assert host.asked == []
 
 
-async def test_pictures_that_wait_for_others_of_their_input_are_bounded() -> None:
+async def test_images_that_wait_for_others_of_their_input_are_bounded() -> None:
     host = Host()
     for url in ("A", "B", "C"):
-        host.answer(url, lambda: picture("PPPP"))
+        host.answer(url, lambda: image("PPPP"))
     async with engine_on(SeeingModel(), fetch=host, max_bytes=11) as engine:
 
         async def submit(request: EmbedRequest) -> object:
@@ -300,17 +300,17 @@ async def test_pictures_that_wait_for_others_of_their_input_are_bounded() -> Non
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(submit, conversation(at("A"), at("B"), at("slow")))
             await until(lambda: completer(engine)._gathered_bytes == 8)
-            with pytest.raises(Overloaded, match="limit of 11 bytes of pictures"):
+            with pytest.raises(Overloaded, match="limit of 11 bytes of images"):
                 await submit(conversation(at("A"), at("B")))
             await ask(engine, at("A"))  # waits for no other
-            host.answer("slow", lambda: picture("S"))
+            host.answer("slow", lambda: image("S"))
         await submit(conversation(at("A"), at("B")))
         await until(lambda: completer(engine)._gathered_bytes == 0)
 
 
 async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None:
     host = Host()
-    host.answer("A", lambda: picture("AAAA"))
+    host.answer("A", lambda: image("AAAA"))
     async with engine_on(SeeingModel(), fetch=host) as engine:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
@@ -323,7 +323,7 @@ async def test_what_a_caller_who_leaves_has_fetched_is_counted_no_more() -> None
 
 async def test_fetched_images_count_among_the_bytes_that_requests_hold() -> None:
     host = Host()
-    host.answer("A", lambda: picture("AAAA"))
+    host.answer("A", lambda: image("AAAA"))
     async with engine_on(SeeingModel(), fetch=host) as engine:
         account = engine.memory.budget.bodies
         async with anyio.create_task_group() as tasks:
@@ -334,7 +334,7 @@ async def test_fetched_images_count_among_the_bytes_that_requests_hold() -> None
             with pytest.raises(Overloaded, match="no memory left for another image"):
                 await ask(engine, at("A"))
             account.limit_bytes = 600
-            host.answer("slow", lambda: picture("S"))
+            host.answer("slow", lambda: image("S"))
         await ask(engine, at("A"))
         assert account.held_bytes == 0
 
@@ -410,7 +410,7 @@ async def test_the_feeder_of_a_request_that_is_settled_ends(how: str) -> None:
 
 async def test_a_feeder_that_crashes_fails_its_own_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host()
-    host.answer("sound", lambda: picture("S"))
+    host.answer("sound", lambda: image("S"))
     options = StageOptions(restarts=RestartPolicy(max_crashes=0))
     async with engine_on(SeeingModel(), fetch=host, options=options) as engine, anyio.create_task_group() as tasks:
         sound = completer(engine).completing
@@ -431,7 +431,7 @@ async def test_a_feeder_that_crashes_fails_its_own_request_alone(monkeypatch: py
         await until(lambda: host.asked == ["slow"])
         with pytest.raises(StageFailed, match="the parse stage failed on this request"):
             await ask(engine, at("bug"), at("sound"), "text")
-        host.answer("slow", lambda: picture("N"))
+        host.answer("slow", lambda: image("N"))
         assert_array_equal((await ask(engine, at("sound"))).embeddings, [expected("S")])
         assert engine.statistics().stages[0].crashes == 1
         assert engine.fault is None

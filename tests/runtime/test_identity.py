@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from staged_pool.runtime.caching.fingerprints import IDENTITY_BYTES, Identities, SharingScopes
-from staged_pool.runtime.model import ModelInput, Payload, Picture, Pixels, Span, TokenSequence
+from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, Span, TokenSequence
 from staged_pool.runtime.requests import DENSE_ONLY, Output, TextInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
@@ -22,7 +22,7 @@ IDENTITIES = Identities()
 ALL = frozenset({Output.DENSE, Output.SPARSE})
 PIXELS = Pixels(np.arange(12, dtype=np.uint8).reshape(3, 2, 2))
 SEQUENCE = TokenSequence([1, 2, 3], DENSE_ONLY)
-PICTURE = Picture(PIXELS, DENSE_ONLY, 4)
+IMAGE = PreparedImage(PIXELS, DENSE_ONLY, 4)
 
 SEQUENCES: Sequence[TokenSequence] = [
     SEQUENCE,
@@ -44,25 +44,25 @@ SEQUENCES: Sequence[TokenSequence] = [
     replace(SEQUENCE, images=(PIXELS, PIXELS)),
     replace(SEQUENCE, images=(replace(PIXELS, grid=(1, 2)),)),
 ]
-PICTURES: Sequence[Picture] = [
-    PICTURE,
-    replace(PICTURE, outputs=ALL),
-    replace(PICTURE, tokens=5),
-    replace(PICTURE, pixels=replace(PIXELS, grid=(2, 2))),
-    replace(PICTURE, pixels=Pixels(PIXELS.values.reshape(3, 4, 1))),
-    replace(PICTURE, pixels=Pixels(PIXELS.values.astype(np.float32))),
-    replace(PICTURE, pixels=Pixels(PIXELS.values + np.uint8(1))),
+IMAGES: Sequence[PreparedImage] = [
+    IMAGE,
+    replace(IMAGE, outputs=ALL),
+    replace(IMAGE, tokens=5),
+    replace(IMAGE, pixels=replace(PIXELS, grid=(2, 2))),
+    replace(IMAGE, pixels=Pixels(PIXELS.values.reshape(3, 4, 1))),
+    replace(IMAGE, pixels=Pixels(PIXELS.values.astype(np.float32))),
+    replace(IMAGE, pixels=Pixels(PIXELS.values + np.uint8(1))),
 ]
 
 
 def test_whatever_differs_makes_another_identity() -> None:
-    payloads: list[Payload] = [*SEQUENCES, *PICTURES]
+    payloads: list[Payload] = [*SEQUENCES, *IMAGES]
     made = [IDENTITIES.of(payload) for payload in payloads]
     assert len(set(made)) == len(made)
     assert {len(identity) for identity in made} == {IDENTITY_BYTES}
 
 
-@pytest.mark.parametrize(("kind", "examples"), [(TokenSequence, SEQUENCES), (Picture, PICTURES)])
+@pytest.mark.parametrize(("kind", "examples"), [(TokenSequence, SEQUENCES), (PreparedImage, IMAGES)])
 def test_every_field_that_a_payload_has_is_among_those_that_are_told_apart(
     kind: type[Any], examples: Sequence[Any]
 ) -> None:
@@ -102,7 +102,7 @@ def test_identities_are_equal_where_payloads_are(one: TokenSequence, other: Toke
 def test_pixels_that_lie_otherwise_in_memory_are_the_same() -> None:
     turned: NDArray[np.uint8] = np.asfortranarray(PIXELS.values, np.uint8)
     assert not turned.flags.c_contiguous
-    assert IDENTITIES.of(replace(PICTURE, pixels=Pixels(turned))) == IDENTITIES.of(PICTURE)
+    assert IDENTITIES.of(replace(IMAGE, pixels=Pixels(turned))) == IDENTITIES.of(IMAGE)
 
 
 def test_an_identity_means_nothing_elsewhere() -> None:

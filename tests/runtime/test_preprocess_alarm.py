@@ -10,7 +10,7 @@ import trio.testing
 
 from staged_pool.stages.stage import StageOptions
 from tests.doubles import Gate
-from tests.runtime.seeing import SeeingModel, ask, engine_on, picture
+from tests.runtime.seeing import SeeingModel, ask, engine_on, image
 
 ALARM_S = 30.0
 
@@ -35,7 +35,7 @@ def test_a_call_that_begins_between_two_looks_is_told_of_when_it_is_overdue(logg
         ):
             await pass_time(ALARM_S + 1)
             for letter, gate in gates.items():  # the second begins while the first runs
-                tasks.start_soon(ask, engine, picture(letter))
+                tasks.start_soon(ask, engine, image(letter))
                 await gate.arrived()
                 await pass_time(ALARM_S / 3)
             assert alarms() == []

@@ -14,8 +14,8 @@ from staged_pool.runtime.model import (  # fmt: skip
     ModelCard,
     ModelInput,
     Payload,
-    Picture,
     Pixels,
+    PreparedImage,
     Row,
     SparseVector,
     Tokens,
@@ -133,7 +133,7 @@ class SimModel:
         key = item.key, isinstance(given.source, Image), given.outputs
         if isinstance(given.source, Image):
             pixels = Pixels(np.array(name, dtype=np.float32))
-            return Prepared(Picture(pixels, given.outputs, 1), item.cost, key)
+            return Prepared(PreparedImage(pixels, given.outputs, 1), item.cost, key)
         images = tuple(Pixels(np.zeros(1, dtype=np.uint8)) for _ in given.images)
         parts = item.parts if given.may_split else 1
         made: list[Prepared[Payload]] = [

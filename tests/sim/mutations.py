@@ -658,7 +658,7 @@ def lists_of_both_lanes() -> Plan:
 
 
 @mutation
-def several_pictures_in_one_call() -> Plan:
+def several_images_in_one_call() -> Plan:
     original = LaneLimits.of
 
     def of(lane: Lane, config: EngineConfig, batch_tokens: int) -> LaneLimits:
@@ -746,7 +746,7 @@ def failure_of_a_fetch_not_told() -> Plan:
 
 
 @mutation
-def fetched_pictures_put_in_each_others_places() -> Plan:
+def fetched_images_put_in_each_others_places() -> Plan:
     original = ModelInput.with_images
 
     def with_images(self: ModelInput, images: Sequence[Any]) -> ModelInput:

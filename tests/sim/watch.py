@@ -13,7 +13,7 @@ import anyio
 
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.engine.lanes import IMAGE_CHUNK_ITEMS
-from staged_pool.runtime.model import Lane, Payload, Picture
+from staged_pool.runtime.model import Lane, Payload, PreparedImage
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import Overloaded
 from staged_pool.stages.scheduling.entries import Batch
@@ -43,13 +43,13 @@ Scope: TypeAlias = tuple[str | None, str | None]
 
 def payload_name(payload: Payload) -> Name:
     """Which item a payload is of."""
-    ids = payload.pixels.values.tolist() if isinstance(payload, Picture) else payload.ids
+    ids = payload.pixels.values.tolist() if isinstance(payload, PreparedImage) else payload.ids
     return int(ids[0]), int(ids[1])
 
 
 def payload_part(payload: Payload) -> int:
     """Which part of its item it is."""
-    return 0 if isinstance(payload, Picture) else payload.ids[2]
+    return 0 if isinstance(payload, PreparedImage) else payload.ids[2]
 
 
 @dataclass(slots=True)

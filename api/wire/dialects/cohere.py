@@ -28,7 +28,7 @@ Version: TypeAlias = Literal["1", "2"]
 
 
 class Input(msgspec.Struct):
-    """Texts and pictures that have one vector together."""
+    """Texts and images that have one vector together."""
 
     content: str | list[Part]
 
@@ -72,7 +72,7 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
         encode_embed,
         types=None if version == "1" and fields.embedding_types is None else types,
         texts=fields.texts,
-        pictures=any(map(_shows, inputs)),
+        images=any(map(_shows, inputs)),
         version=version,
     )
     return request, named(write, fields.request_id)
@@ -131,7 +131,7 @@ def encode_embed(
     /,
     types: tuple[EmbeddingType, ...] | None,
     texts: list[str] | None,
-    pictures: bool,
+    images: bool,
     version: Version,
     *,
     request_id: str,
@@ -143,13 +143,13 @@ def encode_embed(
         result: The vectors.
         types: How they are written, each under its name. None: as one list of floats, without a name.
         texts: Echoed.
-        pictures: Whether the tokens are to be counted as those of pictures.
+        images: Whether the tokens are to be counted as those of images.
         version: Of the API.
         request_id: See `Write`.
         created: See `Write`.
     """
     kind = "embeddings_floats" if types is None else "embeddings_by_type"
-    units = {"image_tokens" if pictures else "input_tokens": result.usage.prompt_tokens}
+    units = {"image_tokens" if images else "input_tokens": result.usage.prompt_tokens}
     after = {
         **({} if texts is None else {"texts": texts}),
         "meta": {"api_version": {"version": version}, "billed_units": units},

@@ -72,7 +72,7 @@ class Loaded(NamedTuple):
     base: PreTrainedModel
     """The transformer: of two, the one that reads texts."""
     image: PreTrainedModel | None = None
-    """The transformer that looks at pictures, where they have one to themselves."""
+    """The transformer that looks at images, where they have one to themselves."""
 
     def image_parameters(self) -> int:
         """How many it has, with those of what follows it in the checkpoint."""
@@ -119,7 +119,7 @@ def load_transformer(
         model_class = (
             _AUTO[folder.architecture] if code and own_code and not sees else _model_class(config, folder.architecture)
         )
-        wide = text_config if folder.pictures is not None else config
+        wide = text_config if folder.images is not None else config
         if folder.architecture != "two towers" and not hasattr(wide, "hidden_size"):
             raise ConfigError(f"config.json: model_type={config.model_type!r} is not a text model")
         # No pooling here reads BERT's pooler, and many folders lack its weights. A head does read it.

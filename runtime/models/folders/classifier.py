@@ -126,7 +126,7 @@ def read_classifier(
 
 
 def read_image_classifier(config: Mapping[str, Any]) -> tuple[tuple[str, ...], Activation]:
-    """Names of the labels of a classifier of pictures, in the order of their logits, and what makes scores of logits.
+    """Names of the labels of a classifier of images, in the order of their logits, and what makes scores of logits.
 
     Raises:
         ConfigError: The labels cannot be read.

@@ -36,7 +36,7 @@ from staged_pool.runtime.models.folders.vision_language import (
     CONVERSING,
     is_page_retriever,
     read_page_folder,
-    with_pictures,
+    with_images,
 )
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import (
@@ -105,7 +105,7 @@ def _read(path: Path, task: Task, asked: AskedFor) -> ModelFolder:
     if modules_file is None and is_page_retriever(read_body_config(path, root=path)):
         return read_page_folder(path)
     folder = _plain_folder(path, settings) if modules_file is None else _embedding_folder(path, modules_file, settings)
-    return with_pictures(with_token_weights(with_bge_m3_heads(folder)))
+    return with_images(with_token_weights(with_bge_m3_heads(folder)))
 
 
 def _embedding_folder(path: Path, modules_file: JsonFile, settings: JsonFile) -> ModelFolder:

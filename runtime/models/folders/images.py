@@ -1,8 +1,8 @@
-"""Read the folder of a model that has a tower for pictures: CLIP and its relatives, which have another one for texts,
-and encoders and classifiers of pictures.
+"""Read the folder of a model that has a tower for images: CLIP and its relatives, which have another one for texts,
+and encoders and classifiers of images.
 
 Such folders are written by transformers, or by sentence-transformers: a chain that begins with a CLIPModel, or since
-version 6 with a Transformer that says what it does with texts and pictures.
+version 6 with a Transformer that says what it does with texts and images.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def read_image_folder(path: Path, modules_file: JsonFile | None, settings: JsonF
     config = read_body_config(body, root=path)
     kind = config.get("model_type")
     if task in ("score", "sparse"):
-        raise ConfigError(f"task={task!r}: {path.name} is a model of pictures (model_type={kind!r})")
+        raise ConfigError(f"task={task!r}: {path.name} is a model of images (model_type={kind!r})")
     if kind not in _TWO_TOWERS and kind not in _ENCODERS:
         known = ", ".join(known_models())
-        raise ConfigError(f"config.json: model_type={kind!r} is not a model of pictures that is supported: {known}")
+        raise ConfigError(f"config.json: model_type={kind!r} is not a model of images that is supported: {known}")
     if kind in _ENCODERS and _is_classifier(config) and modules_file is None and task != "embed":
         return _classifier(path, config)
     common = {
@@ -150,7 +150,7 @@ def _two_towers(
     common: Mapping[str, Any],
     truncate_dim: int | None,
 ) -> ModelFolder:
-    """A model that brings texts and pictures to vectors of one space."""
+    """A model that brings texts and images to vectors of one space."""
     path, body, config = common["path"], common["body"], common["config"]
     if (name := class_name(config)) not in (texts.architecture, ""):
         raise ConfigError(f"config.json: architectures names {name}, and only {texts.architecture} is supported")
@@ -182,7 +182,7 @@ def _two_towers(
 
 
 def _encoder(chain: list[tuple[str, Path]] | None, common: Mapping[str, Any], truncate_dim: int | None) -> ModelFolder:
-    """A model of pictures alone."""
+    """A model of images alone."""
     path, body = common["path"], common["body"]
     transformer = read_transformer_settings(body, root=path)
     _check_modalities(transformer, _TOKENS, "token_embeddings")

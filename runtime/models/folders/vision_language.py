@@ -1,7 +1,7 @@
-"""Read what a folder says of a language model that is shown pictures between texts.
+"""Read what a folder says of a language model that is shown images between texts.
 
 Two kinds are known: models of the family of Qwen2-VL, whose last token's vector stands for a conversation; and models
-of late interaction that read a page as a picture (Faysse et al., 2024, ColPali, https://arxiv.org/abs/2407.01449), as
+of late interaction that read a page as an image (Faysse et al., 2024, ColPali, https://arxiv.org/abs/2407.01449), as
 transformers has them.
 """
 
@@ -17,12 +17,12 @@ from staged_pool.runtime.models.folders.classifier import class_name
 from staged_pool.runtime.models.folders.parts import read_body_config, read_transformer_settings
 from staged_pool.runtime.models.folders.special_tokens import read_special_token
 from staged_pool.runtime.models.specs.json_file import JsonFile
-from staged_pool.runtime.models.specs.model import ModelFolder, MultiVectorSpec, PictureSpec, RoleSettings
+from staged_pool.runtime.models.specs.model import ImageSpec, ModelFolder, MultiVectorSpec, RoleSettings
 from staged_pool.runtime.models.tokenizing.chat import without_marks
 from staged_pool.stages.errors import ConfigError
 
 CONVERSING: Final[Mapping[str, str]] = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
-"""Models that read conversations with pictures: `model_type`, and how their classes in transformers begin."""
+"""Models that read conversations with images: `model_type`, and how their classes in transformers begin."""
 
 PAGE_RETRIEVERS: Final = ("ColQwen2ForRetrieval", "ColPaliForRetrieval")
 """Classes of transformers that read pages."""
@@ -42,11 +42,11 @@ def is_page_retriever(config: Mapping[str, Any]) -> bool:
     return class_name(config) in PAGE_RETRIEVERS
 
 
-def with_pictures(folder: ModelFolder) -> ModelFolder:
-    """The folder with what it says of pictures; as it was where it is shown none.
+def with_images(folder: ModelFolder) -> ModelFolder:
+    """The folder with what it says of images; as it was where it is shown none.
 
     Raises:
-        ConfigError: It is of a model that is shown pictures in a way that is not known here, whose texts might not be
+        ConfigError: It is of a model that is shown images in a way that is not known here, whose texts might not be
             read as it wants either.
     """
     kind, name = folder.config.get("model_type"), class_name(folder.config)
@@ -64,7 +64,7 @@ def with_pictures(folder: ModelFolder) -> ModelFolder:
             f"config.json: architectures={[name]!r} is not supported for model_type={kind!r}, only {', '.join(known)}; "
             f"of models for pages, {' and '.join(PAGE_RETRIEVERS)}"
         )
-    return replace(folder, architecture="vision-language model", pictures=PictureSpec(alone=None, converses=True))
+    return replace(folder, architecture="vision-language model", images=ImageSpec(alone=None, converses=True))
 
 
 def read_page_folder(path: Path) -> ModelFolder:
@@ -82,7 +82,7 @@ def read_page_folder(path: Path) -> ModelFolder:
     if class_name(config) == "ColQwen2ForRetrieval":
         page = processor.get("visual_prompt_prefix", str, None) or _QWEN_PAGE
         if page.count(_IMAGE) != 1:
-            raise ConfigError(f"{processor.name}: visual_prompt_prefix must have one {_IMAGE}, where the picture goes")
+            raise ConfigError(f"{processor.name}: visual_prompt_prefix must have one {_IMAGE}, where the image goes")
         before, _, after = page.partition(_IMAGE)
         alone, prefix, first = (before, after), "Query: ", ""
     else:
@@ -103,7 +103,7 @@ def read_page_folder(path: Path) -> ModelFolder:
         max_seq_length=read_transformer_settings(path, root=path).positive("max_seq_length"),
         prompts={"query": processor.get("query_prefix", str, None) or prefix},
         roles=roles,
-        pictures=PictureSpec(alone=alone, converses=False, words=_words(page)),
+        images=ImageSpec(alone=alone, converses=False, words=_words(page)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is made of pictures: a vector, a vector for each patch, or labels."""
+"""What is made of images: a vector, a vector for each patch, or labels."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from staged_pool.stages.errors import ConfigError
 
 
 class ImageHead(Protocol):
-    """Makes one output of a model of pictures. Called on the device's thread, in inference mode."""
+    """Makes one output of a model of images. Called on the device's thread, in inference mode."""
 
     def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
-        """What this output is for each picture, on the host."""
+        """What this output is for each image, on the host."""
         ...
 
     def parameters(self) -> int:
@@ -32,15 +32,15 @@ class ImageHead(Protocol):
 
 
 class ImageVector:
-    """One vector for each picture, before the normalisation at the end of the chain.
+    """One vector for each image, before the normalisation at the end of the chain.
 
     Args:
         spec: What makes it.
-        sample: What the model makes of some pictures.
+        sample: What the model makes of some images.
         whole: The checkpoint.
 
     Raises:
-        ConfigError: The model makes no vector of pictures by itself, or weights of the modules do not fit.
+        ConfigError: The model makes no vector of images by itself, or weights of the modules do not fit.
     """
 
     width: int
@@ -51,9 +51,7 @@ class ImageVector:
         if isinstance(spec, DenseSpec):
             self._pooling = [mode for mode in spec.pooling if mode != "end"]
         elif sample.own is None:
-            raise ConfigError(
-                f"{type(whole).__name__}: its vision model has no head that makes one vector of a picture"
-            )
+            raise ConfigError(f"{type(whole).__name__}: its vision model has no head that makes one vector of an image")
         modules, width = build_modules(spec.modules, self._pooled(sample).shape[1], whole)
         self._modules = modules.to(whole.device)
         self.width = min(width, spec.truncate_dim or width)
@@ -74,7 +72,7 @@ class ImageVector:
 
 
 class PatchVectors:
-    """The last layer's vectors of each picture: of its patches, and of what the model puts before them."""
+    """The last layer's vectors of each image: of its patches, and of what the model puts before them."""
 
     def parameters(self) -> int:
         return 0
@@ -99,12 +97,12 @@ class ImageLabels:
 
 
 def build_image_heads(folder: ModelFolder, whole: PreTrainedModel, sample: Seen) -> dict[Output, ImageHead]:
-    """What the folder says is made of pictures, by what it gives. A model of pictures alone also gives their patches.
+    """What the folder says is made of images, by what it gives. A model of images alone also gives their patches.
 
     Args:
         folder: What was read of it.
         whole: Its checkpoint.
-        sample: What that makes of some pictures.
+        sample: What that makes of some images.
 
     Raises:
         ConfigError: See `ImageVector`; or there are not as many logits as labels.
@@ -116,10 +114,10 @@ def build_image_heads(folder: ModelFolder, whole: PreTrainedModel, sample: Seen)
                 heads[Output.DENSE] = ImageVector(spec, sample, whole)
             case LabelsSpec():
                 if sample.own is None or sample.own.shape[1] != len(folder.labels):
-                    raise ConfigError(f"{type(whole).__name__} does not give {len(folder.labels)} logits for a picture")
+                    raise ConfigError(f"{type(whole).__name__} does not give {len(folder.labels)} logits for an image")
                 heads[Output.LABELS] = ImageLabels()
             case _:
-                raise ConfigError(f"{type(spec).__name__} is nothing that is made of pictures")
+                raise ConfigError(f"{type(spec).__name__} is nothing that is made of images")
     if Output.DENSE in heads and not folder.heads:
         heads[Output.MULTI_VECTOR] = PatchVectors()
     return heads

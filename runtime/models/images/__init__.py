@@ -1,1 +1,1 @@
-"""From an encoded picture to what the device reads: decoding, resizing, cutting into patches, scale."""
+"""From an encoded image to what the device reads: decoding, resizing, cutting into patches, scale."""

@@ -1,4 +1,4 @@
-"""Prepared pictures that are kept, so that one that comes again is not decoded again."""
+"""Prepared images that are kept, so that one that comes again is not decoded again."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ENTRY_BYTES: Final = 512
 """Bytes of an entry beside its values: its key with the scope, and its place."""
 
 PATIENCE_S: Final = 5.0
-"""How long a thread waits for another that prepares its picture: longer than any picture takes, also where all cores
-are busy, and not for ever, or one decoder that hangs would hold every thread that is shown the same picture."""
+"""How long a thread waits for another that prepares its image: longer than any image takes, also where all cores
+are busy, and not for ever, or one decoder that hangs would hold every thread that is shown the same image."""
 
 
 @dataclass(slots=True, eq=False)
 class _Making:
-    """A picture that one thread prepares, and others may wait for."""
+    """An image that one thread prepares, and others may wait for."""
 
     done: threading.Event = field(default_factory=threading.Event)
     pixels: Pixels | None = None
@@ -32,7 +32,7 @@ class _Making:
 class ImageCache:
     """Keeps what was used last, up to a number of bytes. Any number of threads may use it.
 
-    One picture that several threads want is prepared by the first of them; the others wait for it. Where that fails,
+    One image that several threads want is prepared by the first of them; the others wait for it. Where that fails,
     each of them tries for itself and gets an error of its own: a failure is not kept. Where it takes too long, each
     prepares it for itself, too, and who comes later waits for one of them.
 
@@ -85,7 +85,7 @@ class ImageCache:
         return self._make(key, make, mine)
 
     def clear(self) -> None:
-        """Forget every picture. One that is being prepared goes to those who wait for it, and is not kept."""
+        """Forget every image. One that is being prepared goes to those who wait for it, and is not kept."""
         with self._lock:
             self._kept.clear()
             self._making.clear()
@@ -133,7 +133,7 @@ class ImageCache:
 
 
 def content_key(data: bytes, options: Mapping[str, object]) -> bytes:
-    """What two pictures share only if they are the same bytes with the same options.
+    """What two images share only if they are the same bytes with the same options.
 
     Hashing releases the interpreter's lock and takes a fraction of decoding.
     """

@@ -50,7 +50,7 @@ class BoundedFile(io.BytesIO):
         self._left -= 1
         if self._left < 0:
             raise UnusableMedia(
-                f"The picture is a {self._format} of very many small parts: at most {FREE_READS} are read, and one "
+                f"The image is a {self._format} of very many small parts: at most {FREE_READS} are read, and one "
                 f"more for each {READ_BYTES} bytes."
             )
         return super().read(size)
@@ -73,7 +73,7 @@ def check_png(data: bytes) -> None:
         place += 12 + int.from_bytes(data[place : place + 4], "big")
         left -= 3
     if packed > MAX_PACKED:
-        raise UnusableMedia(f"The picture is a PNG of more than {MAX_PACKED} compressed texts: no more are unpacked.")
+        raise UnusableMedia(f"The image is a PNG of more than {MAX_PACKED} compressed texts: no more are unpacked.")
 
 
 def check_bmp(data: bytes, size: Size, *, in_runs: bool) -> None:
@@ -89,6 +89,6 @@ def check_bmp(data: bytes, size: Size, *, in_runs: bool) -> None:
     """
     if in_runs and (size[0] * size[1] > MAX_RUN_PIXELS or len(data) > MAX_RUN_BYTES):
         raise UnusableMedia(
-            f"The picture is a BMP in run-length codes, of {size[1]} x {size[0]} pixels in {len(data)} bytes: at most "
+            f"The image is a BMP in run-length codes, of {size[1]} x {size[0]} pixels in {len(data)} bytes: at most "
             f"{MAX_RUN_PIXELS} pixels and {MAX_RUN_BYTES} bytes are read. Send it as a PNG."
         )

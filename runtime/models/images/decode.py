@@ -1,10 +1,10 @@
-"""From an encoded picture to its pixels: upright, RGB, and within limits that are looked at before anything is decoded.
+"""From an encoded image to its pixels: upright, RGB, and within limits that are looked at before anything is decoded.
 
 What becomes of what a file may hold:
 
-- Orientation (EXIF or XMP) is applied, as transformers does when it loads a picture. A damaged part counts as none.
+- Orientation (EXIF or XMP) is applied, as transformers does when it loads an image. A damaged part counts as none.
 - What is transparent is laid on white, or on the `background` of the options, as transformers 5 and vLLM do.
-- What lies behind the end of a picture is not looked at: the video of a phone's photo, a gain map, a second picture.
+- What lies behind the end of an image is not looked at: the video of a phone's photo, a gain map, a second image.
 - Palettes, grey, CMYK and YCbCr become RGB. Of 16 bits a channel the upper 8 are kept. Colour profiles are not applied.
 - Of an animation the first frame is read; the others are never looked at, however many they are.
 - A file that ends early or is damaged is refused, and so is one whose texts or profiles unpack to more than Pillow's
@@ -60,7 +60,7 @@ class Limits:
 
 
 class Encoded:
-    """A picture whose header has been read, and nothing else.
+    """An image whose header has been read, and nothing else.
 
     Raises:
         TooLarge: It is beyond a limit.
@@ -70,7 +70,7 @@ class Encoded:
 
     def __init__(self, data: bytes, limits: Limits) -> None:
         if len(data) > limits.image_bytes:
-            raise TooLarge(f"The picture has {len(data)} bytes: at most {limits.image_bytes} are taken.")
+            raise TooLarge(f"The image has {len(data)} bytes: at most {limits.image_bytes} are taken.")
         self._limits = limits
         self._format = find_format(data)
         self._jpeg: JpegStructure | None = None
@@ -79,7 +79,7 @@ class Encoded:
         self._orientation = UPRIGHT
         match self._format:
             case "WebP":
-                # Opened when it is decoded: its decoder takes memory for the whole picture as soon as it is opened.
+                # Opened when it is decoded: its decoder takes memory for the whole image as soon as it is opened.
                 self._stored = _webp_size(data)
                 _check_pixels(self._stored, limits)
             case "JPEG":
@@ -110,7 +110,7 @@ class Encoded:
         return decoder_memory(self._format, mode, height * width, self._jpeg, twice=twice)
 
     def shrink(self, size: Size) -> None:
-        """Let the JPEG decoder leave out detail, if the picture stays at least so large. Other formats cannot."""
+        """Let the JPEG decoder leave out detail, if the image stays at least so large. Other formats cannot."""
         if self._format == "JPEG" and self._file is not None:
             height, width = size
             self._file.draft(None, (height, width) if self._orientation >= 5 else (width, height))
@@ -120,7 +120,7 @@ class Encoded:
         """Decode it. To be called once.
 
         Args:
-            background: What is seen where the picture is transparent.
+            background: What is seen where the image is transparent.
 
         Raises:
             UnusableMedia: The file is damaged.
@@ -140,7 +140,7 @@ class Encoded:
     def _open(self) -> ImageFile.ImageFile:
         data = self._data
         with calling_pillow(self._format):
-            # The class, not Image.open(): what that says of large pictures is a setting of the whole process.
+            # The class, not Image.open(): what that says of large images is a setting of the whole process.
             file = _opener(self._format)(BoundedFile(data, self._format))
         self._file = file
         self._stored = (file.height, file.width)
@@ -168,19 +168,19 @@ def _opener(format: Format) -> type[ImageFile.ImageFile]:
 
 def _check_jpeg(found: JpegStructure) -> None:
     if found.segments > MAX_SEGMENTS:
-        raise UnusableMedia(f"The picture is a JPEG of more than {MAX_SEGMENTS} segments: no more are read.")
+        raise UnusableMedia(f"The image is a JPEG of more than {MAX_SEGMENTS} segments: no more are read.")
     if found.scans > MAX_SCANS:
-        raise UnusableMedia(f"The picture is a JPEG of {found.scans} scans: at most {MAX_SCANS} are read.")
+        raise UnusableMedia(f"The image is a JPEG of {found.scans} scans: at most {MAX_SCANS} are read.")
     if found.bits not in (None, 8):
-        raise UnsupportedMedia(f"The picture is a JPEG of {found.bits} bits a channel: those of 8 are read.")
+        raise UnsupportedMedia(f"The image is a JPEG of {found.bits} bits a channel: those of 8 are read.")
     if found.table_bytes > MAX_TABLE_BYTES:
         raise UnusableMedia(
-            f"The picture is a JPEG of {found.table_bytes} bytes of quantization tables: at most {MAX_TABLE_BYTES} are "
+            f"The image is a JPEG of {found.table_bytes} bytes of quantization tables: at most {MAX_TABLE_BYTES} are "
             "read."
         )
     if found.scanned > max(FREE_SAMPLES, MAX_PASSES * found.samples):
         raise UnusableMedia(
-            f"The picture is a JPEG of {found.scans} scans, which go over its {found.samples} samples "
+            f"The image is a JPEG of {found.scans} scans, which go over its {found.samples} samples "
             f"{found.scanned / found.samples:.1f} times: at most {MAX_PASSES} times are read for one so large."
         )
 
@@ -188,10 +188,10 @@ def _check_jpeg(found: JpegStructure) -> None:
 def _check_pixels(size: Size, limits: Limits) -> None:
     height, width = size
     if height < 1 or width < 1:
-        raise UnusableMedia(f"The picture is {width} x {height} pixels: it must have at least one.")
+        raise UnusableMedia(f"The image is {width} x {height} pixels: it must have at least one.")
     if height * width > limits.pixels:
         raise TooLarge(
-            f"The picture is {width} x {height} pixels, which are {height * width}: at most {limits.pixels} are taken."
+            f"The image is {width} x {height} pixels, which are {height * width}: at most {limits.pixels} are taken."
         )
 
 

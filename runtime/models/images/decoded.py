@@ -48,7 +48,7 @@ _UPRIGHT: Final = {
 def damaged(format: Format | None) -> UnusableMedia:
     """The error for a file that no image can be made of."""
     named = "" if format is None else f" is a {format} that"
-    return UnusableMedia(f"The picture{named} cannot be decoded: the file is damaged or ends early.")
+    return UnusableMedia(f"The image{named} cannot be decoded: the file is damaged or ends early.")
 
 
 @contextmanager

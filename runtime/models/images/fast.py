@@ -24,11 +24,11 @@ from staged_pool.runtime.models.kernels.torch_threads import use_threads
 _MAY_BEGIN_WITH_COLUMNS: Final = int(PIL.__version__.partition(".")[0]) >= 13
 
 
-def read_fast(picture: Image.Image | Decoded, size: Size, settings: ImageSettings) -> Pixels:
-    """Prepare a decoded picture.
+def read_fast(image: Image.Image | Decoded, size: Size, settings: ImageSettings) -> Pixels:
+    """Prepare a decoded image.
 
     Args:
-        picture: As it was decoded, or RGB.
+        image: As it was decoded, or RGB.
         size: What it is resized to.
         settings: Fully understood.
 
@@ -38,7 +38,7 @@ def read_fast(picture: Image.Image | Decoded, size: Size, settings: ImageSetting
     # Preprocess calls run beside each other. The number is the calling thread's, and that with which later threads
     # begin; those of the device set theirs before every forward.
     use_threads(1)
-    pixels = _resized(picture if isinstance(picture, Decoded) else Decoded(picture), size, settings)[:3]
+    pixels = _resized(image if isinstance(image, Decoded) else Decoded(image), size, settings)[:3]
     if settings.crop is not None:
         pixels = _crop(pixels, settings.crop)
     if settings.patch_size is not None:
@@ -89,7 +89,7 @@ def _interpolated(batch: Tensor, size: Size, settings: ImageSettings) -> Tensor:
 
 
 def _crop(pixels: Tensor, crop: Size) -> Tensor:
-    """Cut the middle out; where the picture is smaller, zeros surround it, one more before it than behind it."""
+    """Cut the middle out; where the image is smaller, zeros surround it, one more before it than behind it."""
     height, width = pixels.shape[-2:]
     tall, wide = crop
     if tall <= height and wide <= width:
@@ -114,5 +114,5 @@ def _patches(pixels: Tensor, edge: int, settings: ImageSettings) -> Pixels:
 
 
 def _copied(values: Tensor) -> Tensor:
-    """In order, and on its own: the values must outlive the decoded picture, whose memory they may still be."""
+    """In order, and on its own: the values must outlive the decoded image, whose memory they may still be."""
     return values.clone(memory_format=torch.contiguous_format)

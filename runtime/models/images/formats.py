@@ -1,4 +1,4 @@
-"""Which format an encoded picture is in, by its first bytes: Pillow is never asked to guess."""
+"""Which format an encoded image is in, by its first bytes: Pillow is never asked to guess."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _BMP_HEADERS: Final = frozenset(size.to_bytes(4, "little") for size in (12, 16, 
 
 
 def find_format(data: bytes) -> Format:
-    """The format of an encoded picture.
+    """The format of an encoded image.
 
     Raises:
         UnsupportedMedia: It is in another format, which is named where it is known.
         UnusableMedia: There are no bytes.
     """
     if not data:
-        raise UnusableMedia("The picture is empty: it has 0 bytes.")
+        raise UnusableMedia("The image is empty: it has 0 bytes.")
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -59,7 +59,7 @@ def find_format(data: bytes) -> Format:
         return "BMP"
     found = _other(data)
     raise UnsupportedMedia(
-        f"The picture is {f'in the format {found}' if found else 'in no known format'}: "
+        f"The image is {f'in the format {found}' if found else 'in no known format'}: "
         f"it must be {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
     )
 

@@ -59,7 +59,7 @@ class JpegStructure:
 def read_structure(data: bytes) -> JpegStructure:
     """Walk over the segments of a JPEG, as libjpeg does, and stop where its first image ends.
 
-    Whatever lies behind is not looked at: a phone's video, further images of a multi-picture file, gain maps, padding.
+    Whatever lies behind is not looked at: a phone's video, further images of a multi-image file, gain maps, padding.
     Thumbnails lie inside segments, whose lengths are followed. A damaged or cut file is walked over as far as it goes.
 
     Args:

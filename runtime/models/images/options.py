@@ -1,4 +1,4 @@
-"""What a caller may set for one picture, and within which bounds."""
+"""What a caller may set for one image, and within which bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, Pixe
 from staged_pool.stages.errors import InvalidInput, InvalidSetting, TooLarge, shortened
 
 PARAM: Final = "mm_processor_kwargs"
-"""What requests call the options of their pictures."""
+"""What requests call the options of their images."""
 
 _BACKGROUND: Final = "rgba_background_color"
 
@@ -24,7 +24,7 @@ _BUDGET: Final = ("do_resize", "max_num_patches")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one picture is prepared."""
+    """How one image is prepared."""
 
     settings: ImageSettings
     background: Colour
@@ -32,11 +32,11 @@ class Choice:
     """The same for the processor of transformers."""
 
     def key(self, data: bytes) -> bytes:
-        """What two pictures share only if they are the same bytes and are prepared in the same way."""
+        """What two images share only if they are the same bytes and are prepared in the same way."""
         return content_key(data, {**self.arguments, _BACKGROUND: self.background})
 
     def target(self, size: Size) -> Size:
-        """What a picture is resized to.
+        """What an image is resized to.
 
         Raises:
             UnusableMedia: It is too long for its width.
@@ -50,14 +50,14 @@ class Choice:
 
 
 class Options:
-    """Reads the options of pictures for one model.
+    """Reads the options of images for one model.
 
     The names are those of transformers' image processors. What they ask for is refused where it is more than the
     folder's own settings ask for: those are what the operator chose to serve.
 
     Args:
         settings: Of the folder.
-        max_pixels: Of a picture as the processor resizes it, before it is cropped.
+        max_pixels: Of an image as the processor resizes it, before it is cropped.
     """
 
     def __init__(self, settings: ImageSettings, max_pixels: int) -> None:
@@ -76,7 +76,7 @@ class Options:
         self.known = (*known, _BACKGROUND)
 
     def read(self, options: Mapping[str, object]) -> Choice:
-        """What a picture's options come to.
+        """What an image's options come to.
 
         Raises:
             InvalidSetting: Names the option that is not known to this model, or whose value is not possible.
@@ -101,10 +101,10 @@ class Options:
         return Choice(settings, background, arguments)
 
     def check(self, choice: Choice, size: Size) -> Size:
-        """What a picture is resized to; refused where the model would not take what becomes of it.
+        """What an image is resized to; refused where the model would not take what becomes of it.
 
         Args:
-            size: Of the picture.
+            size: Of the image.
 
         Raises:
             UnusableMedia: It is too long for its width.
@@ -129,9 +129,9 @@ class Options:
             block = settings.patch_size * settings.merge_size
             most = self._settings.max_patches or 0
             if target[0] % block or target[1] % block:
-                raise _unfit(f"Without do_resize the edges of a picture must be multiples of {block} pixels.")
+                raise _unfit(f"Without do_resize the edges of an image must be multiples of {block} pixels.")
             if (target[0] // settings.patch_size) * (target[1] // settings.patch_size) > most:
-                raise _unfit(f"Without do_resize a picture may have at most {most} patches.")
+                raise _unfit(f"Without do_resize an image may have at most {most} patches.")
         return target
 
     def _range(self, folder: PixelRange, options: Mapping[str, object]) -> tuple[ImageSettings, dict[str, object]]:

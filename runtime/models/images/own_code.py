@@ -1,7 +1,7 @@
 """Image processors that are Python code of the model folder, each in a process of its own.
 
 Nothing is known of such code: how long it holds the interpreter's lock, for which everything else would wait, and
-whether it brings its process down. A process that dies fails the picture that it had, and is replaced.
+whether it brings its process down. A process that dies fails the image that it had, and is replaced.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OwnCode:
             self._idle.put(process)
 
     def read(self, data: bytes, background: Colour) -> Pixels:
-        """Decode and prepare one picture.
+        """Decode and prepare one image.
 
         Raises:
             TooLarge: It has more bytes or pixels than are taken.
@@ -89,11 +89,11 @@ class OwnCode:
             self._idle.put(process)
             raise
         except _Died as error:
-            # Loading takes seconds, which neither this picture nor the next one has to wait for.
+            # Loading takes seconds, which neither this image nor the next one has to wait for.
             threading.Thread(target=self._replace, args=(process,), name="own-code", daemon=True).start()
             if self._closed:
                 raise EngineStopped("The engine is stopped.") from error
-            raise UnusableMedia("The model's own image processor broke down on the picture.") from error
+            raise UnusableMedia("The model's own image processor broke down on the image.") from error
         self._idle.put(process)
         return pixels
 

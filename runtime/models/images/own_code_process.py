@@ -1,4 +1,4 @@
-"""The program of `own_code.py`'s processes: prepares one picture after the other, until its input ends."""
+"""The program of `own_code.py`'s processes: prepares one image after the other, until its input ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from staged_pool.stages.errors import InvalidInput
 
 
 def main(folder: Path, limits: Limits) -> None:
-    """Say whether the code can be loaded, then answer pictures."""
+    """Say whether the code can be loaded, then answer images."""
     source, to = _take_streams()
     torch.set_num_threads(1)
     settings = own_code_settings(folder)
@@ -38,12 +38,12 @@ def main(folder: Path, limits: Limits) -> None:
             red, green, blue = head["background"]
             encoded = Encoded(data, limits)
             check_aspect(encoded.size)  # as for any code of which nothing is known
-            picture = encoded.decode((red, green, blue))
-            pixels = read_exact(picture, processor, settings, {})
+            image = encoded.decode((red, green, blue))
+            pixels = read_exact(image, processor, settings, {})
         except InvalidInput as error:
             send(to, {"error": type(error).__name__, "message": str(error)})
         except (Exception, SystemExit):  # noqa: BLE001  # as above
-            send(to, {"error": "UnusableMedia", "message": "The model's own image processor cannot use the picture."})
+            send(to, {"error": "UnusableMedia", "message": "The model's own image processor cannot use the image."})
         else:
             values = np.ascontiguousarray(pixels.values, dtype=np.float32)
             send(to, {"shape": values.shape, "grid": pixels.grid}, values.tobytes())

@@ -1,4 +1,4 @@
-"""Read pictures: the whole way from encoded bytes to what the device takes."""
+"""Read images: the whole way from encoded bytes to what the device takes."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ TOLERANCE: Final = 2.0
 they resize bytes: by one step, once down the columns and once along the rows."""
 
 _TRIED: Final[tuple[Size, ...]] = ((480, 640), (333, 517), (61, 47), (700, 90))
-"""Heights and widths of the pictures that both ways are compared on: to be made smaller, larger, and odd."""
+"""Heights and widths of the images that both ways are compared on: to be made smaller, larger, and odd."""
 
 _MOST_MADE: Final[Size] = (2048, 2048)
 """Height and width up to which memory is reserved for what an unknown processor makes."""
 
 _PLAIN: Final[Size] = (448, 448)
-"""Of a picture that every processor can take: whole patches of 14, 16, 28 and 32 pixels, also if it is not resized."""
+"""Of an image that every processor can take: whole patches of 14, 16, 28 and 32 pixels, also if it is not resized."""
 
 
 class ImageReader:
-    """Prepares pictures for one model. Any number of threads may read at once; each reads alone, on one core.
+    """Prepares images for one model. Any number of threads may read at once; each reads alone, on one core.
 
     Args:
         settings: Of the model's folder.
@@ -54,7 +54,7 @@ class ImageReader:
         memory: Where decodes find room. None: as much as they like.
 
     Raises:
-        ConfigError: The folder's image processor cannot be loaded, or fails on a plain picture.
+        ConfigError: The folder's image processor cannot be loaded, or fails on a plain image.
     """
 
     def __init__(self, settings: ImageSettings, config: EngineConfig, memory: MemoryBudget | None = None) -> None:
@@ -72,7 +72,7 @@ class ImageReader:
             self._processor = load_processor(settings.folder, trust_remote_code=False)
             self._try_out()
         self.reason: str | None = "image_path=exact" if config.image_path == "exact" else self._why_not_fast()
-        """Why pictures go the exact path. None: they go the fast one."""
+        """Why images go the exact path. None: they go the fast one."""
         if self.reason is not None and config.image_path == "fast":
             log.warning("images.exact", processor=settings.processor, reason=self.reason)
 
@@ -82,11 +82,11 @@ class ImageReader:
 
     @property
     def scale(self) -> Scale:
-        """What `to_device` needs to know of the pictures that were read here."""
+        """What `to_device` needs to know of the images that were read here."""
         return self.settings.scale
 
     def read(self, image: Image, scope: Hashable = None) -> Pixels:
-        """Prepare one picture.
+        """Prepare one image.
 
         Args:
             image: Its `source` is the encoded file.
@@ -106,7 +106,7 @@ class ImageReader:
         return self._cache.get(key if scope is None else (key, scope), lambda: self._prepare(data, choice))
 
     def sample(self, encoded: bytes) -> Pixels:
-        """Prepare a picture that a model is tried with: it is not kept. Raises what `read` does."""
+        """Prepare an image that a model is tried with: it is not kept. Raises what `read` does."""
         with threads_kept():
             return self._prepare(encoded, self._options.read({}))
 
@@ -125,7 +125,7 @@ class ImageReader:
 
     @property
     def cache(self) -> ImageCacheStatistics | None:
-        """What the cache of prepared pictures has done. None: there is none."""
+        """What the cache of prepared images has done. None: there is none."""
         return None if self._cache is None else self._cache.statistics
 
     def clear_cache(self) -> None:
@@ -187,16 +187,16 @@ class ImageReader:
         return choice.target(size)
 
     def _try_out(self) -> None:
-        """Refuse a processor that fails on a picture which nothing is wrong with."""
+        """Refuse a processor that fails on an image which nothing is wrong with."""
         try:
             read_exact(_pattern(_PLAIN), self._processor, self.settings, {})
         except UnusableMedia as error:
             raise ConfigError(
-                f"preprocessor_config.json: {self.settings.processor} cannot prepare a picture: {error.__cause__}"
+                f"preprocessor_config.json: {self.settings.processor} cannot prepare an image: {error.__cause__}"
             ) from error
 
     def _why_not_fast(self) -> str | None:
-        """Compare both ways on a few pictures: what is not known of a processor shows there."""
+        """Compare both ways on a few images: what is not known of a processor shows there."""
         if self.settings.unknown is not None:
             return self.settings.unknown
         with threads_kept():  # the fast path sets one, for the thread that loads the model, too
@@ -204,9 +204,9 @@ class ImageReader:
 
     def _disagreement(self, choice: Choice) -> str | None:
         for size in _TRIED:
-            picture = _pattern(size)
-            exact = read_exact(picture, self._processor, self.settings, {})
-            fast = read_fast(picture, choice.target(size), self.settings)
+            image = _pattern(size)
+            exact = read_exact(image, self._processor, self.settings, {})
+            fast = read_fast(image, choice.target(size), self.settings)
             if (wrong := _difference(fast, exact, self.scale)) is not None:
                 return f"it gives something else for {size[1]} x {size[0]} pixels: {wrong}"
         return None
@@ -214,12 +214,12 @@ class ImageReader:
 
 def _content(image: Image) -> bytes:
     if not isinstance(image.source, bytes):
-        raise TypeError("the picture has not been fetched")
+        raise TypeError("the image has not been fetched")
     return image.source
 
 
 def _pattern(size: Size) -> Pillow.Image:
-    """A picture with both slow changes and hard edges."""
+    """An image with both slow changes and hard edges."""
     rows, columns = np.indices(size)
     channels = (rows * 255 // size[0], columns * 255 // size[1], (rows // 7 + columns // 5) % 2 * 255)
     return Pillow.fromarray(np.stack(channels, axis=-1).astype(np.uint8))

@@ -30,7 +30,7 @@ class Scale:
     bias: tuple[float, float, float]
     layout: Layout = "planes"
     repeats: int = 1
-    """Times that a model of videos is shown a picture: a patch holds so many copies of each channel."""
+    """Times that a model of videos is shown an image: a patch holds so many copies of each channel."""
 
     @property
     def patches(self) -> bool:
@@ -38,7 +38,7 @@ class Scale:
 
 
 def to_device(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    """Bring prepared pictures to the device and to the model's scale, which takes the host no time.
+    """Bring prepared images to the device and to the model's scale, which takes the host no time.
 
     Args:
         pixels: At least one; each as bytes, or as float32 that already has the model's scale. Of one height and width,
@@ -46,7 +46,7 @@ def to_device(pixels: Sequence[Pixels], scale: Scale, device: torch.device | str
         scale: Of the reader that prepared them.
 
     Returns:
-        [pictures, 3, height, width]; or [patches, values of one], the pictures one after the other, in the order in
+        [images, 3, height, width]; or [patches, values of one], the images one after the other, in the order in
         which transformers has patches and values.
     """
     parts = [_part(kind, scale, device) for kind in _runs(pixels)]

@@ -28,13 +28,13 @@ class ImageSettings:
     processor: str
     """Name of its class."""
     resize: Resize | None
-    """None: pictures keep their size, or it is not known what becomes of it."""
+    """None: images keep their size, or it is not known what becomes of it."""
     resample: Resample | None
     """None: neither of these."""
     crop: Size | None
-    """What is cut from the middle; zeros stand for what the picture lacks."""
+    """What is cut from the middle; zeros stand for what the image lacks."""
     patch_size: int | None = None
-    """Edge of a patch, for models that take pictures of any shape; else they are all of one size."""
+    """Edge of a patch, for models that take images of any shape; else they are all of one size."""
     merge_size: int = 1
     """Patches along one edge that become one token of a language model: `grid` is a multiple of it."""
     scale: Scale
@@ -57,7 +57,7 @@ class ImageSettings:
 
     @property
     def max_patches(self) -> int | None:
-        """Patches of one picture at most, for models that take pictures of any shape."""
+        """Patches of one image at most, for models that take images of any shape."""
         match self.resize, self.patch_size:
             case PatchBudget() as budget, _:
                 return budget.max_patches
@@ -68,7 +68,7 @@ class ImageSettings:
 
     @property
     def shape(self) -> Size | None:
-        """Height and width of every picture. None: they differ."""
+        """Height and width of every image. None: they differ."""
         if self.patch_size is not None or self.unknown is not None:
             return None
         if self.crop is not None:
@@ -112,7 +112,7 @@ def _needs_torchvision(named: str) -> str | None:
 
 
 def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> ImageSettings:
-    """Read how a model wants its pictures.
+    """Read how a model wants its images.
 
     Args:
         folder: Holds `preprocessor_config.json`, or `processor_config.json` with a part for images.
@@ -143,13 +143,13 @@ def _own_class(file: JsonFile) -> str | None:
 
 
 def _read(folder: Path) -> JsonFile:
-    """The part of the folder's files that is about pictures; transformers asks in this order, too."""
+    """The part of the folder's files that is about images; transformers asks in this order, too."""
     both = JsonFile.read(folder / "processor_config.json", root=folder)
     if both is not None and (nested := both.get("image_processor", dict, None)) is not None:
         return JsonFile(f"{both.name}: image_processor", nested)
     file = JsonFile.read(folder / "preprocessor_config.json", root=folder)
     if file is None:
-        raise ConfigError("preprocessor_config.json is missing: nothing says how the model wants its pictures")
+        raise ConfigError("preprocessor_config.json is missing: nothing says how the model wants its images")
     return file
 
 
@@ -176,7 +176,7 @@ def _settings_of(folder: Path, processor: Any, name: str) -> ImageSettings:
 
 
 def _same(kind: type, base: type, method: str) -> bool:
-    # A class may define `preprocess` anew only to document it, which the comparison of pictures at load would show.
+    # A class may define `preprocess` anew only to document it, which the comparison of images at load would show.
     return method == "preprocess" or getattr(kind, method) is getattr(base, method)
 
 

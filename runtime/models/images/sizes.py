@@ -1,4 +1,4 @@
-"""How large a picture becomes: the rules of the image processors of transformers 5, which the fast path follows.
+"""How large an image becomes: the rules of the image processors of transformers 5, which the fast path follows.
 
 All sizes are (height, width).
 """
@@ -14,7 +14,7 @@ from staged_pool.stages.errors import UnusableMedia
 Size: TypeAlias = tuple[int, int]
 
 MAX_ASPECT: Final = 200
-"""Of the longer edge to the shorter, as Qwen2-VL has it, wherever the shape of a picture is kept: bringing a line of
+"""Of the longer edge to the shorter, as Qwen2-VL has it, wherever the shape of an image is kept: bringing a line of
 one pixel to a model's height would make it many thousand times as large."""
 
 
@@ -44,7 +44,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class PixelRange:
-    """As many pixels as the picture has, within bounds, with edges that are multiples of a block; the shape is kept as
+    """As many pixels as the image has, within bounds, with edges that are multiples of a block; the shape is kept as
     well as that allows (Qwen2-VL)."""
 
     block: int
@@ -103,9 +103,9 @@ def check_aspect(size: Size) -> None:
     """Refuse a line.
 
     Raises:
-        UnusableMedia: The picture is more than `MAX_ASPECT` times as long as it is wide, or as wide as it is high.
+        UnusableMedia: The image is more than `MAX_ASPECT` times as long as it is wide, or as wide as it is high.
     """
     if max(size) > MAX_ASPECT * min(size):
         raise UnusableMedia(
-            f"The picture is {size[1]} x {size[0]} pixels: one edge may be at most {MAX_ASPECT} times the other."
+            f"The image is {size[1]} x {size[0]} pixels: one edge may be at most {MAX_ASPECT} times the other."
         )

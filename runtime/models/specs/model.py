@@ -129,7 +129,7 @@ class MultiVectorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnVectorSpec:
-    """One vector for each picture, pooled and projected by the checkpoint's own class: its `get_image_features`."""
+    """One vector for each image, pooled and projected by the checkpoint's own class: its `get_image_features`."""
 
     modules: tuple[HeadModule, ...] = ()
     """What follows, without the normalisation at the very end."""
@@ -251,13 +251,13 @@ PairForm: TypeAlias = PairTemplate | PairPieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureSpec:
-    """How a language model is shown pictures: by vectors in the places of image tokens, many for each picture."""
+class ImageSpec:
+    """How a language model is shown images: by vectors in the places of image tokens, many for each image."""
 
     alone: tuple[str, str] | None
-    """What stands before and behind a picture by itself. None: what the chat template writes around it."""
+    """What stands before and behind an image by itself. None: what the chat template writes around it."""
     converses: bool
-    """Whether pictures and texts may stand together, as a conversation."""
+    """Whether images and texts may stand together, as a conversation."""
     words: tuple[str, ...] = ()
     """Without conversations: texts that may stand beside an image, as they say what stands around it anyway."""
 
@@ -288,7 +288,7 @@ class ModelFolder:
     """What is made of the token vectors of a text; empty where none is read."""
 
     image_heads: tuple[HeadSpec, ...] = ()
-    """What is made of a picture that goes through a tower of its own; empty where there is no such tower."""
+    """What is made of an image that goes through a tower of its own; empty where there is no such tower."""
 
     fills_texts: bool = False
     """Whether a text is always filled up to the longest one with the tokenizer's padding token, which the model was
@@ -330,8 +330,8 @@ class ModelFolder:
     roles: Mapping[Role, RoleSettings] = field(default_factory=dict)
     """How queries and documents are read; empty where they are read alike."""
 
-    pictures: PictureSpec | None = None
-    """How it is shown pictures between texts. None: it is not."""
+    images: ImageSpec | None = None
+    """How it is shown images between texts. None: it is not."""
 
     notes: tuple[str, ...] = ()
     """What the reader had to assume, for the log."""

@@ -58,7 +58,7 @@ class ChatTemplate:
     special_tokens: Mapping[str, object] = field(default_factory=dict)
     """The text of each by its name, such as `bos_token`."""
     sees: bool = False
-    """Whether it takes the content of a message in parts, as templates of models that are shown pictures do."""
+    """Whether it takes the content of a message in parts, as templates of models that are shown images do."""
 
     def chat(self, chat: Chat, prompt: str = "") -> str:
         """A conversation as one text.

@@ -1,6 +1,6 @@
-"""Turn pictures, and conversations that show some, into what the device reads: token ids with pictures at their places.
+"""Turn images, and conversations that show some, into what the device reads: token ids with images at their places.
 
-A chat template writes one image token for a picture, or the folder says what stands around one. The device puts many
+A chat template writes one image token for an image, or the folder says what stands around one. The device puts many
 vectors there, so the token is repeated here as often as that.
 """
 
@@ -13,12 +13,12 @@ from typing import TypeAlias, TypeVar
 
 from staged_pool.runtime.model import ModelInput, Pixels, TokenIds, Tokens, TokenSequence
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.specs.model import PictureSpec
+from staged_pool.runtime.models.specs.model import ImageSpec
 from staged_pool.runtime.models.tokenizing.chat import plain_text, without_marks
 from staged_pool.runtime.models.tokenizing.limits import check_text, not_to_be_cut, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
-from staged_pool.runtime.models.vision.vision_language import PictureLayout
+from staged_pool.runtime.models.vision.vision_language import ImageLayout
 from staged_pool.runtime.requests import Chat, Image, Side, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
@@ -27,20 +27,20 @@ Outcome: TypeAlias = Prepared[TokenSequence] | InvalidInput
 T = TypeVar("T")
 
 
-class PictureReader:
-    """What a language model is given for inputs with pictures. Every method may run in several threads at once.
+class MultimodalReader:
+    """What a language model is given for inputs with images. Every method may run in several threads at once.
 
     Args:
         tokenizer: Of the texts beside them.
-        spec: What the folder says of pictures.
+        spec: What the folder says of images.
         layout: What the model's config says of them.
-        images: Reads one picture.
+        images: Reads one image.
 
     Raises:
-        ConfigError: The tokenizer joins what goes around a picture with other text.
+        ConfigError: The tokenizer joins what goes around an image with other text.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, spec: PictureSpec, layout: PictureLayout, images: ImageReader) -> None:
+    def __init__(self, tokenizer: TextTokenizer, spec: ImageSpec, layout: ImageLayout, images: ImageReader) -> None:
         self._tokenizer = tokenizer
         self._layout = layout
         self._converses = spec.converses
@@ -81,11 +81,11 @@ class PictureReader:
         return [self._read(given) for given in inputs]
 
     def tokenize(self, chat: Chat, *, add_special_tokens: bool) -> Tokens:
-        """As `TextTokenizer.tokenize`, of a conversation with pictures. They are not decoded where their headers say
+        """As `TextTokenizer.tokenize`, of a conversation with images. They are not decoded where their headers say
         how many tokens they take.
 
         Raises:
-            InvalidInput: The model does not take the conversation or one of its pictures, or not so many.
+            InvalidInput: The model does not take the conversation or one of its images, or not so many.
         """
         if not self._converses:
             (count,) = self._looked_at([_only_image(chat, self._words)], "messages", self._count, int)
@@ -108,17 +108,17 @@ class PictureReader:
             elif isinstance(given.source, TextInput):
                 sequence = self._conversation(given, given.source)
             else:
-                raise TypeError(f"{type(given.source).__name__} has no pictures")
+                raise TypeError(f"{type(given.source).__name__} has no images")
         except InvalidInput as error:
             return error
         return Prepared(sequence, cost=len(sequence.ids), batch_key=("image", given.outputs))
 
     def _page(self, given: ModelInput) -> TokenSequence:
-        """A picture by itself, in the words that the model was trained to see around one."""
-        pictures = self._prepared(given, [_only_image(given.source, self._words)], "input")
-        ids = self._framed(self._tokens(pictures[0]))
+        """An image by itself, in the words that the model was trained to see around one."""
+        images = self._prepared(given, [_only_image(given.source, self._words)], "input")
+        ids = self._framed(self._tokens(images[0]))
         self._check_length(ids)
-        return TokenSequence(ids, given.outputs, images=pictures)
+        return TokenSequence(ids, given.outputs, images=images)
 
     def _framed(self, count: int) -> TokenIds:
         """So many image tokens, and what stands around them."""
@@ -126,7 +126,7 @@ class PictureReader:
         return [*self._alone.prefix, *repeat(self._layout.image_token, count), *self._alone.suffix]
 
     def _conversation(self, given: ModelInput, text: TextInput) -> TokenSequence:
-        """What the chat template makes of it. A prompt becomes a system message, but not for a picture by itself."""
+        """What the chat template makes of it. A prompt becomes a system message, but not for an image by itself."""
         chat = text.source
         assert isinstance(chat, Chat)
         tokenizer, limits = self._tokenizer, self._tokenizer.limits
@@ -136,8 +136,8 @@ class PictureReader:
         words = tokenizer.shared.ids(written)
         limits.check_ids(words)
         self._check_shown(words, len(chat.images))
-        pictures = self._prepared(given, chat.images, "input" if isinstance(given.source, Image) else "messages")
-        counts = map(self._tokens, pictures)
+        images = self._prepared(given, chat.images, "input" if isinstance(given.source, Image) else "messages")
+        counts = map(self._tokens, images)
         ids = _repeated(words, [next(counts) if word == self._layout.image_token else 1 for word in words])
         if text.max_own_tokens is not None:
             ids = self._cut(ids, own_limit(text.max_own_tokens) or 0, "right")
@@ -148,7 +148,7 @@ class PictureReader:
             ids = self._cut(ids, max(limit - len(special), 0), limits.side(text.truncate_side))
         ids = [*special.prefix, *ids, *special.suffix]
         self._check_length(ids)
-        return TokenSequence(ids, given.outputs, images=pictures)
+        return TokenSequence(ids, given.outputs, images=images)
 
     def _check_shown(self, words: TokenIds, images: int) -> None:
         """Raises `InvalidInput` unless a conversation with so many images has a token for each."""
@@ -175,7 +175,7 @@ class PictureReader:
         """What `look` makes of each. Raises what is wrong with an image, and with which one of several, as an error in
         `param`.
 
-        Prepared pictures may be a thousand times as large as the files they come in: no more of them are made than
+        Prepared images may be a thousand times as large as the files they come in: no more of them are made than
         the model could take at once.
         """
         found: list[T] = []
@@ -208,7 +208,7 @@ class PictureReader:
             )
 
     def _cut(self, ids: TokenIds, room: int, side: Side) -> TokenIds:
-        """The tokens that are left of a conversation, which must have all those of its pictures."""
+        """The tokens that are left of a conversation, which must have all those of its images."""
         if room >= len(ids):
             return ids
         start, end = (0, room) if side == "right" else (len(ids) - room, len(ids))

@@ -41,7 +41,7 @@ class TextTokenizer:
         special_tokens: What templates are told of the special tokens: the text of each by its name.
         pair_template: What makes one text of a pair. None: the tokenizer's special tokens do.
         roles: How queries and documents are read, where that differs; a text without a role is a document.
-        sees: Whether the chat template is one for messages of texts and pictures.
+        sees: Whether the chat template is one for messages of texts and images.
         reads_one: The model reads one text or one image at a time. Without a chat template, a conversation of texts is
             then what it says, read as any other text.
         truncation_side: The end that is cut off where a request does not say it.

@@ -1,4 +1,4 @@
-"""The tower that pictures go through: a reader, the part of a model that looks at them, and its heads."""
+"""The tower that images go through: a reader, the part of a model that looks at them, and its heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image as Pillow
 
-from staged_pool.runtime.model import ModelInput, Payload, Picture, Pixels, Values
+from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage, Values
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.heads.image import ImageHead, ImageVector, build_image_heads
 from staged_pool.runtime.models.images.reader import ImageReader
@@ -29,12 +29,12 @@ from staged_pool.stages.work import Prepared
 log = get_logger("staged_pool.models")
 
 _SAMPLES: Final = ((224, 224), (96, 320), (400, 150))
-"""Heights and widths of the pictures that a model is tried with; no two of them have the same shape."""
+"""Heights and widths of the images that a model is tried with; no two of them have the same shape."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageTower:
-    """See `Tower`; its payloads are pictures."""
+    """See `Tower`; its payloads are images."""
 
     architecture: str
     reader: ImageReader
@@ -43,7 +43,7 @@ class ImageTower:
     max_tokens: int
     parameters: int
     extra_tokens: int
-    """Vectors that the transformer computes for a picture beside those of its patches."""
+    """Vectors that the transformer computes for an image beside those of its patches."""
     samples: Sequence[Pixels]
 
     @property
@@ -64,17 +64,17 @@ class ImageTower:
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Bytes go to the device, and are brought to the model's scale there; one copy of each output comes back."""
-        pictures = cast("Sequence[Picture]", payloads)
-        seen = self.eye.see([picture.pixels for picture in pictures])
-        return {output: self.heads[output](seen) for output in pictures[0].outputs}
+        images = cast("Sequence[PreparedImage]", payloads)
+        seen = self.eye.see([image.pixels for image in images])
+        return {output: self.heads[output](seen) for output in images[0].outputs}
 
-    def made_up(self, sizes: Sequence[int]) -> Sequence[Picture]:
+    def made_up(self, sizes: Sequence[int]) -> Sequence[PreparedImage]:
         pixels = self.samples[0]
         count = max(1, round(sum(sizes) / self._tokens(pixels)))
-        return [Picture(pixels, frozenset(self.heads), self._tokens(pixels))] * count
+        return [PreparedImage(pixels, frozenset(self.heads), self._tokens(pixels))] * count
 
     def _prepare(self, given: ModelInput) -> Outcome:
-        image = _lone_picture(given)
+        image = _lone_image(given)
         if image is None:
             message = (
                 "This model reads one image or one text at a time, and no conversations of both: send them as inputs "
@@ -86,16 +86,18 @@ class ImageTower:
         except InvalidInput as error:
             return error
         tokens = self._tokens(pixels)
-        # Pictures of one batch are of one shape, unless they come as patches and can be padded.
+        # Images of one batch are of one shape, unless they come as patches and can be padded.
         shape = None if self.eye.any_shape else pixels.values.shape
-        return Prepared(Picture(pixels, given.outputs, tokens), cost=tokens, batch_key=("image", shape, given.outputs))
+        return Prepared(
+            PreparedImage(pixels, given.outputs, tokens), cost=tokens, batch_key=("image", shape, given.outputs)
+        )
 
     def _tokens(self, pixels: Pixels) -> int:
         return _patches(pixels, self.eye) + self.extra_tokens
 
 
-def _lone_picture(given: ModelInput) -> Image | None:
-    """The picture that an input is, also where it is all that a conversation holds. None: there is more to it."""
+def _lone_image(given: ModelInput) -> Image | None:
+    """The image that an input is, also where it is all that a conversation holds. None: there is more to it."""
     match given.source:
         case Image() as image:
             return image
@@ -111,7 +113,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
     Args:
         name: Of the model, for the log.
         folder: What was read of it.
-        reader: Of its pictures.
+        reader: Of its images.
         loaded: Its checkpoint.
 
     Raises:
@@ -151,7 +153,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
 
 
 def _patches(pixels: Pixels, eye: Eye) -> int:
-    """How many the model cuts a picture into, or has been given of it."""
+    """How many the model cuts an image into, or has been given of it."""
     if eye.any_shape:
         return len(pixels.values)
     edge = eye.image.config.patch_size
@@ -165,9 +167,7 @@ def _check_fit(eye: Eye, pixels: Pixels) -> None:
     patches = pixels.grid is not None
     if patches != eye.any_shape:
         made, wanted = ("patches", "pixels") if patches else ("pixels", "patches")
-        raise ConfigError(
-            f"the image processor makes {made} of pictures, and {type(eye.image).__name__} takes {wanted}"
-        )
+        raise ConfigError(f"the image processor makes {made} of images, and {type(eye.image).__name__} takes {wanted}")
     if patches:
         values = config.num_channels * config.patch_size**2
         if pixels.values.shape[1] != values:
@@ -178,15 +178,15 @@ def _check_fit(eye: Eye, pixels: Pixels) -> None:
 
 
 def _misfit(eye: Eye, pixels: Pixels, error: Exception) -> str:
-    """Why a model fails on a picture: most often because its two configs do not agree on a size."""
+    """Why a model fails on an image: most often because its two configs do not agree on a size."""
     name, size = type(eye.image).__name__, getattr(eye.image.config, "image_size", None)
     edges = pixels.values.shape[1:]
     if pixels.grid is None and isinstance(size, int) and edges != (size, size):
         return (
-            f"the image processor makes pictures of {edges[1]} x {edges[0]} pixels, which {name} does not take: "
+            f"the image processor makes images of {edges[1]} x {edges[0]} pixels, which {name} does not take: "
             f"config.json has image_size={size}"
         )
-    return f"{name} fails on a picture: {error}"
+    return f"{name} fails on an image: {error}"
 
 
 def _sample(reader: ImageReader, height: int, width: int) -> Pixels:
@@ -197,4 +197,4 @@ def _sample(reader: ImageReader, height: int, width: int) -> Pixels:
     try:
         return reader.sample(file.getvalue())
     except InvalidInput as error:
-        raise ConfigError(f"a picture of {width} x {height} pixels cannot be read: {error}") from error
+        raise ConfigError(f"an image of {width} x {height} pixels cannot be read: {error}") from error

@@ -87,7 +87,7 @@ def build_text_tower(
         source: Its tokenizer.
         loaded: Its checkpoint.
         attention: See `EngineConfig`.
-        sight: The eyes of a model that is shown pictures between texts; what is chosen is right for those, too.
+        sight: The eyes of a model that is shown images between texts; what is chosen is right for those, too.
 
     Raises:
         ConfigError: Tokenizer, transformer and heads do not fit each other, or cannot be run here.
@@ -116,12 +116,12 @@ def build_text_tower(
         lower_case=folder.lower_case,
         pools_prompt=dense_spec is None or dense_spec.pools_prompt,
         gives_types=source.gives_types,
-        chat_template=source.chat_template if folder.pictures is None or folder.pictures.converses else None,
+        chat_template=source.chat_template if folder.images is None or folder.images.converses else None,
         special_tokens=source.special_tokens,
         pair_template=folder.pair_template,
         roles=roles,
         sees=sight is not None,
-        reads_one=loaded.image is not None or (folder.pictures is not None and not folder.pictures.converses),
+        reads_one=loaded.image is not None or (folder.images is not None and not folder.images.converses),
         truncation_side=source.truncation_side,
         cleans_up=source.cleans_up,
     )

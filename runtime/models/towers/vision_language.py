@@ -1,4 +1,4 @@
-"""The tower of a language model that inputs with pictures go through: its eyes, and what its texts go through, too."""
+"""The tower of a language model that inputs with images go through: its eyes, and what its texts go through, too."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from staged_pool.runtime.model import ModelInput, Payload, Pixels, TokenSequence
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.kernels.transfer import Later
-from staged_pool.runtime.models.tokenizing.images import PictureReader
+from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.towers.tower import Outcome
-from staged_pool.runtime.models.vision.vision_language import Sight, read_picture_layout
+from staged_pool.runtime.models.vision.vision_language import Sight, read_image_layout
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
 _SAMPLE_PIXELS = (84, 56)
-"""Width and height of the picture that a model is tried out with."""
+"""Width and height of the image that a model is tried out with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SightTower:
-    """See `Tower`; its payloads are token sequences with pictures."""
+    """See `Tower`; its payloads are token sequences with images."""
 
     texts: TextTower
     """What the model's other lane goes through: the same weights, which count there."""
-    reader: PictureReader
+    reader: MultimodalReader
     sight: Sight
 
     @property
@@ -69,21 +69,21 @@ class SightTower:
         return {output: self.texts.heads[output](hidden, batch) for output in payloads[0].outputs}
 
     def made_up(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
-        """Pictures with words behind them up to these sizes; those that are too small for one have just that."""
+        """Images with words behind them up to these sizes; those that are too small for one have just that."""
         return [self.sight.made_up(size, self.texts.text, frozenset(self.texts.heads)) for size in sizes]
 
 
 def open_eyes(loaded: Loaded, reader: ImageReader) -> Sight:
-    """What of a checkpoint looks at pictures.
+    """What of a checkpoint looks at images.
 
     Args:
         loaded: The checkpoint.
-        reader: Prepares pictures as the folder wants them.
+        reader: Prepares images as the folder wants them.
 
     Raises:
         ConfigError: That is not as the weights want them.
     """
-    layout = read_picture_layout(loaded.base)
+    layout = read_image_layout(loaded.base)
     if layout.merge is not None and layout.merge != reader.settings.merge_size:
         raise ConfigError(
             f"preprocessor_config.json: merge_size={reader.settings.merge_size}, "
@@ -93,7 +93,7 @@ def open_eyes(loaded: Loaded, reader: ImageReader) -> Sight:
 
 
 def _sample(reader: ImageReader) -> Pixels:
-    """A picture of noise."""
+    """An image of noise."""
     width, height = _SAMPLE_PIXELS
     noise = np.random.default_rng(0).integers(256, size=(height, width, 3), dtype=np.uint8)
     encoded = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What the pictures of a batch put in the places of its image tokens."""
+"""What the images of a batch put in the places of its image tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """What a packed batch has where its pictures are."""
+    """What a packed batch has where its images are."""
 
     vectors: Tensor
-    """[image tokens, width], in the dtype of the weights: of all pictures of the batch, in order."""
+    """[image tokens, width], in the dtype of the weights: of all images of the batch, in order."""
     places: Tensor
     """[image tokens], int64, ascending: the places of the image tokens in the batch."""
     places_on_host: NDArray[np.int64]

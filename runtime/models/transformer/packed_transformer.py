@@ -116,7 +116,7 @@ class Body:
 
         Args:
             batch: The sequences.
-            shown: What pictures put in the places of some of their tokens.
+            shown: What images put in the places of some of their tokens.
         """
         if self.layout == "packed":
             return self._packed(batch, shown)
@@ -157,7 +157,7 @@ class Body:
         Args:
             wanted: What the user allows.
             max_tokens: Longest input of the model.
-            probe: For a model that is shown pictures, a batch with some: packed must be right for that, too.
+            probe: For a model that is shown images, a batch with some: packed must be right for that, too.
 
         Returns:
             Why batches are padded; None where they are packed, or where padding was asked for.

@@ -1,4 +1,4 @@
-"""Look at pictures: run the part of a model that reads them, on pixels as they come from preprocess."""
+"""Look at images: run the part of a model that reads them, on pixels as they come from preprocess."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from staged_pool.runtime.models.vision.patches import flatten_patches
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a model makes of pictures. The vectors of all of them lie one behind the other, without padding."""
+    """What a model makes of images. The vectors of all of them lie one behind the other, without padding."""
 
     hidden: Tensor | None
     """[tokens, width], in the dtype of the weights. None: the model has been asked for labels."""
     lengths: Tensor
-    """[pictures], int64, on the device: the number of vectors of each."""
+    """[images], int64, on the device: the number of vectors of each."""
     counts: Sequence[int]
     """The same on the host."""
     own: Tensor | None
-    """[pictures, width]: what the model's own class makes of each, a vector or logits. None: it makes nothing."""
+    """[images, width]: what the model's own class makes of each, a vector or logits. None: it makes nothing."""
 
 
 class Eye:
-    """The part of a model that looks at pictures. May be used by several threads at once.
+    """The part of a model that looks at images. May be used by several threads at once.
 
     Args:
         whole: The whole model, in eval mode. What is called is its `get_image_features`, or where it has none, itself.
-        image: The transformer in it that reads pictures.
+        image: The transformer in it that reads images.
         scale: Of the reader that prepares them.
     """
 
@@ -57,37 +57,37 @@ class Eye:
 
     @property
     def any_shape(self) -> bool:
-        """Whether pictures come as patches, more or fewer of them."""
+        """Whether images come as patches, more or fewer of them."""
         return self._any_shape
 
     @property
     def pads(self) -> bool:
-        """Whether pictures of different shapes are padded to the largest one in a batch."""
+        """Whether images of different shapes are padded to the largest one in a batch."""
         return self._any_shape and not self._alone
 
-    def see(self, pictures: Sequence[Pixels]) -> Seen:
-        """Look at pictures, which are all of one height and width unless they come as patches.
+    def see(self, images: Sequence[Pixels]) -> Seen:
+        """Look at images, which are all of one height and width unless they come as patches.
 
         Raises:
             ValueError: They are not as large as the model wants them.
         """
         if not self._any_shape:
-            pixels = to_device(pictures, self._scale, self.image.device, self.image.dtype)
-            return _seen(self._look(pixel_values=pixels), len(pictures))
-        if self._alone and len({one.grid for one in pictures}) > 1:
-            return _joined([self.see([one]) for one in pictures])
-        return self._padded(pictures)
+            pixels = to_device(images, self._scale, self.image.device, self.image.dtype)
+            return _seen(self._look(pixel_values=pixels), len(images))
+        if self._alone and len({one.grid for one in images}) > 1:
+            return _joined([self.see([one]) for one in images])
+        return self._padded(images)
 
-    def vectors(self, picture: Pixels) -> int:
-        """How many the transformer computes for a picture."""
+    def vectors(self, image: Pixels) -> int:
+        """How many the transformer computes for an image."""
         if self._any_shape:
-            return len(picture.values)
-        pixels = to_device([picture], self._scale, self.image.device, self.image.dtype)
+            return len(image.values)
+        pixels = to_device([image], self._scale, self.image.device, self.image.dtype)
         hidden: Tensor = self.image(pixel_values=pixels).last_hidden_state
         return hidden.shape[1]
 
-    def check_padding(self, pictures: Sequence[Pixels]) -> str | None:
-        """Find out whether padding can be seen in what is made of pictures of different shapes. They then run by
+    def check_padding(self, images: Sequence[Pixels]) -> str | None:
+        """Find out whether padding can be seen in what is made of images of different shapes. They then run by
         themselves.
 
         Returns:
@@ -96,31 +96,31 @@ class Eye:
         if not self._any_shape:
             return None
         with torch.inference_mode():
-            alone = _vectors(_joined([self.see([one]) for one in pictures]))
-            apart = difference(_vectors(self.see(pictures)), alone)
+            alone = _vectors(_joined([self.see([one]) for one in images]))
+            apart = difference(_vectors(self.see(images)), alone)
         if not apart > TOLERANCE[self.image.dtype]:  # NaN is for the warm-up to find
             return None
         self._alone = True
         return f"{type(self.image).__name__} gives other vectors beside padding (relative difference {apart:.2g})"
 
-    def fuse(self, pictures: Sequence[Pixels]) -> str | None:
+    def fuse(self, images: Sequence[Pixels]) -> str | None:
         """Run layers of a known structure in few calls, where that is right.
 
         Args:
-            pictures: To find that out on.
+            images: To find that out on.
 
         Returns:
             Why it was not done; None where it was, or where there are no such layers.
         """
         places = fusible_layers(self.image)
-        return self._change(partial(fuse_layers, places), pictures) if places else None
+        return self._change(partial(fuse_layers, places), images) if places else None
 
-    def prepack(self, pictures: Sequence[Pixels]) -> str | None:
+    def prepack(self, images: Sequence[Pixels]) -> str | None:
         """Multiply patches instead of convolving them, and lay the weights of linear layers out for the processor,
         where that is right.
 
         Args:
-            pictures: To find that out on.
+            images: To find that out on.
 
         Returns:
             Why it was not done; None where it was.
@@ -132,17 +132,17 @@ class Eye:
             restores.callback(prepack_linears(self.image))
             return restores.close
 
-        return self._change(change, pictures)
+        return self._change(change, images)
 
-    def _change(self, change: Callable[[], Callable[[], None]], pictures: Sequence[Pixels]) -> str | None:
+    def _change(self, change: Callable[[], Callable[[], None]], images: Sequence[Pixels]) -> str | None:
         name = type(self.image).__name__
-        return keep_if_right(change, lambda: _vectors(self.see(pictures)), name=name, dtype=self.image.dtype)
+        return keep_if_right(change, lambda: _vectors(self.see(images)), name=name, dtype=self.image.dtype)
 
-    def _padded(self, pictures: Sequence[Pixels]) -> Seen:
-        """Patches of different numbers, each picture's behind those that are missing to the largest one."""
+    def _padded(self, images: Sequence[Pixels]) -> Seen:
+        """Patches of different numbers, each image's behind those that are missing to the largest one."""
         device = self.image.device
-        patches = to_device(pictures, self._scale, device, self.image.dtype)
-        counts = [len(one.values) for one in pictures]
+        patches = to_device(images, self._scale, device, self.image.dtype)
+        counts = [len(one.values) for one in images]
         count, longest = len(counts), max(counts)
         places = [np.arange(own) + row * longest for row, own in enumerate(counts)]
         lengths, each = send_arrays([np.array(counts), *places], device).split_with_sizes([count, sum(counts)])
@@ -151,7 +151,7 @@ class Eye:
         given = self._look(
             pixel_values=rows.view(count, longest, -1),
             pixel_attention_mask=real.long(),
-            spatial_shapes=torch.tensor([one.grid for one in pictures]),  # which the model reads on the host
+            spatial_shapes=torch.tensor([one.grid for one in images]),  # which the model reads on the host
         )
         found = _seen(given, count)
         if found.hidden is None:
@@ -160,7 +160,7 @@ class Eye:
 
 
 def _seen(given: Any, count: int) -> Seen:
-    """What the model has made of so many pictures, which have equally many vectors."""
+    """What the model has made of so many images, which have equally many vectors."""
     hidden: Tensor | None = getattr(given, "last_hidden_state", None)
     own: Tensor | None = given.logits if hidden is None else getattr(given, "pooler_output", None)
     if hidden is None:

@@ -1,6 +1,6 @@
 """Patches that are multiplied as rows of a matrix instead of being convolved.
 
-Models that cut a picture into patches, or get it cut, run a convolution whose kernel is as large as a patch, and whose
+Models that cut an image into patches, or get it cut, run a convolution whose kernel is as large as a patch, and whose
 steps are: one product of two matrices. torch's convolution takes six times as long for patches that lie one behind the
 other on the CPU in float32, and over fifty times in bfloat16 (1200 patches of Qwen2-VL on one core: 160 and 296 ms
 instead of 28 and 5).

@@ -1,7 +1,7 @@
-"""The eyes of a language model that is shown pictures: what it sees takes the places of image tokens.
+"""The eyes of a language model that is shown images: what it sees takes the places of image tokens.
 
-A picture becomes vectors as wide as those of tokens, which stand in the model's input where its text has image tokens.
-Some models tell those vectors apart by where in the picture they come from: such a token has three positions instead of
+An image becomes vectors as wide as those of tokens, which stand in the model's input where its text has image tokens.
+Some models tell those vectors apart by where in the image they come from: such a token has three positions instead of
 one, in time, down and across (Wang et al., 2024, Qwen2-VL, section 2.1, https://arxiv.org/abs/2409.12191).
 """
 
@@ -32,24 +32,24 @@ from staged_pool.stages.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureLayout:
-    """How a picture becomes tokens."""
+class ImageLayout:
+    """How an image becomes tokens."""
 
     image_token: int
     """The id of the token whose places its vectors take."""
     merge: int | None
-    """Patches along one edge that become one token. None: all pictures are of one size, and become as many tokens."""
+    """Patches along one edge that become one token. None: all images are of one size, and become as many tokens."""
     tokens: int
-    """Of a picture, where all are of one size."""
+    """Of an image, where all are of one size."""
     grid_positions: bool
     """Whether its tokens are counted by rows and columns, instead of one after the other."""
 
     def of(self, patches: int | None) -> int:
-        """How many tokens a picture of so many patches takes, see `Pixels.patches`."""
+        """How many tokens an image of so many patches takes, see `Pixels.patches`."""
         return self.tokens if self.merge is None or patches is None else patches // self.merge**2
 
 
-def read_picture_layout(model: PreTrainedModel) -> PictureLayout:
+def read_image_layout(model: PreTrainedModel) -> ImageLayout:
     """What a model's config says.
 
     Raises:
@@ -62,7 +62,7 @@ def read_picture_layout(model: PreTrainedModel) -> PictureLayout:
             f"config.json: image_token_id={image_token!r} is no token of the {rows} that the weights have"
         )
     if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
-        return PictureLayout(
+        return ImageLayout(
             image_token=image_token,
             merge=config.vision_config.spatial_merge_size,
             tokens=0,
@@ -70,25 +70,25 @@ def read_picture_layout(model: PreTrainedModel) -> PictureLayout:
         )
     if config.model_type == "paligemma":
         edge = config.vision_config.image_size // config.vision_config.patch_size
-        return PictureLayout(image_token=image_token, merge=None, tokens=edge * edge, grid_positions=False)
-    raise ConfigError(f"config.json: model_type={config.model_type!r} is not known to be shown pictures between texts")
+        return ImageLayout(image_token=image_token, merge=None, tokens=edge * edge, grid_positions=False)
+    raise ConfigError(f"config.json: model_type={config.model_type!r} is not known to be shown images between texts")
 
 
 class Sight:
-    """Turns the pictures of a batch into what its language model gets in the places of their image tokens.
+    """Turns the images of a batch into what its language model gets in the places of their image tokens.
 
     Args:
         model: The whole model, in eval mode, with `get_image_features` as transformers has it.
-        layout: What its config says of pictures.
+        layout: What its config says of images.
         scale: Of the reader that prepares them.
-        sample: Any picture that the reader has prepared, to try the model with.
+        sample: Any image that the reader has prepared, to try the model with.
     """
 
-    layout: PictureLayout
+    layout: ImageLayout
     parameters: int
     """Of all but the language model."""
 
-    def __init__(self, model: PreTrainedModel, layout: PictureLayout, scale: Scale, sample: Pixels) -> None:
+    def __init__(self, model: PreTrainedModel, layout: ImageLayout, scale: Scale, sample: Pixels) -> None:
         self._model = model
         self.layout = layout
         self._scale = scale
@@ -100,30 +100,30 @@ class Sight:
             text_config.is_causal = False  # which its masks go by when it is run by itself
 
     def see(self, sequences: Sequence[TokenSequence]) -> Shown | None:
-        """Look at the pictures of sequences that lie one behind the other. None: there are none.
+        """Look at the images of sequences that lie one behind the other. None: there are none.
 
-        Pictures are looked at together, and none sees another.
+        Images are looked at together, and none sees another.
         """
-        pictures = [pixels for sequence in sequences for pixels in sequence.images]
-        if not pictures:
+        images = [pixels for sequence in sequences for pixels in sequence.images]
+        if not images:
             return None
         device = self._model.device
-        where = [where_pictures_are(sequence, self.layout) for sequence in sequences]
+        where = [where_images_are(sequence, self.layout) for sequence in sequences]
         starts = np.cumsum([0, *(len(sequence.ids) for sequence in sequences)])
         places = np.concatenate([found + start for found, start in zip(where, starts[:-1], strict=True)])
         positions = None
         if self.layout.grid_positions:
             counted = [grid_positions(s, found, self.layout) for s, found in zip(sequences, where, strict=True)]
             positions = send_arrays([np.concatenate(counted, axis=1)], device)
-        return Shown(self._look(pictures), send_arrays([places], device), places, positions)
+        return Shown(self._look(images), send_arrays([places], device), places, positions)
 
-    def _look(self, pictures: Sequence[Pixels]) -> Tensor:
+    def _look(self, images: Sequence[Pixels]) -> Tensor:
         """[image tokens, width]."""
         model = self._model
-        pixels = to_device(pictures, self._scale, model.device, model.dtype)
+        pixels = to_device(images, self._scale, model.device, model.dtype)
         more = {}
         if self.layout.merge is not None:
-            grids = [[1, *(pixels.grid or (0, 0))] for pixels in pictures]
+            grids = [[1, *(pixels.grid or (0, 0))] for pixels in images]
             more["image_grid_thw"] = send_arrays([np.array(grids)], model.device)
         seen = model.get_image_features(pixels, **more).pooler_output
         vectors: Tensor = torch.cat(list(seen)) if not isinstance(seen, Tensor) else seen.flatten(0, 1)
@@ -136,7 +136,7 @@ class Sight:
         return model
 
     def check(self, hidden: Callable[[PackedBatch, Shown | None], Tensor]) -> None:
-        """Compare what is made of a picture between words with what the model makes of it when it is left to itself,
+        """Compare what is made of an image between words with what the model makes of it when it is left to itself,
         which it can be only until its attention is replaced.
 
         Args:
@@ -163,12 +163,12 @@ class Sight:
                 found = hidden(PackedBatch.of([sequence], device), self.see([sequence]))
                 apart = difference(found, wanted)
         except MISFITS as error:
-            raise ConfigError(f"the model fails on a picture: {error}") from error
+            raise ConfigError(f"the model fails on an image: {error}") from error
         if apart > TOLERANCE[self._model.dtype]:  # NaN is for the warm-up to find
-            raise ConfigError(f"{name} gives other vectors when shown a picture (relative difference {apart:.2g})")
+            raise ConfigError(f"{name} gives other vectors when shown an image (relative difference {apart:.2g})")
 
     def made_up(self, tokens: int, words: Sequence[int], outputs: Outputs) -> TokenSequence:
-        """A picture with as many of these words behind it as make so many tokens of it, if it has not more itself.
+        """An image with as many of these words behind it as make so many tokens of it, if it has not more itself.
 
         The image token is none of them: it may be the id of an ordinary word, but stands for an image here.
         """
@@ -178,19 +178,17 @@ class Sight:
         return TokenSequence([*shown, *others], outputs, images=(self._sample,))
 
     def probe(self) -> tuple[PackedBatch, Shown]:
-        """A batch of sequences with and without pictures between random words, of different lengths."""
+        """A batch of sequences with and without images between random words, of different lengths."""
         random = np.random.default_rng(1)
-        picture = self.made_up(0, (), frozenset())
+        image = self.made_up(0, (), frozenset())
 
         def words(count: int) -> list[int]:
             return [self._words[place] for place in random.integers(len(self._words), size=count)]
 
         sequences = [
-            replace(picture, ids=[*words(3), *picture.ids, *words(9)]),
+            replace(image, ids=[*words(3), *image.ids, *words(9)]),
             TokenSequence(words(5), frozenset()),
-            replace(
-                picture, ids=[*words(1), *picture.ids, *words(2), *picture.ids, *words(4)], images=picture.images * 2
-            ),
+            replace(image, ids=[*words(1), *image.ids, *words(2), *image.ids, *words(4)], images=image.images * 2),
         ]
         with torch.inference_mode():
             shown = self.see(sequences)
@@ -248,23 +246,23 @@ def _ordinary_ids(model: PreTrainedModel, image_token: int) -> list[int]:
     return words
 
 
-def where_pictures_are(sequence: TokenSequence, layout: PictureLayout) -> NDArray[np.int64]:
-    """The places of the image tokens in a sequence, ascending; none where it has no pictures: it is a word there."""
+def where_images_are(sequence: TokenSequence, layout: ImageLayout) -> NDArray[np.int64]:
+    """The places of the image tokens in a sequence, ascending; none where it has no images: it is a word there."""
     if not sequence.images:
         return np.empty(0, np.int64)
     return np.flatnonzero(np.asarray(sequence.ids) == layout.image_token)
 
 
-def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], layout: PictureLayout) -> NDArray[np.int64]:
+def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], layout: ImageLayout) -> NDArray[np.int64]:
     """Where each token of a sequence stands: in time, down and across, [3, tokens].
 
-    A word stands one further than what was before it, in all three. The tokens of a picture share their time, and stand
+    A word stands one further than what was before it, in all three. The tokens of an image share their time, and stand
     in rows and columns from there on; what follows goes on behind its longer edge.
 
     Args:
-        sequence: Its image tokens are those of its pictures, in order.
+        sequence: Its image tokens are those of its images, in order.
         places: Of the image tokens.
-        layout: What its config says of pictures.
+        layout: What its config says of images.
     """
     positions = np.empty((3, len(sequence.ids)), np.int64)
     place = at = 0

@@ -20,7 +20,7 @@ from tests.doubles import CARD
 
 OPTIONS = Options(model=None, batch_items=3)
 FILE = Image(b"\x89PNG\r\n\x1a\n and the rest of it")
-LINK = Image("https://example.org/a%20picture.png?size=2#part")
+LINK = Image("https://example.org/a%20image.png?size=2#part")
 SMALL = Image(FILE.source, {"size": {"height": 4, "width": 4}})
 SAID = Chat(({"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}))
 SHOWN = Chat(({"role": "user", "content": ("what is", FILE, "and", LINK, "?")},))
@@ -89,7 +89,7 @@ def test_pairs_arrive_among_texts() -> None:
         (QUESTION, "b"),
         (["a", FILE, QUESTION, "b"], [QUESTION, "c", LINK, FILE]),
     ],
-    ids=["texts", "pictures", "both", "pairs"],
+    ids=["texts", "images", "both", "pairs"],
 )
 def test_queries_and_documents_arrive_as_they_were_given(queries: Any, documents: Any) -> None:
     call = calls.score(OPTIONS, queries, documents)

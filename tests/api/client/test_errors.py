@@ -16,7 +16,7 @@ SENT: list[errors.StagedPoolError] = [
     errors.UnknownModel("no such model"),
     errors.TooLarge("too many", param="input"),
     errors.UnsupportedMedia("a format", index=1),
-    errors.UnusableMedia("no picture", index=1),
+    errors.UnusableMedia("no image", index=1),
     errors.ModelFailed("NaN", index=2),
     errors.Overloaded("full", retry_after_s=2.0),
     errors.Unsupported("cannot"),

@@ -55,7 +55,7 @@ def refusal(body: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", ["input", "image", "images", "images[]", "file"])
-def test_a_file_is_a_picture(name: str) -> None:
+def test_a_file_is_an_image(name: str) -> None:
     disposition = f'form-data; name="{name}"; filename="../../etc/x"'
     body = form(field("model", "m"), part(disposition, b"\x89PNG\r\n--\r\n\x00", "Content-Type: image/png"))
     request = read(bytearray(body))
@@ -82,7 +82,7 @@ def test_files_and_texts_are_inputs_in_the_order_in_which_they_come() -> None:
         part(FILE, b"one"),
         field("input", "a text"),
         field("input", '["b", "c"]'),
-        field("image", "https://pictures.example/cat.png"),
+        field("image", "https://images.example/cat.png"),
         part(FILE, b"two"),
     )
     assert read(body).inputs == (
@@ -90,7 +90,7 @@ def test_files_and_texts_are_inputs_in_the_order_in_which_they_come() -> None:
         TextInput("a text"),
         TextInput("b"),
         TextInput("c"),
-        Image("https://pictures.example/cat.png"),
+        Image("https://images.example/cat.png"),
         Image(b"two"),
     )
 
@@ -201,8 +201,8 @@ def test_a_form_says_what_separates_its_parts(boundary: str) -> None:
 
 
 @given(st.lists(st.binary(max_size=100).filter(lambda data: B not in data), max_size=5), st.integers(0, 2))
-def test_pictures_come_through_as_they_are(pictures: list[bytes], larger: int) -> None:
-    sent = [picture + b"\r\n--xyzz" * (10_000 * larger) + b"." for picture in pictures]
+def test_images_come_through_as_they_are(images: list[bytes], larger: int) -> None:
+    sent = [image + b"\r\n--xyzz" * (10_000 * larger) + b"." for image in images]
     body = form(field("input", "a"), *(part(FILE, data) for data in sent))
     assert read(body).inputs == (TextInput("a"), *map(Image, sent))
 

@@ -49,7 +49,7 @@ def dialects(size: int) -> dict[str, tuple[object, int]]:
         "Weaviate": ({"texts": ["a", "b"], "images": [bare, bare]}, 2),
         "scores": ({"query": "a", "documents": [{"content": [part]}, {"content": [words]}, {"content": [part]}]}, 2),
         "a text alone": ({"input": "a cat"}, 0),
-        "texts": ({"input": ["a cat", "a picture of it"] * 100}, 0),
+        "texts": ({"input": ["a cat", "an image of it"] * 100}, 0),
         "a long text": ({"input": "a cat " * (size // 6)}, 0),
     }
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.images.pictures import Folder, save_family
+from tests.models.images.drawing import Folder, save_family
 
 
 @pytest.fixture(scope="session")

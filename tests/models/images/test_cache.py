@@ -1,4 +1,4 @@
-"""The cache of prepared pictures: bounded, shared by threads, and never wrong."""
+"""The cache of prepared images: bounded, shared by threads, and never wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import ImageCache, content_key
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import UnusableMedia
-from tests.models.images.pictures import Folder, image, reader
+from tests.models.images.drawing import Folder, image, reader
 
 ENTRY_BYTES = 512
 """What counts for an entry beside its values."""
@@ -28,7 +28,7 @@ def some(size: int = 3 * 8 * 8, value: int = 0) -> Pixels:
 
 
 class Maker:
-    """Makes pictures, and counts them; may be held back."""
+    """Makes images, and counts them; may be held back."""
 
     def __init__(self, made: Pixels | Exception, *, open: bool = True) -> None:
         self.made = made
@@ -64,7 +64,7 @@ def _waits_in_the_cache(thread: threading.Thread) -> bool:
     )
 
 
-def test_a_picture_that_comes_again_is_not_made_again() -> None:
+def test_an_image_that_comes_again_is_not_made_again() -> None:
     cache, make = ImageCache(10**6), Maker(some(value=3))
     assert cache.get(b"a", make) is cache.get(b"a", make) is make.made
     assert make.calls == 1
@@ -73,7 +73,7 @@ def test_a_picture_that_comes_again_is_not_made_again() -> None:
     assert statistics.bytes == 3 * 8 * 8 + ENTRY_BYTES
 
 
-def test_ten_threads_with_one_picture_make_it_once() -> None:
+def test_ten_threads_with_one_image_make_it_once() -> None:
     cache, make = ImageCache(10**6), Maker(some(), open=False)
     with ThreadPoolExecutor(10) as pool:
         found = [pool.submit(cache.get, b"a", make) for _ in range(10)]
@@ -133,7 +133,7 @@ def test_who_waited_too_long_is_waited_for_by_those_who_come_later() -> None:
     assert (hung.calls, next_one.calls) == (1, 1)
 
 
-def test_a_thread_that_makes_one_picture_holds_up_no_other() -> None:
+def test_a_thread_that_makes_one_image_holds_up_no_other() -> None:
     cache, slow = ImageCache(10**6), Maker(some(), open=False)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(cache.get, b"slow", slow)
@@ -157,14 +157,14 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     assert cache.statistics.bytes == room
 
 
-def test_a_picture_that_is_larger_than_the_cache_is_given_and_not_kept() -> None:
+def test_an_image_that_is_larger_than_the_cache_is_given_and_not_kept() -> None:
     cache = ImageCache(2000)
     cache.get(b"small", Maker(some(100)))
     assert cache.get(b"large", Maker(some(3000))).values.size == 3000
     assert (cache.statistics.entries, cache.statistics.bytes) == (1, 100 + ENTRY_BYTES)
 
 
-def test_clearing_while_a_picture_is_made_gives_it_to_those_who_wait_and_keeps_nothing() -> None:
+def test_clearing_while_an_image_is_made_gives_it_to_those_who_wait_and_keeps_nothing() -> None:
     cache, make = ImageCache(10**6), Maker(some(), open=False)
     cache.get(b"old", Maker(some()))
     with ThreadPoolExecutor(3) as pool:
@@ -217,7 +217,7 @@ def test_the_cache_is_an_ordered_dictionary_of_bounded_bytes(
         assert (statistics.hits, statistics.misses + statistics.hits) == (hits, statistics.misses + hits)
 
 
-def test_threads_that_use_a_small_cache_at_once_never_get_another_picture() -> None:
+def test_threads_that_use_a_small_cache_at_once_never_get_another_image() -> None:
     cache = ImageCache(5 * (100 + ENTRY_BYTES))
 
     def work(seed: int) -> bool:
@@ -252,7 +252,7 @@ def test_only_the_same_bytes_with_the_same_options_share_a_key(
     assert content_key(data, dict(reversed(options.items()))) == content_key(data, options)
 
 
-def test_a_reader_keeps_pictures_by_what_they_hold_and_what_is_asked_of_them(family_folder: Folder) -> None:
+def test_a_reader_keeps_images_by_what_they_hold_and_what_is_asked_of_them(family_folder: Folder) -> None:
     keeping = reader(family_folder("qwen2-vl"), image_cache_mb=10)
     given = image(200, 150)
     first = keeping.read(given)

@@ -28,20 +28,20 @@ from staged_pool.runtime.models.images.formats import FORMATS
 from staged_pool.runtime.models.images.jpeg import MAX_SEGMENTS, decodable, read_structure
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput, TooLarge, UnsupportedMedia, UnusableMedia
-from tests.models.images.pictures import (
+from tests.models.images.drawing import (
     ALONE,
     Folder,
     chunk,
+    drawing,
     encode,
     image,
-    picture,
     pixels,
     png,
     reader,
     save_settings,
 )
 
-SMALL: dict[str, bytes] = {format: encode(picture(24, 24), format) for format in FORMATS}
+SMALL: dict[str, bytes] = {format: encode(drawing(24, 24), format) for format in FORMATS}
 LIMITS = Limits(image_bytes=20 * 2**20, pixels=64_000_000)
 
 
@@ -66,7 +66,7 @@ def refusal(data: bytes, limits: Limits = LIMITS) -> InvalidInput:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_of_the_list_is_read(format: str) -> None:
-    source = picture(37, 23)
+    source = drawing(37, 23)
     lossless = {"WebP": {"lossless": True}}.get(format, {})
     wanted = pixels(37, 23).astype(int)
     found = decode(encode(source, format, **lossless)).astype(int)
@@ -78,13 +78,13 @@ def test_every_format_of_the_list_is_read(format: str) -> None:
 @pytest.mark.parametrize(
     ("data", "name"),
     [
-        (encode(picture(8, 8), "TIFF"), "TIFF"),
-        (encode(picture(8, 8), "AVIF"), "AVIF"),
-        (encode(picture(8, 8), "JPEG2000"), "JPEG 2000"),
-        (encode(picture(8, 8), "ICO"), "ICO"),
-        (encode(picture(8, 8), "PPM"), "PNM"),
-        (encode(picture(8, 8), "EPS"), "PostScript"),
-        (encode(picture(8, 8), "PDF"), "PDF"),
+        (encode(drawing(8, 8), "TIFF"), "TIFF"),
+        (encode(drawing(8, 8), "AVIF"), "AVIF"),
+        (encode(drawing(8, 8), "JPEG2000"), "JPEG 2000"),
+        (encode(drawing(8, 8), "ICO"), "ICO"),
+        (encode(drawing(8, 8), "PPM"), "PNM"),
+        (encode(drawing(8, 8), "EPS"), "PostScript"),
+        (encode(drawing(8, 8), "PDF"), "PDF"),
         (b"8BPS\x00\x01" + bytes(40), "PSD"),
         (b"SIMPLE  =                    T" + bytes(80), "FITS"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
@@ -112,17 +112,17 @@ def test_another_format_is_refused_by_its_name_and_never_opened(data: bytes, nam
         b"secret words" * 99,
         bytes(1000),
         b"RIFF1234WAVE",
-        encode(picture(8, 8), "TGA"),
+        encode(drawing(8, 8), "TGA"),
     ],
 )
-def test_what_is_no_picture_is_refused_without_repeating_it(data: bytes) -> None:
+def test_what_is_no_image_is_refused_without_repeating_it(data: bytes) -> None:
     refused = refusal(data)
     assert type(refused) is UnsupportedMedia
-    assert str(refused).startswith("The picture is in no known format")
+    assert str(refused).startswith("The image is in no known format")
     assert "secret" not in str(refused)
 
 
-def test_a_picture_of_no_bytes_is_refused() -> None:
+def test_an_image_of_no_bytes_is_refused() -> None:
     refused = refusal(b"")
     assert type(refused) is UnusableMedia
     assert "0 bytes" in str(refused)
@@ -130,8 +130,8 @@ def test_a_picture_of_no_bytes_is_refused() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WebP"])
-def test_a_turned_picture_is_made_upright(format: str, orientation: int) -> None:
-    # What a camera would store for this picture in each orientation (EXIF 2.32, 4.6.4).
+def test_a_turned_image_is_made_upright(format: str, orientation: int) -> None:
+    # What a camera would store for this image in each orientation (EXIF 2.32, 4.6.4).
     upright = pixels(32, 16)
     stored = {
         1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1],
@@ -169,26 +169,26 @@ def _raw_profile(info: PngInfo) -> None:
 def test_a_png_is_made_upright_wherever_its_orientation_is_said(say: Callable[[PngInfo], None]) -> None:
     info = PngInfo()
     say(info)
-    image = picture(20, 10)
+    image = drawing(20, 10)
     wanted = np.rot90(np.asarray(image.convert("RGB")), -1)
     assert (decode(encode(image, "PNG", pnginfo=info)) == wanted).all()
 
 
 @pytest.mark.parametrize("value", [0, 9, 77])
-def test_an_orientation_that_does_not_exist_leaves_the_picture_as_it_is(value: int) -> None:
+def test_an_orientation_that_does_not_exist_leaves_the_image_as_it_is(value: int) -> None:
     exif = Pillow.Exif()
     exif[0x0112] = value
-    assert decode(encode(picture(20, 10), exif=exif)).shape == (10, 20, 3)
+    assert decode(encode(drawing(20, 10), exif=exif)).shape == (10, 20, 3)
 
 
 def test_a_damaged_exif_part_counts_as_none() -> None:
-    data = encode(picture(20, 10), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\x7f" + bytes(9))
+    data = encode(drawing(20, 10), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\x7f" + bytes(9))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a host may make errors of Pillow's warnings
         assert decode(data).shape == (10, 20, 3)
 
 
-def test_a_transparent_picture_lies_on_white_or_on_the_wanted_colour() -> None:
+def test_a_transparent_image_lies_on_white_or_on_the_wanted_colour() -> None:
     values = np.zeros((4, 4, 4), dtype=np.uint8)
     values[:, 2:] = (10, 20, 30, 255)
     values[3] = (200, 100, 0, 51)  # a fifth
@@ -205,7 +205,7 @@ def test_every_kind_of_transparency_is_seen(mode: str) -> None:
     assert (decode(encode(clear)) == 255).all()
 
 
-def test_a_transparent_picture_is_blended_in_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transparent_image_is_blended_in_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pillow holds the interpreter's lock while it blends."""
     values = np.random.default_rng(0).integers(256, size=(701, 300, 4), dtype=np.uint8)
     seen = Pillow.fromarray(values)
@@ -294,7 +294,7 @@ def test_a_transparent_colour_is_laid_in_strips_as_at_once() -> None:
 
 
 def test_grey_and_black_and_white_become_three_equal_channels() -> None:
-    grey = picture(9, 7).convert("L")
+    grey = drawing(9, 7).convert("L")
     assert np.array_equal(decode(encode(grey)), np.repeat(np.asarray(grey)[..., None], 3, axis=-1))
     bits = grey.convert("1")
     assert np.array_equal(decode(encode(bits))[..., 0], np.asarray(bits) * np.uint8(255))
@@ -347,11 +347,11 @@ def test_of_an_animation_the_first_frame_is_read_and_the_others_are_not(
     assert set(frames) <= {0}
 
 
-def test_a_picture_above_the_limit_of_pixels_is_refused_by_its_header() -> None:
+def test_an_image_above_the_limit_of_pixels_is_refused_by_its_header() -> None:
     bombs = {
         "PNG": png(50_000, 50_000, data=bytes(10)),
-        "JPEG": _with_size_of_jpeg(encode(picture(8, 8), "JPEG"), 65_000, 65_000),
-        "GIF": b"GIF89a" + struct.pack("<HH", 65_000, 65_000) + encode(picture(8, 8), "GIF")[10:],
+        "JPEG": _with_size_of_jpeg(encode(drawing(8, 8), "JPEG"), 65_000, 65_000),
+        "GIF": b"GIF89a" + struct.pack("<HH", 65_000, 65_000) + encode(drawing(8, 8), "GIF")[10:],
         "WebP": _vp8x(16_000_000, 16_000_000),
         "BMP": SMALL["BMP"][:18] + struct.pack("<ii", 50_000, 50_000) + SMALL["BMP"][26:],
     }  # fmt: skip
@@ -369,7 +369,7 @@ def test_a_bomb_takes_no_memory() -> None:
 import resource, sys, zlib
 from staged_pool.runtime.models.images.decode import Encoded, Limits
 from staged_pool.stages.errors import TooLarge
-from tests.models.images.pictures import png
+from tests.models.images.drawing import png
 bomb = png(20000, 20000, data=bytes(100 * 60001))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
@@ -387,13 +387,13 @@ def test_the_limit_of_pixels_is_the_server_s_and_not_pillow_s() -> None:
         data = encode(Pillow.new("1", (10_000, 9000)))  # Pillow would warn from 89 million on
         assert type(refusal(data)) is TooLarge
         assert decode(data, Limits(20 * 2**20, 90_000_000)).shape == (9000, 10_000, 3)
-    small = encode(picture(10, 10))
+    small = encode(drawing(10, 10))
     assert decode(small, Limits(2**20, 100)).shape == (10, 10, 3)
     assert type(refusal(small, Limits(2**20, 99))) is TooLarge
 
 
-def test_a_picture_above_the_limit_of_bytes_is_refused() -> None:
-    data = encode(picture(10, 10))
+def test_an_image_above_the_limit_of_bytes_is_refused() -> None:
+    data = encode(drawing(10, 10))
     refused = refusal(data, Limits(len(data) - 1, 1000))
     assert type(refused) is TooLarge
     assert f"has {len(data)} bytes: at most {len(data) - 1}" in str(refused)
@@ -408,7 +408,7 @@ def test_a_text_or_a_profile_that_unpacks_to_megabytes_is_refused() -> None:
         png(4, 4, (b"zTXt", b"comment\x00\x00" + packed), data=bytes(4 * 13)),
         png(4, 4, (b"iTXt", b"comment\x00\x01\x00\x00\x00" + packed), data=bytes(4 * 13)),
         png(4, 4, (b"iCCP", b"profile\x00\x00" + packed), data=bytes(4 * 13)),
-        encode(picture(4, 4), pnginfo=info),
+        encode(drawing(4, 4), pnginfo=info),
     ]
     for data in bombs:
         assert type(refusal(data)) is UnusableMedia
@@ -417,7 +417,7 @@ def test_a_text_or_a_profile_that_unpacks_to_megabytes_is_refused() -> None:
 
 
 def test_a_jpeg_of_very_many_scans_is_refused() -> None:
-    data = encode(picture(64, 64), "JPEG", progressive=True)
+    data = encode(drawing(64, 64), "JPEG", progressive=True)
     scan = data.index(b"\xff\xda")
     end = data.index(b"\xff", scan + 14)
     while data[end + 1] == 0:
@@ -457,12 +457,12 @@ def test_a_thumbnail_in_a_segment_is_not_taken_for_scans_of_the_image() -> None:
     exif = Pillow.Exif()
     exif[0x0112] = 6
     thumbnails = b"".join(b"\xff\xe3" + struct.pack(">H", len(SMALL["JPEG"]) + 2) + SMALL["JPEG"] for _ in range(200))
-    data = encode(picture(30, 20), "JPEG", exif=exif)
+    data = encode(drawing(30, 20), "JPEG", exif=exif)
     assert_array_equal(decode(data[:2] + thumbnails + data[2:]), decode(data))
 
 
 def test_a_photo_with_a_gain_map_and_a_video_shows_its_first_image() -> None:
-    pair = encode(picture(30, 20), "MPO", save_all=True, append_images=[Pillow.new("RGB", (30, 20))])
+    pair = encode(drawing(30, 20), "MPO", save_all=True, append_images=[Pillow.new("RGB", (30, 20))])
     assert_array_equal(decode(pair + BEHIND["video"]), decode(pair))
 
 
@@ -474,7 +474,7 @@ def test_a_bmp_may_have_something_in_its_reserved_bytes() -> None:
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_jpeg_with_restarts_counts_its_own_scans(progressive: bool) -> None:
-    data = encode(picture(64, 64), "JPEG", progressive=progressive, restart_marker_rows=1)
+    data = encode(drawing(64, 64), "JPEG", progressive=progressive, restart_marker_rows=1)
     assert b"\xff\xd0" in data
     scans = read_structure(data + BEHIND["markers"]).scans
     assert (scans == 1) is not progressive
@@ -607,8 +607,8 @@ def test_a_bmp_in_run_length_codes_is_read_up_to_a_size() -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_file_that_ends_early_is_refused(format: str) -> None:
-    data = encode(picture(64, 64), format)
-    # A GIF or JPEG that lacks its last byte or two shows all of its picture.
+    data = encode(drawing(64, 64), format)
+    # A GIF or JPEG that lacks its last byte or two shows all of its image.
     for length in (1, 5, 12, 20, 31, len(data) // 4, len(data) // 2, len(data) * 3 // 4):
         refused = refusal(data[:length])
         assert type(refused) in (UnusableMedia, UnsupportedMedia), length
@@ -619,7 +619,7 @@ def test_a_file_that_ends_early_is_refused(format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_damaged_file_is_refused_or_shows_a_picture_of_its_size(format: str, data: st.DataObject) -> None:
+def test_a_damaged_file_is_refused_or_shows_an_image_of_its_size(format: str, data: st.DataObject) -> None:
     whole = bytearray(SMALL[format])
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(whole) - 1))
@@ -640,7 +640,7 @@ def test_a_damaged_file_is_refused_or_shows_a_picture_of_its_size(format: str, d
     st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\x10\x00\x00\x00WEBPVP8 ", b"GIF89a", b""]),
     st.binary(max_size=300),
 )
-def test_bytes_that_only_begin_like_a_picture_are_refused(beginning: bytes, rest: bytes) -> None:
+def test_bytes_that_only_begin_like_an_image_are_refused(beginning: bytes, rest: bytes) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = outcome(beginning + rest)
@@ -673,13 +673,13 @@ def test_a_line_never_reaches_a_processor_that_is_not_followed(tmp_path: Path) -
         careful.read(Image(encode(Pillow.new("L", (1, 65_535)))))
 
 
-def test_the_longest_picture_that_keeps_its_shape_is_read(family_folder: Folder) -> None:
+def test_the_longest_image_that_keeps_its_shape_is_read(family_folder: Folder) -> None:
     for family in ("clip", "qwen2-vl"):
         assert reader(family_folder(family)).read(image(3, 600)).values.size
 
 
-def test_a_jpeg_of_several_pictures_shows_the_first() -> None:
-    data = encode(picture(30, 20), "MPO", save_all=True, append_images=[Pillow.new("RGB", (30, 20))])
+def test_a_jpeg_of_several_images_shows_the_first() -> None:
+    data = encode(drawing(30, 20), "MPO", save_all=True, append_images=[Pillow.new("RGB", (30, 20))])
     assert decode(data).mean() > 60
 
 

@@ -17,7 +17,7 @@ from staged_pool.runtime.models.images.fast import begins_with_columns, read_fas
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
 from staged_pool.runtime.models.images.sizes import Size
-from tests.models.images.pictures import pixels
+from tests.models.images.drawing import pixels
 
 WIDE = (911, 733)
 """Width and height of an image of several strips, whichever way it is cut."""

@@ -18,7 +18,7 @@ from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import TooLarge, UnusableMedia
-from tests.models.images.pictures import Folder, encode, picture
+from tests.models.images.drawing import Folder, drawing, encode
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not is_glibc(), reason="reads /proc, and has glibc give memory back")
@@ -34,7 +34,7 @@ def test_no_kind_of_image_takes_more_than_is_reserved_for_it() -> None:
 def test_an_image_waits_for_its_room_and_gives_it_back(family_folder: Folder) -> None:
     budget = MemoryBudget(2**32)
     reader = ImageReader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
-    given = Image(encode(picture(400, 300)))
+    given = Image(encode(drawing(400, 300)))
     done = threading.Event()
 
     def read() -> None:
@@ -51,7 +51,7 @@ def test_an_image_waits_for_its_room_and_gives_it_back(family_folder: Folder) ->
     assert budget.decodes.held_bytes == 0
 
 
-@pytest.mark.parametrize("data", [encode(picture(400, 300)), encode(picture(400, 300))[:-60]])
+@pytest.mark.parametrize("data", [encode(drawing(400, 300)), encode(drawing(400, 300))[:-60]])
 def test_an_image_gives_its_room_back_also_where_it_is_damaged(data: bytes, family_folder: Folder) -> None:
     budget = MemoryBudget(2**32)
     reader = ImageReader(read_image_settings(family_folder("clip")), EngineConfig(), budget)
@@ -66,12 +66,12 @@ def test_an_image_that_needs_more_than_there_is_is_rejected(family_folder: Folde
     with pytest.raises(
         TooLarge, match=r"2000 x 1000 pixels, and reading it takes \d+ MB of memory: this server has 0 MB"
     ):
-        reader.read(Image(encode(picture(2000, 1000))))
+        reader.read(Image(encode(drawing(2000, 1000))))
 
 
 def test_an_image_that_may_be_turned_has_room_either_way(family_folder: Folder) -> None:
     reader = ImageReader(read_image_settings(family_folder("qwen2-vl")), EngineConfig())
-    lying, standing = (reader.memory(Image(encode(picture(*size)))) for size in ((3000, 300), (300, 3000)))
+    lying, standing = (reader.memory(Image(encode(drawing(*size)))) for size in ((3000, 300), (300, 3000)))
     assert lying == standing
 
 

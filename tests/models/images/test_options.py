@@ -1,4 +1,4 @@
-"""What a caller may set for one picture."""
+"""What a caller may set for one image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from staged_pool.runtime.models.images.scale import to_device
 from staged_pool.runtime.requests import Image
 from staged_pool.stages.errors import InvalidInput, TooLarge
-from tests.models.images.pictures import Folder, encode, image, picture, reader
+from tests.models.images.drawing import Folder, drawing, encode, image, reader
 
 HONOURED: list[tuple[str, dict[str, Any]]] = [
     ("qwen2-vl", {"max_pixels": 20 * 784}),
@@ -35,11 +35,11 @@ HONOURED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("family", "options"), HONOURED)
 @pytest.mark.parametrize("path", ["fast", "exact"])
-def test_options_change_a_picture_as_they_do_in_transformers(
+def test_options_change_an_image_as_they_do_in_transformers(
     family: str, options: dict[str, Any], path: str, family_folder: Folder
 ) -> None:
     ours = reader(family_folder(family), image_path=path)
-    data = encode(picture(400, 300))
+    data = encode(drawing(400, 300))
     found = ours.read(Image(data, options))
     arguments = dict(options)
     for name, key in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
@@ -73,9 +73,9 @@ def test_options_change_a_picture_as_they_do_in_transformers(
         ("qwen2-vl", {"size": {"height": 28}}, "size must be an object that has no other fields than shortest_edge"),
         ("qwen2-vl", {"size": 28}, "size must be an object"),
         ("qwen2-vl", {"do_resize": "no"}, "do_resize must be true or false"),
-        ("qwen2-vl", {"do_resize": False}, "edges of a picture must be multiples of 28 pixels"),
+        ("qwen2-vl", {"do_resize": False}, "edges of an image must be multiples of 28 pixels"),
         ("siglip2-naflex", {"max_num_patches": 101}, "max_num_patches must be a whole number from 1 to 100"),
-        ("siglip2-naflex", {"do_resize": False}, "edges of a picture must be multiples of 16 pixels"),
+        ("siglip2-naflex", {"do_resize": False}, "edges of an image must be multiples of 16 pixels"),
         ("siglip", {"size": {"height": 65, "width": 64}}, "give 64 x 65 pixels: the model takes 64 x 64"),
         ("siglip", {"do_resize": False}, "give 100 x 90 pixels: the model takes 64 x 64"),
         ("siglip", {"do_center_crop": True}, "do_center_crop needs crop_size"),
@@ -97,14 +97,14 @@ def test_an_option_that_is_not_possible_is_refused_by_its_name(
     assert len(str(caught.value)) < 300
 
 
-def test_an_option_cannot_make_a_picture_larger_than_the_server_takes(family_folder: Folder) -> None:
+def test_an_option_cannot_make_an_image_larger_than_the_server_takes(family_folder: Folder) -> None:
     small = reader(family_folder("clip"), max_image_pixels=1_000_000)
     with pytest.raises(TooLarge, match="ask for 2400 x 1200 pixels: at most 1000000 are made") as caught:
         small.read(image(200, 100, size={"shortest_edge": 1200}))
     assert caught.value.param == "mm_processor_kwargs"
 
 
-def test_a_picture_that_fits_may_go_as_it_is(family_folder: Folder) -> None:
+def test_an_image_that_fits_may_go_as_it_is(family_folder: Folder) -> None:
     qwen = reader(family_folder("qwen2-vl"))
     assert qwen.read(image(56, 84, do_resize=False)).grid == (6, 4)
     with pytest.raises(InvalidInput, match="may have at most 1200 patches"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from staged_pool.runtime.models.images.orientation import read_orientation
-from tests.models.images.pictures import chunk, encode, picture
+from tests.models.images.drawing import chunk, drawing, encode
 
 TAG = 0x0112
 
@@ -107,7 +107,7 @@ def test_a_value_that_thousands_of_entries_share_is_not_copied() -> None:
     shared = bytes(2**20)
     entries = [(tag + 1000, 1, len(shared), struct.pack("<L", 12 * 5000 + 14)) for tag in range(5000)]
     data = exif([(TAG, 3, 1, b"\6\0\0\0"), *entries], behind=shared)
-    png = encode(picture(20, 10))
+    png = encode(drawing(20, 10))
     where = png.index(b"IDAT") - 4
     file = Pillow.open(io.BytesIO(png[:where] + chunk(b"eXIf", data[6:]) + png[where:]))
     tracemalloc.start()

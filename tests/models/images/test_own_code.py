@@ -28,7 +28,7 @@ from staged_pool.stages.errors import (
     UnsupportedMedia,
     UnusableMedia,
 )
-from tests.models.images.pictures import encode, image, picture, pixels, save_settings
+from tests.models.images.drawing import drawing, encode, image, pixels, save_settings
 
 LONG = pytest.mark.long
 """Those that start processes of their own, each of which imports transformers."""
@@ -41,7 +41,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 
 class Moody(BaseImageProcessor):
-    """What happens to a picture is told by its first pixel."""
+    """What happens to an image is told by its first pixel."""
 
     model_input_names = ["pixel_values"]
 
@@ -106,17 +106,17 @@ def replaced() -> None:
 def test_the_folder_s_code_makes_the_pixels(moody: ImageReader) -> None:
     assert moody.path == "exact"
     assert moody.reason == "it is code of the model folder"
-    prepared = moody.read(Image(encode(picture(6, 6))))
+    prepared = moody.read(Image(encode(drawing(6, 6))))
     assert np.array_equal(prepared.values, pixels(6, 6).transpose(2, 0, 1) + np.float32(0.5))
 
 
-def test_a_process_that_dies_fails_its_picture_and_is_replaced(
+def test_a_process_that_dies_fails_its_image_and_is_replaced(
     moody: ImageReader, logged: list[structlog.typing.EventDict]
 ) -> None:
     before = processes()
     assert len(before) == 2
     for red in (1, 2):
-        with pytest.raises(UnusableMedia, match="broke down on the picture"):
+        with pytest.raises(UnusableMedia, match="broke down on the image"):
             moody.read(dot(red))
     assert moody.read(dot(77)).values[0, 0, 0] == 77.5
     replaced()
@@ -126,7 +126,7 @@ def test_a_process_that_dies_fails_its_picture_and_is_replaced(
     assert not processes() & before
 
 
-def test_pictures_beside_one_that_kills_its_process_are_read(moody: ImageReader) -> None:
+def test_images_beside_one_that_kills_its_process_are_read(moody: ImageReader) -> None:
     def read(red: int) -> float | type[Exception]:
         try:
             return float(moody.read(dot(red)).values[0, 0, 0])
@@ -153,7 +153,7 @@ def test_the_limits_hold_in_the_processes_too(moody: ImageReader) -> None:
     with pytest.raises(TooLarge, match="at most 10000 are taken"):
         moody.read(image(101, 100))
     with pytest.raises(UnsupportedMedia, match="TIFF"):
-        moody.read(Image(encode(picture(5, 5), "TIFF")))
+        moody.read(Image(encode(drawing(5, 5), "TIFF")))
     with pytest.raises(UnusableMedia, match="0 bytes"):
         moody.read(Image(b""))
     with pytest.raises(InvalidInput, match="this model knows rgba_background_color"):

@@ -1,4 +1,4 @@
-"""Pictures as every family of models wants them, beside what transformers makes of the same files."""
+"""Images as every family of models wants them, beside what transformers makes of the same files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from staged_pool.runtime.models.images.reader import ImageReader
 from staged_pool.runtime.models.images.scale import to_device
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.requests import Image
-from tests.models.images.pictures import ALONE, FAMILIES, Folder, encode, image, picture, pixels, reader
+from tests.models.images.drawing import ALONE, FAMILIES, Folder, drawing, encode, image, pixels, reader
 
 SIZES = [(640, 480), (333, 517), (47, 61), (61, 47), (90, 700), (700, 90), (224, 224), (1280, 720), (1, 1), (3, 200)]
-"""Widths and heights: larger and smaller than the models', upright and lying, and hardly any picture at all."""
+"""Widths and heights: larger and smaller than the models', upright and lying, and hardly any image at all."""
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "qwen2-vl": [{"max_pixels": 20 * 784}, {"min_pixels": 290 * 784}],
@@ -90,9 +90,9 @@ def test_exact_pixels_are_those_of_transformers(family: str, family_folder: Fold
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "1", "CMYK"])
 def test_files_of_every_mode_look_as_they_do_to_transformers(mode: str, family_folder: Folder) -> None:
     folder = family_folder("qwen2-vl")
-    source = picture(150, 100)
+    source = drawing(150, 100)
     if mode in ("RGBA", "LA"):
-        source.putalpha(picture(150, 100, 1).convert("L"))
+        source.putalpha(drawing(150, 100, 1).convert("L"))
     converted = source.convert(mode)
     data = encode(converted, "JPEG" if mode == "CMYK" else "PNG", **({"transparency": 3} if mode == "P" else {}))
     fast = reader(folder)
@@ -100,7 +100,7 @@ def test_files_of_every_mode_look_as_they_do_to_transformers(mode: str, family_f
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_paths_say_the_same_of_a_picture_s_shape(family: str, family_folder: Folder) -> None:
+def test_both_paths_say_the_same_of_an_image_s_shape(family: str, family_folder: Folder) -> None:
     fast, exact = reader(family_folder(family)), reader(family_folder(family), image_path="exact")
     for size in SIZES:
         ours, theirs = fast.read(image(*size)), exact.read(image(*size))
@@ -115,15 +115,15 @@ def test_both_paths_say_the_same_of_a_picture_s_shape(family: str, family_folder
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("path", ["fast", "exact"])
-def test_how_many_patches_a_picture_has_is_known_before_it_is_decoded(
+def test_how_many_patches_an_image_has_is_known_before_it_is_decoded(
     family: str, path: str, family_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = reader(family_folder(family), image_path=path)
     lying = Pillow.Exif()
     lying[0x0112] = 6
     given = [image(*size) for size in SIZES]
-    given += [Image(encode(picture(300, 200), kind, exif=lying)) for kind in ("JPEG", "PNG", "WEBP")]
-    given += [Image(encode(picture(300, 200)), options) for options in OPTIONS.get(family, ())]
+    given += [Image(encode(drawing(300, 200), kind, exif=lying)) for kind in ("JPEG", "PNG", "WEBP")]
+    given += [Image(encode(drawing(300, 200)), options) for options in OPTIONS.get(family, ())]
     wanted = [ours.read(one).patches for one in given]
     assert (None in wanted) == (ours.settings.patch_size is None)
     if path == "fast":
@@ -131,14 +131,14 @@ def test_how_many_patches_a_picture_has_is_known_before_it_is_decoded(
     assert [ours.patches(one) for one in given] == wanted
 
 
-def test_a_picture_travels_as_a_byte_a_value_without_the_copies_of_a_film(family_folder: Folder) -> None:
+def test_an_image_travels_as_a_byte_a_value_without_the_copies_of_a_film(family_folder: Folder) -> None:
     prepared = reader(family_folder("qwen2-vl")).read(image(640, 480))
     assert prepared.grid is not None
     assert prepared.values.nbytes == prepared.grid[0] * prepared.grid[1] * 3 * 14 * 14
     assert prepared.values.base is None or not isinstance(prepared.values.base, np.ndarray)
 
 
-def test_pictures_of_both_paths_go_to_the_device_together(family_folder: Folder) -> None:
+def test_images_of_both_paths_go_to_the_device_together(family_folder: Folder) -> None:
     for family in ("clip", "qwen2-vl", "siglip2-naflex"):
         fast, exact = reader(family_folder(family)), reader(family_folder(family), image_path="exact")
         several = [fast.read(image(50, 40)), exact.read(image(90, 40, 1)), fast.read(image(90, 140, 2))]
@@ -148,7 +148,7 @@ def test_pictures_of_both_paths_go_to_the_device_together(family_folder: Folder)
         assert to_device(several, fast.scale, "cpu", torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_a_picture_above_sixteen_megabytes_is_read_like_a_small_one(family_folder: Folder) -> None:
+def test_an_image_above_sixteen_megabytes_is_read_like_a_small_one(family_folder: Folder) -> None:
     # Pillow keeps it in several pieces of memory, and it is neither a multiple of them nor of a strip.
     folder = family_folder("vit")
     fast = reader(folder)
@@ -158,7 +158,7 @@ def test_a_picture_above_sixteen_megabytes_is_read_like_a_small_one(family_folde
     assert steps(scaled(fast.read(Image(data)), fast), by_transformers(folder, data), fast) <= 2.1
 
 
-def test_prepared_pixels_outlive_the_picture_they_were_made_of(family_folder: Folder) -> None:
+def test_prepared_pixels_outlive_the_image_they_were_made_of(family_folder: Folder) -> None:
     folder = family_folder("siglip")
     fast = reader(folder)
     same_size = [image(64, 64, seed) for seed in range(30)]  # not resized: what is given might be Pillow's memory
@@ -167,7 +167,7 @@ def test_prepared_pixels_outlive_the_picture_they_were_made_of(family_folder: Fo
         assert np.array_equal(one.values, pixels(64, 64, seed).transpose(2, 0, 1))
 
 
-def test_threads_that_read_at_once_get_their_own_pictures(family_folder: Folder) -> None:
+def test_threads_that_read_at_once_get_their_own_images(family_folder: Folder) -> None:
     for family in ("clip", "qwen2-vl"):
         fast = reader(family_folder(family))
         given = [image(40 + 7 * k, 150 - 3 * k, k, "JPEG") for k in range(24)]
@@ -252,7 +252,7 @@ def test_a_draft_is_taken_only_where_less_than_half_is_wanted(family_folder: Fol
 
     assert distance(440, 440) == 0
     assert 0 < distance(1200, 900) < 8
-    upright = encode(picture(1200, 600), "JPEG", exif=_turned())
+    upright = encode(drawing(1200, 600), "JPEG", exif=_turned())
     there, here = (one.read(Image(upright)).values.astype(int) for one in (sharp, draft))
     assert 0 < np.abs(there - here).mean() < 8
 

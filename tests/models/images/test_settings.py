@@ -12,7 +12,7 @@ import pytest
 from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.images.sizes import Box, Edge, PatchBudget, PixelRange
 from staged_pool.stages.errors import ConfigError
-from tests.models.images.pictures import ALONE, Folder, reader, save_settings
+from tests.models.images.drawing import ALONE, Folder, reader, save_settings
 from tests.needed import is_older
 
 CLIP = {"image_processor_type": "CLIPImageProcessor"}
@@ -58,7 +58,7 @@ def test_older_ways_of_saying_it_are_understood(settings: dict[str, Any], tmp_pa
     assert reader(tmp_path).path == "fast"
 
 
-def test_the_part_for_pictures_of_a_newer_file_goes_before_the_older_file(tmp_path: Path) -> None:
+def test_the_part_for_images_of_a_newer_file_goes_before_the_older_file(tmp_path: Path) -> None:
     save_settings(tmp_path, **CLIP)
     both = {
         "image_processor": {**CLIP, "crop_size": 96, "size": {"shortest_edge": 96}},
@@ -86,9 +86,9 @@ def test_a_processor_that_is_not_known_here_runs_as_transformers_has_it(tmp_path
 
 
 @ALONE
-def test_a_processor_that_fails_on_a_plain_picture_is_refused_at_load(tmp_path: Path) -> None:
+def test_a_processor_that_fails_on_a_plain_image_is_refused_at_load(tmp_path: Path) -> None:
     save_settings(tmp_path, image_processor_type="Qwen2VLImageProcessor", patch_size=15, do_resize=False)
-    with pytest.raises(ConfigError, match="Qwen2VLImageProcessorPil cannot prepare a picture: cannot reshape"):
+    with pytest.raises(ConfigError, match="Qwen2VLImageProcessorPil cannot prepare an image: cannot reshape"):
         reader(tmp_path)
 
 

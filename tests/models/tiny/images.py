@@ -1,4 +1,4 @@
-"""Models with a tower for pictures: CLIP, SigLIP and SigLIP2, which read texts too, ViT and DINOv2."""
+"""Models with a tower for images: CLIP, SigLIP and SigLIP2, which read texts too, ViT and DINOv2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.tiny.layout import MODERN, write_json, write_modules
 from tests.models.tiny.vocabularies import blank_bpe, clip_bpe, unigram
 
 IMAGE_WIDTH = 48
-"""Of vectors of pictures before their projection."""
+"""Of vectors of images before their projection."""
 PROJECTION = 24
 EDGE = 64
 PATCH = 16
@@ -151,7 +151,7 @@ def _siglip_masked(folder: Path) -> None:
 
 
 def _siglip2_fixed(folder: Path) -> None:
-    """SigLIP2 for pictures of one size is a SigLIP whose tokenizer lowercases, and may pad before a text."""
+    """SigLIP2 for images of one size is a SigLIP whose tokenizer lowercases, and may pad before a text."""
     siglip(folder, lower_case=True, padding_side="left")
 
 
@@ -178,7 +178,7 @@ def vit(folder: Path) -> None:
 
 
 def _vit_st_mean(folder: Path) -> None:
-    """A chain of sentence-transformers on a model of pictures."""
+    """A chain of sentence-transformers on a model of images."""
     vit(folder)
     pooling = {"embedding_dimension": IMAGE_WIDTH, "pooling_mode": "mean"}
     write_modules(
@@ -199,7 +199,7 @@ def _vit_labels(folder: Path) -> None:
 
 
 def _dinov2_processor() -> Any:
-    """Smaller pictures than its table of positions was made for, as its authors have it."""
+    """Smaller images than its table of positions was made for, as its authors have it."""
     return hf.BitImageProcessorPil(
         size={"shortest_edge": EDGE + 8}, crop_size={"height": EDGE, "width": EDGE}, do_center_crop=True
     )
@@ -253,7 +253,7 @@ TWO_TOWERS: Mapping[str, Body] = {
     "siglip2-fixed": _siglip2_fixed,
     "siglip2-naflex": _siglip2_naflex,
 }
-"""Models of texts and of pictures, by name."""
+"""Models of texts and of images, by name."""
 
 IMAGE_ENCODERS: Mapping[str, Body] = {
     "vit": vit,

@@ -1,4 +1,4 @@
-"""Language models that are shown pictures: vectors of a conversation, and late interaction with pages."""
+"""Language models that are shown images: vectors of a conversation, and late interaction with pages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MERGE: Final = 2
 PAGE_WIDTH: Final = 24
 """Values of a vector of the models of late interaction."""
 PAGE_SIDE: Final = 56
-"""Of the square that one of them makes of every picture, in pixels."""
+"""Of the square that one of them makes of every image, in pixels."""
 LONGEST: Final = 320
 
 _SEEN: Final = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 
-# As in Qwen2-VL's own folder, without what it does for videos and with numbers of pictures.
+# As in Qwen2-VL's own folder, without what it does for videos and with numbers of images.
 CHAT: Final = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
@@ -80,7 +80,7 @@ def _qwen2_vl_config(tokenizer: hf.PreTrainedTokenizerFast) -> hf.Qwen2VLConfig:
 
 
 def _qwen2_5_vl_config(tokenizer: hf.PreTrainedTokenizerFast) -> hf.Qwen2_5_VLConfig:
-    """Pictures are seen through windows of two by two merged patches, but for one layer."""
+    """Images are seen through windows of two by two merged patches, but for one layer."""
     vision = {
         "depth": 3,
         "hidden_size": WIDTH,
@@ -97,7 +97,7 @@ def _qwen2_5_vl_config(tokenizer: hf.PreTrainedTokenizerFast) -> hf.Qwen2_5_VLCo
 
 
 def _write_patch_settings(folder: Path, *, tokens: tuple[int, int] = (4, 40), **others: Any) -> None:
-    """As folders of the family have it. `tokens`: the fewest and the most that a picture becomes."""
+    """As folders of the family have it. `tokens`: the fewest and the most that an image becomes."""
     fewest, most = (count * (PATCH * MERGE) ** 2 for count in tokens)
     write_json(
         folder / "preprocessor_config.json",
@@ -222,9 +222,9 @@ def _colpali(folder: Path) -> None:
 
 
 SEEING: Mapping[str, Body] = {"qwen2-vl": _qwen2_vl, "qwen2.5-vl": _qwen2_5_vl}
-"""One vector of a conversation with pictures, by name."""
+"""One vector of a conversation with images, by name."""
 
 PAGES: Mapping[str, Body] = {"colqwen2": _colqwen2, "colpali": _colpali}
-"""Late interaction of texts with pictures, by name."""
+"""Late interaction of texts with images, by name."""
 
 VISION_LANGUAGE: Mapping[str, Body] = {**SEEING, **PAGES}

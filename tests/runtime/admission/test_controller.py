@@ -43,7 +43,7 @@ def measured(tokens_per_s: float) -> ServiceTimeModel:
     return service_time
 
 
-PICTURE_BYTES = 500_000
+IMAGE_BYTES = 500_000
 """A JPEG of 1920 x 1080 in base64."""
 
 
@@ -252,24 +252,24 @@ def test_a_request_too_large_for_any_load_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("seen", [0, 100])
-def test_three_hundred_pictures_at_once_are_let_in(seen: int) -> None:
+def test_three_hundred_images_at_once_are_let_in(seen: int) -> None:
     """Whether the server has seen any before or not."""
     admission = door_of_both(measured(40_000), measured(40_000))
     for _ in range(seen):
-        answer(admission, {"image": 50}, body_bytes=PICTURE_BYTES)
-    rooms = [admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER) for _ in range(300)]
+        answer(admission, {"image": 50}, body_bytes=IMAGE_BYTES)
+    rooms = [admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER) for _ in range(300)]
     for room in rooms:
         admission.count_items(room, {"image": 1})
-    assert admission.statistics().body_bytes == 300 * PICTURE_BYTES
+    assert admission.statistics().body_bytes == 300 * IMAGE_BYTES
     assert admission.statistics().tokens <= 300 * 256
 
 
-def test_a_text_is_let_in_whatever_pictures_wait() -> None:
+def test_a_text_is_let_in_whatever_images_wait() -> None:
     admission = door_of_both(measured(10_000), measured(100), target_delay_s=10)
-    admission.count_items(admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER), {"image": 100})
-    admission.count_items(admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER), {"image": 100})
+    admission.count_items(admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER), {"image": 100})
+    admission.count_items(admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER), {"image": 100})
     with pytest.raises(Overloaded, match="would take about") as caught:
-        admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER)
+        admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER)
     assert caught.value.retry_after_s > 100
     admission.enter(body_bytes=400, timeout_s=0.1)
     lanes = admission.statistics().lanes
@@ -277,7 +277,7 @@ def test_a_text_is_let_in_whatever_pictures_wait() -> None:
     assert lanes["image"].drain_s > 100
 
 
-def test_a_url_of_a_picture_is_judged_when_it_has_been_read() -> None:
+def test_a_url_of_an_image_is_judged_when_it_has_been_read() -> None:
     """Its body looks like that of a text."""
     admission = door_of_both(measured(10_000), measured(100), target_delay_s=10)
     admission.count_items(admission.enter(body_bytes=200, timeout_s=FOREVER), {"image": 100})
@@ -289,7 +289,7 @@ def test_a_url_of_a_picture_is_judged_when_it_has_been_read() -> None:
     assert admission.statistics().refused == {"delay": 1}
 
 
-def test_texts_that_looked_like_pictures_count_as_what_they_are() -> None:
+def test_texts_that_looked_like_images_count_as_what_they_are() -> None:
     admission = door_of_both(ServiceTimeModel(), ServiceTimeModel(), max_tokens=150_000)
     admission.count_items(admission.enter(body_bytes=400_000, timeout_s=FOREVER), {"text": 500})
     room = admission.enter(body_bytes=400_000, timeout_s=FOREVER)
@@ -299,18 +299,18 @@ def test_texts_that_looked_like_pictures_count_as_what_they_are() -> None:
     assert admission.statistics().tokens == 100_000
 
 
-def test_pictures_that_are_slow_to_decode_drain_as_slowly() -> None:
+def test_images_that_are_slow_to_decode_drain_as_slowly() -> None:
     decode = ServiceTimeModel()
     for _ in range(50):
         decode.observe(1, 0.02)
     admission = door_of_both(measured(10_000), measured(10_000), decode)
-    room = admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER)
+    room = admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER)
     admission.count_items(room, {"image": 100})
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(2.56, rel=0.01)  # 25 600 tokens on the device
     for _ in range(100):
         room.prepared("image", 10)
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(0.1, rel=0.01)
-    room = admission.enter(body_bytes=PICTURE_BYTES, timeout_s=FOREVER)
+    room = admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER)
     admission.count_items(room, {"image": 100})
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(2.0, rel=0.01)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from staged_pool.runtime.admission.estimates import (
     FIRST_BYTES_PER_TOKEN,
-    FIRST_PICTURE_TOKENS,
-    PICTURE_BYTES,
+    FIRST_IMAGE_TOKENS,
+    IMAGE_BYTES,
     Estimates,
 )
 from staged_pool.runtime.model import Lane
@@ -21,14 +21,14 @@ SIZES = st.integers(0, 2**28)
 READ = st.dictionaries(st.sampled_from(BOTH), st.integers(1, 10**6), min_size=1)
 
 
-def test_before_anything_is_known_a_small_body_is_a_text_and_a_large_one_a_picture() -> None:
+def test_before_anything_is_known_a_small_body_is_a_text_and_a_large_one_an_image() -> None:
     estimates = Estimates(BOTH)
     (small,) = estimates.guess(400).items()
     assert small[0] == "text"
     assert small[1].tokens == 400 / FIRST_BYTES_PER_TOKEN
     (large,) = estimates.guess(500_000).items()
     assert large[0] == "image"
-    assert large[1].tokens == FIRST_PICTURE_TOKENS
+    assert large[1].tokens == FIRST_IMAGE_TOKENS
 
 
 def test_sizes_are_learned_apart_from_each_other() -> None:
@@ -80,7 +80,7 @@ def test_guesses_are_numbers_that_can_be_counted_and_one_lane_is_likely(
         0 <= guess.tokens <= guess.given_present * (1 + 1e-9) + 1e-9 or not guess.likely for guess in guesses.values()
     )
     assert all(math.isfinite(guess.tokens) and math.isfinite(guess.given_present) for guess in guesses.values())
-    if body_bytes < PICTURE_BYTES:
+    if body_bytes < IMAGE_BYTES:
         assert guesses["text"].likely
 
 

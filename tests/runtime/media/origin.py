@@ -1,4 +1,4 @@
-"""A host of pictures on a real socket, of which a test decides every byte."""
+"""A host of images on a real socket, of which a test decides every byte."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from anyio.streams.tls import TLSListener
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media.fetcher import MediaFetcher
 
-PICTURE = bytes(range(256)) * 5
-NAME = "pictures.example"
+IMAGE = bytes(range(256)) * 5
+NAME = "images.example"
 LOCAL = "127.0.0.1"
 
 Behave: TypeAlias = Callable[[anyio.abc.ByteStream], Awaitable[None]]
 
 
-def answer(body: bytes = PICTURE, *headers: str, status: str = "200 OK", kind: str | None = "image/png") -> Behave:
+def answer(body: bytes = IMAGE, *headers: str, status: str = "200 OK", kind: str | None = "image/png") -> Behave:
     """Sends one complete answer."""
     lines = [f"HTTP/1.1 {status}", *headers, *([f"content-type: {kind}"] if kind else [])]
     if not any(header.startswith(("content-length", "transfer-encoding")) for header in headers):

@@ -1,4 +1,4 @@
-"""Pictures from hosts on real sockets that behave well, badly and worse."""
+"""Images from hosts on real sockets that behave well, badly and worse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from staged_pool.stages.errors import (
     UrlNotAllowed,
 )
 from tests.doubles import until
-from tests.runtime.media.origin import LOCAL, NAME, PICTURE, Behave, Names, answer, fetcher, origin, redirect
+from tests.runtime.media.origin import IMAGE, LOCAL, NAME, Behave, Names, answer, fetcher, origin, redirect
 
 pytestmark = pytest.mark.anyio
 
@@ -45,20 +45,20 @@ def chunks(*pieces: bytes) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
 
 
-async def test_a_picture_comes_with_its_bytes_and_keeps_everything_else() -> None:
+async def test_an_image_comes_with_its_bytes_and_keeps_everything_else() -> None:
     async with origin() as host:
         image = Image(host.url("/"), {"size": 4}, "a cat")
-        assert await fetcher().fetch(image) == Image(PICTURE, {"size": 4}, "a cat")
+        assert await fetcher().fetch(image) == Image(IMAGE, {"size": 4}, "a cat")
 
 
-async def test_a_picture_that_has_its_bytes_is_returned_as_it_is() -> None:
-    image = Image(PICTURE)
+async def test_an_image_that_has_its_bytes_is_returned_as_it_is() -> None:
+    image = Image(IMAGE)
     assert await MediaFetcher(EngineConfig()).fetch(image) is image
 
 
 async def test_the_host_is_told_its_name_and_nothing_about_this_server() -> None:
     async with origin() as host:
-        host.pages["/a%20b?c=d"] = answer(PICTURE, "set-cookie: a=b")
+        host.pages["/a%20b?c=d"] = answer(IMAGE, "set-cookie: a=b")
         await fetcher().fetch(Image(host.url("/a%20b?c=d#fragment")))
         await fetcher().fetch(Image(host.url("/a%20b?c=d")))
     first, second = host.requests
@@ -78,7 +78,7 @@ async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.Monk
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with origin() as host:
-        assert (await fetcher().fetch(Image(host.url()))).source == PICTURE
+        assert (await fetcher().fetch(Image(host.url()))).source == IMAGE
 
 
 KINDS = ["image/jpeg", "IMAGE/PNG; q=1", "application/octet-stream", "text/plain", "text/html", "nonsense", None]
@@ -88,7 +88,7 @@ KINDS = ["image/jpeg", "IMAGE/PNG; q=1", "application/octet-stream", "text/plain
 async def test_what_comes_is_taken_whatever_type_the_host_says(kind: str | None) -> None:
     async with origin() as host:
         host.pages["/"] = answer(kind=kind)
-        assert (await fetcher().fetch(Image(host.url()))).source == PICTURE
+        assert (await fetcher().fetch(Image(host.url()))).source == IMAGE
 
 
 def raw_deflate(data: bytes) -> bytes:
@@ -99,22 +99,22 @@ def raw_deflate(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("coding", "body"),
     [
-        ("gzip", gzip.compress(PICTURE)),
-        ("GZIP", gzip.compress(PICTURE) + bytes(20)),
-        ("x-gzip", gzip.compress(PICTURE[:100]) + gzip.compress(PICTURE[100:])),
-        ("deflate", zlib.compress(PICTURE)),
-        ("deflate", raw_deflate(PICTURE)),
-        ("identity, gzip", gzip.compress(PICTURE)),
-        ("gzip, deflate", zlib.compress(gzip.compress(PICTURE))),
-        ("gzip", PICTURE),  # a host that says so of what it did not touch
-        ("identity", PICTURE),
+        ("gzip", gzip.compress(IMAGE)),
+        ("GZIP", gzip.compress(IMAGE) + bytes(20)),
+        ("x-gzip", gzip.compress(IMAGE[:100]) + gzip.compress(IMAGE[100:])),
+        ("deflate", zlib.compress(IMAGE)),
+        ("deflate", raw_deflate(IMAGE)),
+        ("identity, gzip", gzip.compress(IMAGE)),
+        ("gzip, deflate", zlib.compress(gzip.compress(IMAGE))),
+        ("gzip", IMAGE),  # a host that says so of what it did not touch
+        ("identity", IMAGE),
     ],
 )
 async def test_what_a_host_compresses_unasked_is_unpacked(coding: str, body: bytes) -> None:
     async with origin() as host:
         host.pages["/"] = answer(body, f"content-encoding: {coding}")
-        found = await fetcher(max_image_bytes=len(PICTURE)).fetch(Image(host.url()))
-        assert found.source == PICTURE
+        found = await fetcher(max_image_bytes=len(IMAGE)).fetch(Image(host.url()))
+        assert found.source == IMAGE
         assert "accept-encoding: identity" in host.requests[0].lower()
 
 
@@ -132,10 +132,10 @@ async def test_a_compressed_bomb_takes_no_memory() -> None:
             tracemalloc.stop()
 
 
-async def test_a_picture_of_unknown_length_is_read_to_its_end() -> None:
+async def test_an_image_of_unknown_length_is_read_to_its_end() -> None:
     async with origin() as host:
-        host.pages["/"] = answer(chunks(PICTURE, PICTURE) + b"0\r\n\r\n", CHUNKED)
-        assert (await fetcher().fetch(Image(host.url()))).source == PICTURE * 2
+        host.pages["/"] = answer(chunks(IMAGE, IMAGE) + b"0\r\n\r\n", CHUNKED)
+        assert (await fetcher().fetch(Image(host.url()))).source == IMAGE * 2
 
 
 # Where a URL may lead
@@ -195,7 +195,7 @@ async def test_an_address_that_is_not_public_is_refused(address: str) -> None:
 async def test_an_address_that_the_settings_name_may_be_asked_and_no_other_like_it() -> None:
     async with origin() as host:
         only = fetcher(allow_media_domains=(LOCAL,))
-        assert (await only.fetch(Image(host.url(host=LOCAL)))).source == PICTURE
+        assert (await only.fetch(Image(host.url(host=LOCAL)))).source == IMAGE
         assert "does not fetch from" in await refusal(host.url(), allow_media_domains=(LOCAL,))
         assert "does not fetch from" in await refusal(host.url(host="127.0.0.2"), allow_media_domains=(LOCAL,))
 
@@ -203,7 +203,7 @@ async def test_an_address_that_the_settings_name_may_be_asked_and_no_other_like_
 async def test_what_is_dialled_is_the_address_that_was_checked() -> None:
     rebinding = Names({NAME: [LOCAL]}, later={NAME: ["10.0.0.1"]})
     async with origin() as host:
-        assert (await fetcher(rebinding).fetch(Image(host.url()))).source == PICTURE
+        assert (await fetcher(rebinding).fetch(Image(host.url()))).source == IMAGE
         assert rebinding.asked == [NAME]
         assert "not public" in await refusal(host.url(), rebinding)
     assert host.connections == 1
@@ -219,7 +219,7 @@ async def test_an_address_that_refuses_is_followed_by_the_next(monkeypatch: pyte
     async with origin() as host:
         names = Names({NAME: ["127.0.0.2", LOCAL]})  # nobody listens at the first
         asked = fetcher(names, allow_media_domains=(NAME, "127.0.0.2", LOCAL))
-        assert (await asked.fetch(Image(host.url()))).source == PICTURE
+        assert (await asked.fetch(Image(host.url()))).source == IMAGE
 
 
 async def test_an_address_that_does_not_answer_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,34 +231,34 @@ async def test_an_address_that_does_not_answer_is_left_for_the_next(monkeypatch:
                 waiting.setblocking(False)
                 waiting.connect_ex(("127.0.0.2", host.port))
             asked = fetcher(Names({NAME: ["127.0.0.2", LOCAL]}), allow_media_domains=(NAME, "127.0.0.2", LOCAL))
-            assert (await asked.fetch(Image(host.url()))).source == PICTURE
+            assert (await asked.fetch(Image(host.url()))).source == IMAGE
 
 
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("ftp://pictures.example/a", "is not one of http, https or file"),
-        ("gopher://pictures.example/a", "is not one of http, https or file"),
+        ("ftp://images.example/a", "is not one of http, https or file"),
+        ("gopher://images.example/a", "is not one of http, https or file"),
         ("data:image/png;base64,AAAA", "is not one of http, https or file"),
-        ("pictures.example/a.png", "is not one of http, https or file"),
+        ("images.example/a.png", "is not one of http, https or file"),
         ("", "is not one of http, https or file"),
-        ("http://user@pictures.example/", "holds a user name or a password, which are not passed on"),
-        ("http://user:secret@pictures.example/", "holds a user name or a password, which are not passed on"),
-        ("http://pictures.example\r\nX-A: b/", "holds a space, a control character or a backslash; such are"),
-        ("http://pictures.example/a b", "holds a space, a control character or a backslash; such are"),
-        ("http://pictures.example\\@127.0.0.1/", "holds a space, a control character or a backslash; such are"),
+        ("http://user@images.example/", "holds a user name or a password, which are not passed on"),
+        ("http://user:secret@images.example/", "holds a user name or a password, which are not passed on"),
+        ("http://images.example\r\nX-A: b/", "holds a space, a control character or a backslash; such are"),
+        ("http://images.example/a b", "holds a space, a control character or a backslash; such are"),
+        ("http://images.example\\@127.0.0.1/", "holds a space, a control character or a backslash; such are"),
         ("http:///a", "has no valid host; names are written in ASCII, others in their xn-- form"),
         ("http:a", "has no valid host; names are written in ASCII, others in their xn-- form"),
         ("http://bücher.example/", "has no valid host; names are written in ASCII, others in their xn-- form"),
         ("http://[::1/", "has no valid host"),
         ("http://[fe80::1%25lo]/", "has no valid host"),
         ("http://[::1]x/", "has no valid host"),
-        ("http://pictures.example:0/", "has a port that is not between 1 and 65535"),
-        ("http://pictures.example:65536/", "has a port that is not between 1 and 65535"),
-        ("http://pictures.example:22/", "has a port that is kept for another service"),
-        ("https://pictures.example:1023/", "has a port that is kept for another service"),
-        ("http://pictures.example:8a/", "has no valid host; names are written in ASCII"),
-        ("http://pictures.example/" + "a" * 8192, "is longer than 8192 characters"),
+        ("http://images.example:0/", "has a port that is not between 1 and 65535"),
+        ("http://images.example:65536/", "has a port that is not between 1 and 65535"),
+        ("http://images.example:22/", "has a port that is kept for another service"),
+        ("https://images.example:1023/", "has a port that is kept for another service"),
+        ("http://images.example:8a/", "has no valid host; names are written in ASCII"),
+        ("http://images.example/" + "a" * 8192, "is longer than 8192 characters"),
         ("file:///etc/passwd", "names a file, and this server opens none"),
     ],
 )
@@ -277,8 +277,8 @@ async def test_a_redirect_is_followed() -> None:
     async with origin() as host:
         host.pages |= {"/a/b": redirect("../c", "301 Moved"), "/c": redirect(host.url("/d"), "307 Temporary")}
         host.pages |= {"/d": redirect("/\u00e4?\u00f6"), "/%C3%A4?%C3%B6": answer()}
-        assert (await fetcher().fetch(Image(host.url("/a/b")))).source == PICTURE
-        assert (await fetcher().fetch(Image(host.url("/\u00e4?\u00f6")))).source == PICTURE
+        assert (await fetcher().fetch(Image(host.url("/a/b")))).source == IMAGE
+        assert (await fetcher().fetch(Image(host.url("/\u00e4?\u00f6")))).source == IMAGE
     assert host.connections == 5
 
 
@@ -290,9 +290,9 @@ async def test_a_redirect_is_followed() -> None:
         ("//[::1]/", "does not fetch from"),
         ("http://inside.example/", "not public"),
         ("file:///etc/passwd", "redirects to a file"),
-        ("ftp://pictures.example/", "is not one of http, https or file"),
+        ("ftp://images.example/", "is not one of http, https or file"),
         ("data:image/png;base64,AAAA", "is not one of http, https or file"),
-        ("http://user@pictures.example/", "holds a user name"),
+        ("http://user@images.example/", "holds a user name"),
     ],
 )
 async def test_a_redirect_is_checked_as_the_first_url_is(location: str, why: str) -> None:
@@ -345,14 +345,14 @@ async def test_a_certificate_must_be_of_the_name_though_an_address_is_dialled() 
     config = EngineConfig(allow_media_domains=("*", LOCAL))
     asked = MediaFetcher(config, find=names, trust=trusting)
     async with origin(await anyio.to_thread.run_sync(certified)) as host:
-        assert (await asked.fetch(Image(host.url(scheme="https")))).source == PICTURE
+        assert (await asked.fetch(Image(host.url(scheme="https")))).source == IMAGE
         assert host.requests[0].splitlines()[1] == f"Host: {NAME}:{host.port}"
         for strange in (host.url(host="other.example", scheme="https"), host.url(host=LOCAL, scheme="https")):
             with pytest.raises(MediaUnavailable):
                 await asked.fetch(Image(strange))
         with pytest.raises(MediaUnavailable):  # nobody vouches for it
             await MediaFetcher(config, find=names).fetch(Image(host.url(scheme="https")))
-        host.pages["/"] = redirect("http://pictures.example/")
+        host.pages["/"] = redirect("http://images.example/")
         with pytest.raises(InvalidInput, match="redirects from https to http"):
             await asked.fetch(Image(host.url(scheme="https")))
     assert len(host.requests) == 2
@@ -401,18 +401,18 @@ async def test_a_connection_on_which_tls_never_comes_about_is_closed() -> None:
         (answer(status="408 Request Timeout"), MediaUnavailable, "answered with status 408"),
         (answer(status="429 Too Many Requests"), MediaUnavailable, "answered with status 429"),
         (answer(status="503 Service Unavailable"), MediaUnavailable, "answered with status 503"),
-        (answer(PICTURE, "content-encoding: br"), MediaUnavailable, r"sent it compressed \(br\)"),
-        (answer(PICTURE, "content-encoding: gzip, gzip, gzip"), MediaUnavailable, "compressed it more than 2 times"),
-        (answer(gzip.compress(PICTURE)[:-9], "content-encoding: gzip"), MediaUnavailable, "compressed, and damaged"),
-        (answer(PICTURE, "content-encoding: deflate"), MediaUnavailable, "compressed, and damaged"),
-        (answer(PICTURE, "content-length: 20000000000"), TooLarge, "larger than this server's limit of 2000 bytes"),
-        (answer(PICTURE * 2), TooLarge, "larger than this server's limit of 2000 bytes"),
-        (answer(chunks(*[PICTURE] * 9), CHUNKED), TooLarge, "larger than this server's limit of 2000 bytes"),
-        (answer(PICTURE, "content-length: 1900"), MediaUnavailable, "broke off"),
-        (answer(chunks(PICTURE), CHUNKED), MediaUnavailable, "broke off"),
+        (answer(IMAGE, "content-encoding: br"), MediaUnavailable, r"sent it compressed \(br\)"),
+        (answer(IMAGE, "content-encoding: gzip, gzip, gzip"), MediaUnavailable, "compressed it more than 2 times"),
+        (answer(gzip.compress(IMAGE)[:-9], "content-encoding: gzip"), MediaUnavailable, "compressed, and damaged"),
+        (answer(IMAGE, "content-encoding: deflate"), MediaUnavailable, "compressed, and damaged"),
+        (answer(IMAGE, "content-length: 20000000000"), TooLarge, "larger than this server's limit of 2000 bytes"),
+        (answer(IMAGE * 2), TooLarge, "larger than this server's limit of 2000 bytes"),
+        (answer(chunks(*[IMAGE] * 9), CHUNKED), TooLarge, "larger than this server's limit of 2000 bytes"),
+        (answer(IMAGE, "content-length: 1900"), MediaUnavailable, "broke off"),
+        (answer(chunks(IMAGE), CHUNKED), MediaUnavailable, "broke off"),
         (answer(b"zz\r\n", CHUNKED), MediaUnavailable, "broke off"),
-        (answer(PICTURE, "content-length: 3, 4"), MediaUnavailable, "broke off"),
-        (answer(PICTURE, "a: " + "b" * 200_000), MediaUnavailable, "broke off"),
+        (answer(IMAGE, "content-length: 3, 4"), MediaUnavailable, "broke off"),
+        (answer(IMAGE, "a: " + "b" * 200_000), MediaUnavailable, "broke off"),
     ],
 )
 async def test_a_host_that_fails_is_named_by_what_it_did(behave: Behave, error: type[Exception], why: str) -> None:
@@ -425,7 +425,7 @@ async def test_a_host_that_fails_is_named_by_what_it_did(behave: Behave, error: 
         await until(lambda: host.open_now == 0)
 
 
-async def test_a_picture_in_crumbs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_image_in_crumbs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "FREE_PIECES", 10)
     async with origin() as host:
         host.pages["/"] = answer(chunks(*[b"a"] * 30) + b"0\r\n\r\n", CHUNKED)
@@ -521,4 +521,4 @@ async def test_a_caller_who_leaves_hangs_up_and_makes_room() -> None:
             await until(lambda: len(host.requests) == 1)
             tasks.cancel_scope.cancel()
         await until(lambda: host.open_now == 0)
-        assert (await asked.fetch(Image(host.url()))).source == PICTURE
+        assert (await asked.fetch(Image(host.url()))).source == IMAGE

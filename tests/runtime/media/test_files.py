@@ -1,4 +1,4 @@
-"""Pictures that lie in the one folder that is open to requests, and all that does not."""
+"""Images that lie in the one folder that is open to requests, and all that does not."""
 
 from __future__ import annotations
 

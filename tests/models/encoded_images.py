@@ -1,4 +1,4 @@
-"""Pictures for tests, in the formats and shapes that are sent."""
+"""Images for tests, in the formats and shapes that are sent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from PIL import Image
 
 
 def encode(width: int, height: int, kind: str = "JPEG", seed: int = 0) -> bytes:
-    """A picture of coloured shapes that differ from one seed to another, encoded.
+    """An image of coloured shapes that differ from one seed to another, encoded.
 
     Args:
         width: In pixels.
         height: In pixels.
         kind: JPEG, PNG or WEBP.
-        seed: Which picture.
+        seed: Which image.
     """
     random = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width] / max(width, height)

@@ -1,6 +1,6 @@
-"""Rows 35 to 39 for pictures, on a real model of them: what is damaged, poisonous or a bomb, alone and among others.
+"""Rows 35 to 39 for images, on a real model of them: what is damaged, poisonous or a bomb, alone and among others.
 
-What is asked of hosts (rows 44 to 48) is in `test_picture_hosts.py`.
+What is asked of hosts (rows 44 to 48) is in `test_image_hosts.py`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from tests.chaos.harness import Attacked, eventually
 from tests.chaos.seeing import WORKERS, Vector, attacked, body, refusal, settings, vectors
 from tests.doubles import Gate, until
 from tests.models.asking import embed
-from tests.models.images.pictures import chunk, encode, picture, png
+from tests.models.images.drawing import chunk, drawing, encode, png
 from tests.models.tiny import build
 
 pytestmark = pytest.mark.anyio
 
 FRAMES = 10_000
 CLOSE = 1e-4
-"""How far a vector may be from the one that the model gives without a server. Two pictures are much further apart."""
-SOLE, SOLE_SIZE = encode(picture(90, 70, 1)), (70, 90)
-OTHER = encode(picture(64, 80, 2), "JPEG")
+"""How far a vector may be from the one that the model gives without a server. Two images are much further apart."""
+SOLE, SOLE_SIZE = encode(drawing(90, 70, 1)), (70, 90)
+OTHER = encode(drawing(64, 80, 2), "JPEG")
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def right(clip: Path) -> Callable[[Sequence[bytes]], Vector]:
-    """The vectors of pictures, as the model gives them without a server."""
+    """The vectors of images, as the model gives them without a server."""
     model = load_model(settings(clip))
 
-    def vectors(pictures: Sequence[bytes]) -> Vector:
-        found = embed(model, [Image(data) for data in pictures], Output.DENSE, alone=True).dense
+    def vectors(images: Sequence[bytes]) -> Vector:
+        found = embed(model, [Image(data) for data in images], Output.DENSE, alone=True).dense
         assert found is not None
         return found
 
@@ -70,7 +70,7 @@ async def seeing(clip: Path, anyio_backend: object) -> AsyncIterator[Attacked]:
 
 
 def hold(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """A gate in front of every thread that is about to decode a picture."""
+    """A gate in front of every thread that is about to decode an image."""
     gate, load = Gate(), Encoded.load
 
     def held(self: Encoded, *arguments: Any) -> Decoded:
@@ -82,7 +82,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Height and width of each picture that is decoded from now on."""
+    """Height and width of each image that is decoded from now on."""
     decoded: list[tuple[int, int]] = []
     load = Encoded.load
 
@@ -102,7 +102,7 @@ def is_busy(served: Served, stage: str, workers: int) -> bool:
 # Row 35
 
 
-async def test_row_35_what_is_no_right_base64_of_a_picture_is_refused_by_its_place(seeing: Attacked) -> None:
+async def test_row_35_what_is_no_right_base64_of_an_image_is_refused_by_its_place(seeing: Attacked) -> None:
     whole = base64.b64encode(SOLE).decode()
     padded = base64.b64encode(SOLE + bytes(-len(SOLE) % 3 + 1)).decode()
     assert padded.endswith("==")
@@ -124,7 +124,7 @@ async def test_row_35_what_is_no_right_base64_of_a_picture_is_refused_by_its_pla
             assert given[:40] not in response.text or len(given) < 40
 
 
-async def test_row_35_base64_in_lines_and_a_wrong_type_of_picture_are_read(
+async def test_row_35_base64_in_lines_and_a_wrong_type_of_image_are_read(
     seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
     whole = base64.b64encode(SOLE).decode()
@@ -146,7 +146,7 @@ async def test_row_35_base64_in_lines_and_a_wrong_type_of_picture_are_read(
 
 def bombs() -> Mapping[str, tuple[bytes, int]]:
     packed = zlib.compress(bytes(50 * 2**20), 9)
-    jpeg = bytearray(encode(picture(8, 8), "JPEG"))
+    jpeg = bytearray(encode(drawing(8, 8), "JPEG"))
     size = jpeg.index(b"\xff\xc0") + 5
     jpeg[size : size + 4] = struct.pack(">HH", 65_000, 65_000)
     return {
@@ -154,7 +154,7 @@ def bombs() -> Mapping[str, tuple[bytes, int]]:
         "a PNG of 12000 x 12000": (encode(Pillow.new("1", (12_000, 12_000))), 413),
         "a JPEG of 65000 x 65000": (bytes(jpeg), 413),
         "a GIF of 65000 x 65000": (
-            b"GIF89a" + struct.pack("<HH", 65_000, 65_000) + encode(picture(8, 8), "GIF")[10:],
+            b"GIF89a" + struct.pack("<HH", 65_000, 65_000) + encode(drawing(8, 8), "GIF")[10:],
             413,
         ),
         "a text that unpacks": (png(4, 4, (b"zTXt", b"comment\0\0" + packed), data=bytes(4 * 13)), 422),
@@ -166,11 +166,11 @@ def bombs() -> Mapping[str, tuple[bytes, int]]:
         "half a JPEG": (OTHER[: len(OTHER) // 2], 422),
         "half a PNG": (SOLE[: len(SOLE) // 2], 422),
         "an end behind the head": (SOLE[:33], 422),
-        "a text": (b"no picture at all", 415),
-        "a TIFF": (encode(picture(8, 8), "TIFF"), 415),
-        "an EPS": (encode(picture(8, 8), "EPS"), 415),
-        "an ICO": (encode(picture(16, 16), "ICO"), 415),
-        "a PPM": (encode(picture(8, 8), "PPM"), 415),
+        "a text": (b"no image at all", 415),
+        "a TIFF": (encode(drawing(8, 8), "TIFF"), 415),
+        "an EPS": (encode(drawing(8, 8), "EPS"), 415),
+        "an ICO": (encode(drawing(16, 16), "ICO"), 415),
+        "a PPM": (encode(drawing(8, 8), "PPM"), 415),
         "a FITS": (b"SIMPLE  =                    T".ljust(2880), 415),
         "a PSD": (b"8BPS\0\1" + bytes(6) + struct.pack(">HIIHH", 3, 8, 8, 8, 3) + bytes(100), 415),
         "a PDF": (b"%PDF-1.7\n%%EOF", 415),
@@ -180,7 +180,7 @@ def bombs() -> Mapping[str, tuple[bytes, int]]:
     }
 
 
-async def test_rows_36_to_38_what_is_no_picture_that_can_be_read_fails_its_request_by_its_place(
+async def test_rows_36_to_38_what_is_no_image_that_can_be_read_fails_its_request_by_its_place(
     seeing: Attacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = counted(monkeypatch)
@@ -193,13 +193,13 @@ async def test_rows_36_to_38_what_is_no_picture_that_can_be_read_fails_its_reque
 
 def modes() -> dict[str, tuple[bytes, bytes]]:
     """Files of every kind, and each as a plain PNG of what is seen in it."""
-    source = picture(96, 64, 5)
+    source = drawing(96, 64, 5)
     turned = Pillow.Exif()
     turned[0x0112] = 6
     palette = source.quantize(17)
     glass = source.copy()
     glass.putalpha(Pillow.linear_gradient("L").resize(source.size))
-    frames = [picture(96, 64, seed) for seed in range(6, 12)]
+    frames = [drawing(96, 64, seed) for seed in range(6, 12)]
     deep = Pillow.fromarray(np.arange(64 * 96, dtype=np.uint16).reshape(64, 96) * 10)
     files = {
         "CMYK": encode(source.convert("CMYK"), "JPEG", quality=95),
@@ -240,9 +240,9 @@ async def test_row_38_files_of_every_kind_give_what_is_seen_in_them_and_never_wh
 
 def films() -> dict[str, tuple[bytes, bytes]]:
     """Files of ten thousand frames, and each as a file of its first one."""
-    shown = picture(48, 48, 3)
+    shown = drawing(48, 48, 3)
     still, still_gif, dot = encode(shown), encode(shown, "GIF"), encode(Pillow.new("P", (1, 1)), "GIF")
-    frame = dot[dot.index(b",") : -1]  # from the descriptor of its picture on, without the end of the file
+    frame = dot[dot.index(b",") : -1]  # from the descriptor of its image on, without the end of the file
     gif = still_gif[:-1] + frame * FRAMES + b";"
 
     head, end = still.index(b"IDAT") - 4, still.rindex(b"IEND") - 4
@@ -277,17 +277,17 @@ async def test_row_37_of_ten_thousand_frames_one_is_looked_at(
 # Row 39
 
 
-async def test_row_39_a_damaged_picture_among_31_good_ones_fails_its_own_request_and_no_other(
+async def test_row_39_a_damaged_image_among_31_good_ones_fails_its_own_request_and_no_other(
     seeing: Attacked, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
-    good = [encode(picture(40 + seed, 60, seed), "JPEG" if seed % 2 else "PNG") for seed in range(31)]
+    good = [encode(drawing(40 + seed, 60, seed), "JPEG" if seed % 2 else "PNG") for seed in range(31)]
     wanted = right(good)
     answers: dict[int, httpx.Response] = {}
 
     async with seeing.served.client() as client:
 
-        async def ask(place: int, *pictures: bytes) -> None:
-            answers[place] = await client.post("/v1/embeddings", json=body(*pictures))
+        async def ask(place: int, *images: bytes) -> None:
+            answers[place] = await client.post("/v1/embeddings", json=body(*images))
 
         async with anyio.create_task_group() as tasks:
             for place, data in enumerate(good):
@@ -300,11 +300,11 @@ async def test_row_39_a_damaged_picture_among_31_good_ones_fails_its_own_request
         assert np.abs(vectors(answers[place])[0] - vector).max() < CLOSE, place
 
 
-async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_pictures(
+async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_images(
     clip: Path, right: Callable[[Sequence[bytes]], Vector]
 ) -> None:
-    pictures = [encode(picture(30 + seed, 50, seed), "JPEG" if seed % 2 else "PNG") for seed in range(30)]
-    wanted = right(pictures)
+    images = [encode(drawing(30 + seed, 50, seed), "JPEG" if seed % 2 else "PNG") for seed in range(30)]
+    wanted = right(images)
     apart: list[float] = []
     patient = settings(clip, image_cache_mb=1, target_delay_s=1000.0)  # the cache is too small for all of them
     async with attacked(patient) as fire:
@@ -313,7 +313,7 @@ async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_pictur
 
             async def ask(number: int) -> None:
                 first, second = number % 30, (number * 7 + 3) % 30
-                found = vectors(await client.post("/v1/embeddings", json=body(pictures[first], pictures[second])))
+                found = vectors(await client.post("/v1/embeddings", json=body(images[first], images[second])))
                 apart.append(float(np.abs(found - wanted[[first, second]]).max()))
 
             for number in range(300):
@@ -330,7 +330,7 @@ async def test_three_hundred_clients_at_once_get_the_vectors_of_their_own_pictur
 # Who leaves, and who comes when the server goes
 
 
-async def test_a_client_who_leaves_while_its_pictures_are_decoded_makes_room_and_none_of_it_begins_any_more(
+async def test_a_client_who_leaves_while_its_images_are_decoded_makes_room_and_none_of_it_begins_any_more(
     clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
@@ -346,12 +346,12 @@ async def test_a_client_who_leaves_while_its_pictures_are_decoded_makes_room_and
         monkeypatch.setattr(ImageReader, "_prepare", counted)
         gate = hold(monkeypatch)
         computed = served.engine.statistics().device.items
-        mine = [encode(picture(40 + seed, 40, seed)) for seed in range(8)]
+        mine = [encode(drawing(40 + seed, 40, seed)) for seed in range(8)]
         async with await served.connect() as stream:
             await stream.send(post(json.dumps(body(*mine)).encode()))
             await gate.arrived()
             await until(lambda: len(begun) == WORKERS)
-        await until(lambda: served.inside == 0)  # though two threads still hold its pictures
+        await until(lambda: served.inside == 0)  # though two threads still hold its images
         assert served.engine.statistics().cancelled == {"preprocess_images": 1}
         await served.assert_alive()
         gate.open()
@@ -363,7 +363,7 @@ async def test_a_client_who_leaves_while_its_pictures_are_decoded_makes_room_and
 
 
 @pytest.mark.parametrize("leaver", [0, 1], ids=["who decodes it", "who waits for it"])
-async def test_a_picture_of_ten_requests_is_decoded_once_whoever_of_them_leaves(
+async def test_an_image_of_ten_requests_is_decoded_once_whoever_of_them_leaves(
     leaver: int, clip: Path, right: Callable[[Sequence[bytes]], Vector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, answers = right([SOLE]), list[httpx.Response]()
@@ -399,10 +399,10 @@ async def test_a_picture_of_ten_requests_is_decoded_once_whoever_of_them_leaves(
     assert cache.misses == 2  # one is the harness's
 
 
-async def test_pictures_are_decoded_while_others_of_their_request_are_on_the_device(
+async def test_images_are_decoded_while_others_of_their_request_are_on_the_device(
     clip: Path, right: Callable[[Sequence[bytes]], Vector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = [encode(picture(40 + seed, 40, seed)) for seed in range(60)]
+    mine = [encode(drawing(40 + seed, 40, seed)) for seed in range(60)]
     wanted, answers = right(mine), list[httpx.Response]()
     device, forward, given = Gate(), Encoder.forward, list[int]()
     decoded: list[tuple[int, int]] = []
@@ -435,12 +435,12 @@ async def test_pictures_are_decoded_while_others_of_their_request_are_on_the_dev
 @pytest.mark.parametrize(
     ("crash", "told"),
     [
-        (MemoryError, (503, None, "memory.exhausted")),  # for the moment: the same picture may be sent again
+        (MemoryError, (503, None, "memory.exhausted")),  # for the moment: the same image may be sent again
         (AssertionError, (424, 1, "item.failed")),
         (RecursionError, (424, 1, "item.failed")),
     ],
 )
-async def test_a_decoder_that_crashes_fails_the_request_of_its_picture_and_no_other(
+async def test_a_decoder_that_crashes_fails_the_request_of_its_image_and_no_other(
     crash: type[Exception],
     told: tuple[int, int | None, str],
     clip: Path,
@@ -449,7 +449,7 @@ async def test_a_decoder_that_crashes_fails_the_request_of_its_picture_and_no_ot
     monkeypatch: pytest.MonkeyPatch,
     logged: list[Any],
 ) -> None:
-    good = [encode(picture(40 + seed, 60, seed)) for seed in range(8)]
+    good = [encode(drawing(40 + seed, 60, seed)) for seed in range(8)]
     wanted, answers = right(good), dict[int, httpx.Response]()
     load = Encoded.load
 
@@ -461,8 +461,8 @@ async def test_a_decoder_that_crashes_fails_the_request_of_its_picture_and_no_ot
     async with attacked(settings(clip)) as fire, fire.served.client() as client:
         monkeypatch.setattr(Encoded, "load", crashing)
 
-        async def ask(place: int, *pictures: bytes) -> None:
-            answers[place] = await client.post("/v1/embeddings", json=body(*pictures))
+        async def ask(place: int, *images: bytes) -> None:
+            answers[place] = await client.post("/v1/embeddings", json=body(*images))
 
         async with anyio.create_task_group() as tasks:
             for place, data in enumerate(good):
@@ -476,10 +476,10 @@ async def test_a_decoder_that_crashes_fails_the_request_of_its_picture_and_no_ot
     assert [event["event"] for event in logged if event["event"] in ("item.failed", "memory.exhausted")] == [said]
 
 
-async def test_a_drain_waits_for_pictures_that_are_being_decoded(
+async def test_a_drain_waits_for_images_that_are_being_decoded(
     clip: Path, right: Callable[[Sequence[bytes]], Vector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = [encode(picture(40 + seed, 40, seed)) for seed in range(5)]
+    mine = [encode(drawing(40 + seed, 40, seed)) for seed in range(5)]
     wanted = right(mine)
     answers: list[httpx.Response] = []
     async with serving(engine=settings(clip), body_timeout_s=30) as served, served.client() as client:
@@ -499,7 +499,7 @@ async def test_a_drain_waits_for_pictures_that_are_being_decoded(
     assert np.abs(vectors(answers[0]) - wanted).max() < CLOSE
 
 
-async def test_the_cache_of_pictures_is_seen_and_can_be_emptied(clip: Path) -> None:
+async def test_the_cache_of_images_is_seen_and_can_be_emptied(clip: Path) -> None:
     async with attacked(settings(clip, image_cache_mb=10)) as fire, fire.served.client() as client:
         for _ in range(3):
             await client.post("/v1/embeddings", json=body(SOLE))
@@ -517,7 +517,7 @@ async def test_the_cache_of_pictures_is_seen_and_can_be_emptied(clip: Path) -> N
         assert cast(Any, fire.served.engine.statistics().image_cache).misses == 4
 
 
-async def test_a_server_that_keeps_no_pictures_speaks_of_no_cache(seeing: Attacked) -> None:
+async def test_a_server_that_keeps_no_images_speaks_of_no_cache(seeing: Attacked) -> None:
     async with seeing.served.client() as client:
         assert (await client.get("/stages")).json()["models"]["clip"]["image_cache"] is None
         assert "image_cache" not in (await client.get("/metrics")).text

@@ -1,4 +1,4 @@
-"""Pictures that are set aside before JSON is read: nobody may notice."""
+"""Images that are set aside before JSON is read: nobody may notice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def as_json(value: object, **settings: Any) -> bytes:
 
 URLSAFE = base64.urlsafe_b64encode(b"\xff" + DATA).decode().rstrip("=")
 
-PICTURES = {
+IMAGES = {
     "data url": as_json({"messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{LONG}"}}, {"type": "text", "text": "hi"},
     ]}]}),
@@ -62,9 +62,9 @@ PICTURES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_a_parser_sees_no_picture(name: str) -> None:
-    body = PICTURES[name]
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_parser_sees_no_image(name: str) -> None:
+    body = IMAGES[name]
     [length] = decoded(body)
     assert length < 400
     request = read(bytearray(body))
@@ -84,7 +84,7 @@ def test_an_escape_stays_whole_wherever_a_piece_ends(slice_: int) -> None:
     assert bytes(held) == b"QQ+B/+A//AAAA+=="
 
 
-def test_a_parser_sees_no_picture_in_the_alphabet_of_urls_either() -> None:
+def test_a_parser_sees_no_image_in_the_alphabet_of_urls_either() -> None:
     assert URLSAFE.startswith("_")
     body = as_json({"input": [{"image": URLSAFE}]})
     assert max(decoded(body)) < 400
@@ -119,7 +119,7 @@ def images_of(given_: object) -> tuple[Image, ...]:
         as_json({"input": LONG + "é"}, ensure_ascii=False),
     ],
 )
-def test_a_long_text_that_is_no_picture_stays_a_text(body: bytes) -> None:
+def test_a_long_text_that_is_no_image_stays_a_text(body: bytes) -> None:
     request = read(body)
     assert request == openai.read_embeddings(body, CARD)[0]
     assert b"aside-" not in repr(request).encode()
@@ -148,17 +148,17 @@ def test_what_is_wrong_is_told_as_if_nothing_had_been_set_aside(body: bytes) -> 
 
 @pytest.mark.parametrize(
     "long",
-    [LONG + "é", LONG + "\x7f", f"https://pictures.example/{LONG}", f"https://pictures.example/{LONG}é",
+    [LONG + "é", LONG + "\x7f", f"https://images.example/{LONG}", f"https://images.example/{LONG}é",
      f"data:text/html;base64{LONG}", f"data:image/png;base64,{LONG}A", LONG + "===="],
 )  # fmt: skip
 @pytest.mark.parametrize("escaped", [True, False])
-def test_a_long_text_where_a_picture_is_wanted_is_refused(long: str, escaped: bool) -> None:
+def test_a_long_text_where_an_image_is_wanted_is_refused(long: str, escaped: bool) -> None:
     with pytest.raises(InvalidInput, match=r"input\[0\].image: expected "):
         read(as_json({"input": [{"image": long}]}, ensure_ascii=escaped))
 
 
 @pytest.mark.parametrize("raw", [b"\n", b"\r", b"\t", b"\x0b", b"\x00", b"\xff"])
-def test_what_no_text_of_json_may_hold_is_refused_in_a_picture_too(raw: bytes) -> None:
+def test_what_no_text_of_json_may_hold_is_refused_in_an_image_too(raw: bytes) -> None:
     body = as_json({"input": [{"image": LONG}]})
     with pytest.raises(InvalidInput):
         openai.read_embeddings(body.replace(b"A", raw + b"A", 1), CARD)
@@ -166,7 +166,7 @@ def test_what_no_text_of_json_may_hold_is_refused_in_a_picture_too(raw: bytes) -
         read(body.replace(b"A", raw + b"A", 1))
 
 
-def test_a_picture_that_is_wrong_is_not_looked_at_twice() -> None:
+def test_an_image_that_is_wrong_is_not_looked_at_twice() -> None:
     body = as_json({"input": [{"image": LONG + "_"}]})
     with mock.patch.object(jsons, "decode", wraps=jsons.decode) as parser:
         with pytest.raises(InvalidInput, match=r"input\[0\].image: expected base64"):

@@ -1,4 +1,4 @@
-"""What the tests of pictures share: pictures made by code, encoded, and folders of image processors."""
+"""What the tests of images share: images made by code, encoded, and folders of image processors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def pixels(width: int, height: int, seed: int = 0) -> np.ndarray[Any, np.dtype[n
     return values.clip(0, 255).astype(np.uint8)
 
 
-def picture(width: int, height: int, seed: int = 0) -> Pillow.Image:
+def drawing(width: int, height: int, seed: int = 0) -> Pillow.Image:
     return Pillow.fromarray(pixels(width, height, seed))
 
 
@@ -87,7 +87,7 @@ def encode(source: Pillow.Image, format: str = "PNG", **options: Any) -> bytes:
 
 
 def image(width: int, height: int, seed: int = 0, format: str = "PNG", **options: object) -> Image:
-    return Image(encode(picture(width, height, seed), format), options)
+    return Image(encode(drawing(width, height, seed), format), options)
 
 
 def png(width: int, height: int, *chunks: tuple[bytes, bytes], data: bytes = b"") -> bytes:

@@ -1,4 +1,4 @@
-"""Pictures in every place where clients put them."""
+"""Images in every place where clients put them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Request
 from tests.api.task_doubles import CLASSIFIER, EMBEDDER
 
-DATA = b"\x89PNG\x00\xff not quite a picture"
+DATA = b"\x89PNG\x00\xff not quite an image"
 BASE64 = base64.b64encode(DATA).decode()
 DATA_URL = f"data:image/png;base64,{BASE64}"
-URL = "https://pictures.example/cat.png"
+URL = "https://images.example/cat.png"
 RERANK: Read = partial(score.read_rerank, version="1", kind="list", auto_truncate=True)
 
 READ_EMBED: dict[str, Read] = {
@@ -71,7 +71,7 @@ def refusal(reader: Read = openai.read_embeddings, **fields: Any) -> tuple[str, 
         {"type": "image", "image": BASE64},
     ],
 )
-def test_a_part_of_a_message_shows_a_picture_in_any_of_its_spellings(part: dict[str, Any]) -> None:
+def test_a_part_of_a_message_shows_an_image_in_any_of_its_spellings(part: dict[str, Any]) -> None:
     assert content(**part) == (Image(DATA),)
     assert content(**part, uuid="k") == (Image(DATA, key="k"),)
 
@@ -94,27 +94,27 @@ def test_parts_of_a_message_keep_their_order() -> None:
             assert given_.source.messages[0]["content"] == ("a", Image(URL), "b", Image(DATA))
 
 
-def test_a_batch_of_conversations_may_show_pictures() -> None:
+def test_a_batch_of_conversations_may_show_images() -> None:
     shown = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}]}]
     found = inputs(messages=[shown, [{"role": "user", "content": "a"}]])
     assert [given_.source.images for given_ in found] == [(Image(URL),), ()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("route", READ_EMBED)
-def test_objects_among_the_inputs_are_texts_and_pictures(route: str) -> None:
+def test_objects_among_the_inputs_are_texts_and_images(route: str) -> None:
     found = inputs(READ_EMBED[route], input=[{"image": BASE64}, {"text": "a"}, {"image": URL}, {"image": DATA_URL}])
     assert found == (Image(DATA), TextInput("a"), Image(URL), Image(DATA))
     assert inputs(READ_EMBED[route], input={"image": URL}) == (Image(URL),)
 
 
-def test_with_the_modality_of_images_a_text_says_where_a_picture_is() -> None:
+def test_with_the_modality_of_images_a_text_says_where_an_image_is() -> None:
     assert inputs(input=[URL, BASE64, DATA_URL], modality="image") == (Image(URL), Image(DATA), Image(DATA))
     assert inputs(input=URL, modality="image") == (Image(URL),)
     assert inputs(input=[URL]) == (TextInput(URL),)
     assert refusal(input=["cat.png"], modality="image")[1:] == ("input", 0)
 
 
-def test_coheres_images_and_inputs_are_pictures() -> None:
+def test_coheres_images_and_inputs_are_images() -> None:
     reader: Read = partial(cohere.read_embed, version="2")
     assert inputs(reader, images=[DATA_URL, DATA_URL]) == (Image(DATA), Image(DATA))
     shown = {"type": "image_url", "image_url": {"url": DATA_URL}}
@@ -146,7 +146,7 @@ def test_coheres_images_and_inputs_are_pictures() -> None:
         ("a", "a"),
     ],
 )
-def test_queries_and_documents_are_texts_pictures_or_both(given_: object, wanted: Content) -> None:
+def test_queries_and_documents_are_texts_images_or_both(given_: object, wanted: Content) -> None:
     for request in (
         read(score.read_score, queries=given_, documents=[given_, "b"]),
         read(RERANK, query=given_, documents=[given_, "b"]),
@@ -160,7 +160,7 @@ def test_a_document_that_is_two_things_must_say_which() -> None:
     assert refusal(RERANK, query="a", documents=[{"text": "a", "image": URL}])[0] == message
 
 
-def test_a_ranking_repeats_urls_and_no_pictures() -> None:
+def test_a_ranking_repeats_urls_and_no_images() -> None:
     documents = [
         {"image": DATA_URL},
         {"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": URL}, "uuid": "k"}]},
@@ -177,7 +177,7 @@ def test_a_ranking_repeats_urls_and_no_pictures() -> None:
     ]
 
 
-def test_settings_of_the_image_processor_go_with_each_picture() -> None:
+def test_settings_of_the_image_processor_go_with_each_image() -> None:
     settings: dict[str, Any] = {
         "mm_processor_kwargs": {"max_pixels": 4},
         "media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}, "video": {"num_frames": 2}},
@@ -245,7 +245,7 @@ def test_a_background_is_a_colour(colour: object) -> None:
         ("data:;base64,%0A", "the image is empty"),
         ("data:,a\0", "expected base64"),
         ("data:,é", "expected base64"),
-        ("ftp://pictures.example/a", "expected a URL (http, https, file or data)"),
+        ("ftp://images.example/a", "expected a URL (http, https, file or data)"),
         ("cat.png", "expected a URL (http, https, file or data)"),
         ("", "expected a URL (http, https, file or data)"),
         (BASE64, "expected a URL (http, https, file or data)"),
@@ -253,7 +253,7 @@ def test_a_background_is_a_colour(colour: object) -> None:
         (1, "expected a text"),
     ],
 )
-def test_what_is_no_picture_is_refused_by_its_place_and_not_repeated(url: object, what: str) -> None:
+def test_what_is_no_image_is_refused_by_its_place_and_not_repeated(url: object, what: str) -> None:
     shown = {"type": "image_url", "image_url": {"url": url}}
     message, param, index = refusal(input=[[{"role": "u", "content": "a"}], [{"role": "u", "content": [shown]}]])
     assert message.startswith(f"input[1][0].content[0].image_url.url: {what}")
@@ -315,14 +315,14 @@ def test_percent_encoding_is_undone_as_by_the_standard_library(data: bytes) -> N
     assert read_image(odd, "a", None, bare=False) == Image(unquote_to_bytes(odd[6:]))
 
 
-def test_what_calls_a_picture_is_a_text() -> None:
+def test_what_calls_an_image_is_a_text() -> None:
     part = {"type": "image_url", "image_url": {"url": URL}, "uuid": 1}
     message, _, _ = refusal(messages=[{"role": "user", "content": [part]}])
     assert message == "messages[0].content[0].uuid: expected a text"
 
 
 @given(st.binary(min_size=1), st.sampled_from(["", " ", "\n", "\r\n"]), st.integers(1, 80))
-def test_every_picture_is_read_as_it_was_written(data: bytes, space: str, width: int) -> None:
+def test_every_image_is_read_as_it_was_written(data: bytes, space: str, width: int) -> None:
     text = base64.b64encode(data).decode()
     lines = space.join(text[first : first + width] for first in range(0, len(text), width))
     assert read_image(f"data:image/x;base64,{lines}", "a", None, bare=False) == Image(data)
@@ -330,7 +330,7 @@ def test_every_picture_is_read_as_it_was_written(data: bytes, space: str, width:
 
 
 @given(st.text() | st.text().map("data:image/png;base64,".__add__) | st.text(st.sampled_from("AQ=:/+-_%;, dat")))
-def test_whatever_is_written_is_a_picture_or_refused(text: str) -> None:
+def test_whatever_is_written_is_an_image_or_refused(text: str) -> None:
     for bare in (True, False):
         try:
             image = read_image(text, "a[0].b", 0, bare=bare)

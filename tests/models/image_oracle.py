@@ -1,4 +1,4 @@
-"""The right answers of models that read pictures and texts together, from transformers alone.
+"""The right answers of models that read images and texts together, from transformers alone.
 
 Image processor and tokenizer are loaded apart, because the processor that joins them asks for torchvision. Everything
 is float32 on the CPU, and inputs go through a model one by one.
@@ -23,7 +23,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 Array: TypeAlias = NDArray[np.float32]
 Part: TypeAlias = str | bytes
-"""Of a message: a text, or an encoded picture."""
+"""Of a message: a text, or an encoded image."""
 
 
 def conversation(
@@ -62,7 +62,7 @@ def tokens(
     add_generation_prompt: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The ids [1, tokens], and what else the model is given for pictures."""
+    """The ids [1, tokens], and what else the model is given for images."""
     structured: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for role, parts in messages:
         content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
@@ -74,7 +74,7 @@ def tokens(
 
 
 def page(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = None) -> Array:
-    """What a model of late interaction makes of a picture: [tokens, width], each of length 1."""
+    """What a model of late interaction makes of an image: [tokens, width], each of length 1."""
     model = _retriever(folder)
     if type(model).__name__.startswith("ColPali"):
         inputs = dict(_processor(folder)(images=[_rgb(encoded)], return_tensors="pt"))
@@ -83,7 +83,7 @@ def page(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = No
             return _array(model(**inputs).embeddings[0])
     prompt = _processor(folder).visual_prompt_prefix
     ids, given = _expanded(folder, prompt, [encoded], options)
-    # Left to itself this class of transformers 5.23 counts the tokens of a picture like words, because it hands on
+    # Left to itself this class of transformers 5.23 counts the tokens of an image like words, because it hands on
     # vectors without ids. The model was trained with rows and columns, which the class gave it when it was new.
     positions, _ = model.vlm.get_rope_index(ids, given["mm_token_type_ids"], given["image_grid_thw"])
     pixels = given["pixel_values"].unsqueeze(0)
@@ -93,7 +93,7 @@ def page(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = No
 
 
 def page_tokens(folder: Path, encoded: bytes, *, options: Mapping[str, Any] | None = None) -> list[int]:
-    """The ids that a picture alone is read as."""
+    """The ids that an image alone is read as."""
     processor = _processor(folder)
     if type(processor).__name__.startswith("ColPali"):
         ids = processor(images=[_rgb(encoded)], return_tensors="pt")["input_ids"][0]

@@ -1,6 +1,6 @@
-"""Pictures, and a model that sees them, both made by code: a CLIP of the size of ViT-B/32 with random weights.
+"""Images, and a model that sees them, both made by code: a CLIP of the size of ViT-B/32 with random weights.
 
-Random weights cost what trained ones do. The pictures are smooth noise with a little grain: JPEG makes about as many
+Random weights cost what trained ones do. The images are smooth noise with a little grain: JPEG makes about as many
 bytes of them as of a photograph, and takes as long to decode them.
 """
 
@@ -33,7 +33,7 @@ _GRAIN: Final = 4.0
 
 
 def jpeg(size: Size, seed: int) -> bytes:
-    """A picture, encoded; another one for each seed."""
+    """An image, encoded; another one for each seed."""
     from PIL import Image
 
     width, height = SIZES[size]
@@ -46,15 +46,15 @@ def jpeg(size: Size, seed: int) -> bytes:
     return file.getvalue()
 
 
-def embedding_request(pictures: Iterable[bytes]) -> bytes:
-    """A request for the vectors of some pictures, complete with its HTTP head."""
-    given = [{"image": base64.b64encode(picture).decode()} for picture in pictures]
+def embedding_request(images: Iterable[bytes]) -> bytes:
+    """A request for the vectors of some images, complete with its HTTP head."""
+    given = [{"image": base64.b64encode(image).decode()} for image in images]
     return post("/v1/embeddings", json.dumps({"input": given, "encoding_format": "base64"}).encode())
 
 
-def score_request(query: str, pictures: Iterable[bytes]) -> bytes:
-    """A request that asks how well some pictures fit a text, complete with its HTTP head."""
-    urls = [f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}" for picture in pictures]
+def score_request(query: str, images: Iterable[bytes]) -> bytes:
+    """A request that asks how well some images fit a text, complete with its HTTP head."""
+    urls = [f"data:image/jpeg;base64,{base64.b64encode(image).decode()}" for image in images]
     documents = [{"content": [{"type": "image_url", "image_url": {"url": url}}]} for url in urls]
     return post("/score", json.dumps({"queries": query, "documents": documents}).encode())
 

@@ -1,4 +1,4 @@
-"""Rows 44 to 48 over HTTP and to hosts on real sockets: where the URL of a picture may lead, and what a host may do."""
+"""Rows 44 to 48 over HTTP and to hosts on real sockets: where the URL of an image may lead, and what a host may do."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import pytest
 from tests.chaos.harness import Attacked
 from tests.chaos.seeing import attacked, body, refusal, settings, vectors
 from tests.doubles import until
-from tests.models.images.pictures import encode, picture
+from tests.models.images.drawing import drawing, encode
 from tests.models.tiny import build
 from tests.runtime.media.origin import LOCAL, NAME, answer, origin, redirect
 
 pytestmark = pytest.mark.anyio
 
-SOLE = encode(picture(90, 70, 1))
+SOLE = encode(drawing(90, 70, 1))
 CERTIFICATE = Path(__file__).parents[1] / "runtime" / "media" / f"{NAME}.pem"
 
 
@@ -123,10 +123,10 @@ async def test_row_45_every_redirect_is_refused_that_would_be_as_a_url(
             "/mapped": f"http://[::ffff:127.0.0.1]:{other.port}/",
             "/name": "http://inside.example/",
             "/elsewhere": "http://elsewhere.example/",
-            "/port": "http://pictures.example:22/",
+            "/port": "http://images.example:22/",
             "/file": "file:///etc/passwd",
-            "/ftp": "ftp://pictures.example/",
-            "/secret": "http://user:secret@pictures.example/",
+            "/ftp": "ftp://images.example/",
+            "/secret": "http://user:secret@images.example/",
         }
         host.pages |= {path: redirect(target) for path, target in leading.items()}
         for path in leading:
@@ -189,19 +189,19 @@ async def test_row_47_what_is_no_url_of_the_web_is_refused_and_not_repeated(
     wrong = {
         "file:///etc/passwd": "url_not_allowed",
         "file://localhost/etc/passwd": "url_not_allowed",
-        "ftp://pictures.example/": "url_not_allowed",
-        "gopher://pictures.example/_GET": "url_not_allowed",
-        "dict://pictures.example/": "url_not_allowed",
+        "ftp://images.example/": "url_not_allowed",
+        "gopher://images.example/_GET": "url_not_allowed",
+        "dict://images.example/": "url_not_allowed",
         "javascript:alert(1)": "url_not_allowed",
-        "http://user@pictures.example/": "url_not_allowed",
-        "http://user:secret@pictures.example/": "url_not_allowed",
-        "http://pictures.example/\r\nX-Secret: 1": "invalid_input",
-        "http://pictures.example%0d%0aX-Secret: 1/": "invalid_input",
-        "http://pictures.example\\@127.0.0.1/": "invalid_input",
-        "http://pictures.example /": "invalid_input",
+        "http://user@images.example/": "url_not_allowed",
+        "http://user:secret@images.example/": "url_not_allowed",
+        "http://images.example/\r\nX-Secret: 1": "invalid_input",
+        "http://images.example%0d%0aX-Secret: 1/": "invalid_input",
+        "http://images.example\\@127.0.0.1/": "invalid_input",
+        "http://images.example /": "invalid_input",
         "http:///": "invalid_input",
         "http://[::1/": "invalid_input",
-        "http://pictures.example:99999/": "invalid_input",
+        "http://images.example:99999/": "invalid_input",
     }
     async with fetching(clip) as (_, client):
         for url, word in wrong.items():
@@ -247,7 +247,7 @@ def misbehaving() -> dict[str, tuple[Any, int]]:
         "/large": (answer(b"", "content-length: 10000000000"), 413),
         "/too-long": (answer(bytes(200_000)), 413),
         "/short": (answer(SOLE, f"content-length: {len(SOLE) + 1}"), 502),
-        "/lying": (answer(SOLE, "content-length: 100"), 422),  # the first hundred bytes of a picture
+        "/lying": (answer(SOLE, "content-length: 100"), 422),  # the first hundred bytes of an image
         "/gzip": (answer(b"\x1f\x8b", "content-encoding: gzip"), 502),
         "/no-http": (answer(b"", status="what"), 502),
         "/unauthorized": (answer(status="401 Unauthorized"), 502),
@@ -256,7 +256,7 @@ def misbehaving() -> dict[str, tuple[Any, int]]:
         "/down": (answer(status="500 Internal Server Error"), 502),
         "/gone": (answer(status="404 Not Found"), 422),
         "/page": (answer(b"<html>", kind="text/html"), 415),
-        "/no-picture": (answer(b"a text"), 415),
+        "/no-image": (answer(b"a text"), 415),
     }
 
 
