@@ -33,7 +33,7 @@ COLLECTED_AFTER: Final = 50_000
 """Objects that are made and not given up before the collector looks at them. A request in hand is about a hundred, and
 leaves none: all are gone with it, without the collector. Python's own 700 are seven requests, so with a thousand in
 hand (twice as many short texts as can be answered) it looked at what is in use dozens of times a second, for 50 ms and
-more each second or two; with this, a fifth more was answered, and the slowest refusals came in a third of the time."""
+more each second or two; with this, a fifth more was answered, and the slowest rejections took a third of the time."""
 
 _WEIGHTS: Final = ".safetensors"
 

@@ -79,7 +79,7 @@ RETRY_S: Final[dict[type[BaseException], float]] = {errors.DeviceLost: 10.0, err
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One refusal or failure, ready to be sent."""
+    """One rejection or failure, ready to be sent."""
 
     row: Row
     message: str
@@ -126,7 +126,7 @@ def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> 
     The message of an error of ours is written for the caller. Anything else is a bug, whose text may hold paths or
     input; the caller learns only that it happened.
     """
-    if isinstance(error, HttpRefusal):
+    if isinstance(error, HttpError):
         return error.problem
     if is_out_of_memory(error) and not isinstance(error, errors.StagedPoolError):
         row = TABLE[errors.OutOfMemory]
@@ -147,7 +147,7 @@ def problem(error: BaseException, words: errors.Words = errors.ENGINE_WORDS) -> 
     )
 
 
-class HttpRefusal(Exception):
+class HttpError(Exception):
     """A request that is refused for how it came over HTTP, whatever it wants."""
 
     def __init__(self, row: Row, message: str, *, retry_after_s: float | None = None) -> None:

@@ -278,7 +278,7 @@ def overload_command(
     target_delay: Annotated[float, typer.Option(min=0.001, help="Of the server, in seconds.")] = 1.0,
     levels: Annotated[str, typer.Option(help="Multiples of the capacity.")] = "0.5,1,2,5,10",
 ) -> None:
-    """Goodput, waits and refusals at up to ten times what the server can do."""
+    """Goodput, waits and rejections at up to ten times what the server can do."""
     options = Options(model=model, dtype=dtype, torch_threads=torch_threads, backend=backend)
     overload.run(
         options, shape=load, seconds=seconds, rounds=rounds, target_delay_s=target_delay, factors=_factors(levels)
@@ -295,7 +295,7 @@ def mixed_command(
     rounds: Annotated[int, typer.Option(min=1, help="Of the load.")] = 3,
     factor: Annotated[float, typer.Option(min=0.1, max=10, help="Of what the server does in a closed loop.")] = 2.0,
 ) -> None:
-    """Client time-outs and refusals under texts, images and requests of eight images, with a server's defaults."""
+    """Client time-outs and rejections under texts, images and requests of eight images, with a server's defaults."""
     options = Options(model=None, dtype=dtype, torch_threads=torch_threads, backend=backend)
     mixed.run(options, seconds=seconds, rounds=rounds, factor=factor)
 

@@ -29,7 +29,7 @@ PATIENCE_S: Final = 60.0
 _GROUPS: Final = {
     "device": "device", "image device": "device", "preprocess": "preprocess", "image preproces": "preprocess",
 }  # fmt: skip
-"""Whose a thread is, by how the system shows its name, without its number: see `OwnThreads`."""
+"""Whose a thread is, by how the system shows its name, without its number: see `DedicatedThreads`."""
 
 _TAKERS: Final = ("event loop", "preprocess", "device", "other threads", "clients", "others", "idle")
 

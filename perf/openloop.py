@@ -51,7 +51,7 @@ class ArrivalsOutcome:
     rejected_ms: list[float] = field(default_factory=list)
     """Answered with 429."""
     retry_after_s: list[float] = field(default_factory=list)
-    """What the refusals said."""
+    """What the rejections said."""
     other_statuses: dict[int, int] = field(default_factory=dict)
     timeouts: int = 0
     broken: int = 0
@@ -93,7 +93,7 @@ class ArrivalsOutcome:
 class OpenLoop:
     """Sends the requests of one workload in turn, from one thread, over as many connections as are needed at once.
 
-    Nobody comes back after a refusal, whatever it says. Connections are kept between loads.
+    Nobody comes back after a rejection, whatever it says. Connections are kept between loads.
 
     Args:
         port: Of the server.

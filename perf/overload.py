@@ -70,7 +70,7 @@ class Level:
 
     @property
     def failed(self) -> int:
-        """Requests that got neither an answer of use nor a refusal; time-outs are not among them."""
+        """Requests that got neither an answer of use nor a rejection; time-outs are not among them."""
         outcome = self.outcome
         return outcome.broken + outcome.not_sent + sum(outcome.other_statuses.values())
 

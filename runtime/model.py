@@ -161,7 +161,7 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What was understood of a model folder and how it runs. Shown at start, in `/ready` and in `/v1/models`."""
+    """What was understood of a model folder and how it runs. ImageEmbeds at start, in `/ready` and in `/v1/models`."""
 
     name: str
     """The served name."""

@@ -13,7 +13,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import anyio
 from anyio.abc import TaskStatus
 
-from staged_pool.stages.channel import Bell, Inlet, Outlet
+from staged_pool.stages.channel import Receiver, Sender, WorkerNotifier
 from staged_pool.stages.device_slots import DeviceSlots, Execution
 from staged_pool.stages.errors import OutOfMemory, StagedPoolError
 from staged_pool.stages.isolate import run_isolated
@@ -92,8 +92,8 @@ class BatchStage(Stage, Generic[P, R]):
 
     def __init__(
         self,
-        inlet: Inlet[Sequence[Item[P]]],
-        outlet: Outlet[Sequence[Item[R]]],
+        inlet: Receiver[Sequence[Item[P]]],
+        outlet: Sender[Sequence[Item[R]]],
         *,
         forward: Forward[P, R],
         device: Offload,
@@ -131,7 +131,7 @@ class BatchStage(Stage, Generic[P, R]):
         self._elsewhere = elsewhere
         self._core_is_free = core_is_free
         self._ended = False
-        self._work_waits = Bell()
+        self._work_waits = WorkerNotifier()
         self.triggers: Counter[str] = Counter()
         self.holds: Counter[str] = Counter()
         """Times that a slot was free and nothing was started, by reason."""
@@ -185,12 +185,12 @@ class BatchStage(Stage, Generic[P, R]):
             with custody(self.meter.name, (item.ticket for item in items)) as held:
                 found = self._take_in(items)
                 self._sweep()
-                self._work_waits.ring()
+                self._work_waits.notify()
                 if found:
                     await self._outlet.send(found)
                 held.handed_on()
         self._ended = True
-        self._work_waits.ring_for_all()
+        self._work_waits.notify_all()
 
     def _sweep(self) -> None:
         """Bound the memory of items that nobody wants: while the device hangs, callers come and leave."""
@@ -238,7 +238,7 @@ class BatchStage(Stage, Generic[P, R]):
                 self.holds[next_one.reason] += 1
             await self._wait(next_one.seconds)
         if self._queue:  # another slot may be free
-            self._work_waits.ring()
+            self._work_waits.notify()
         return next_one
 
     async def _wait(self, seconds: float) -> None:
@@ -277,7 +277,7 @@ class BatchStage(Stage, Generic[P, R]):
                 yield held
         except BaseException:
             self._coalescer.lose(batch.items)
-            self._work_waits.ring()
+            self._work_waits.notify()
             raise
 
     async def _run(self, batch: Batch[Item[P]], execution: Execution) -> list[R | StagedPoolError]:
@@ -290,7 +290,7 @@ class BatchStage(Stage, Generic[P, R]):
         finally:
             device_s = self._slots.end(execution, execution.ended_at or self._clock())
             if self._queue:  # what waited for this to end may go now
-                self._work_waits.ring()
+                self._work_waits.notify()
         seconds = execution.ended_at - execution.began_at
         self.meter.service.observe(seconds)
         if execution.forwards == 1:  # what several took together says nothing of one

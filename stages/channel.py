@@ -22,7 +22,7 @@ IN_A_ROW: Final = 8
 """Messages that are taken from one channel before every other task has its turn."""
 
 
-class Bell:
+class WorkerNotifier:
     """Wakes those who wait for work, one after the other.
 
     While one that was woken is on its way, nobody else is: whoever takes work and leaves some must ring again. So what
@@ -35,13 +35,13 @@ class Bell:
         self._waiting: deque[Wakeup] = deque()
         self._is_coming = False
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """There is work: somebody must come."""
         if self._waiting and not self._is_coming:
             self._is_coming = True
             self._waiting.popleft().set()
 
-    def ring_for_all(self) -> None:
+    def notify_all(self) -> None:
         """Whatever they wait for: all must come."""
         for rung in self._waiting:
             rung.set()
@@ -56,7 +56,7 @@ class Bell:
         except BaseException:
             if rung.is_set():
                 self._is_coming = False
-                self.ring()  # somebody else must come instead
+                self.notify()  # somebody else must come instead
             else:
                 self._waiting.remove(rung)
             raise
@@ -74,7 +74,7 @@ class _Contents(Generic[T]):
         self.name = name
         self.size = size
         self.messages = 0
-        self.bell = Bell()
+        self.notifier = WorkerNotifier()
         self.room_freed: Callable[[], object] = lambda: None
         self.senders: deque[tuple[int, Wakeup]] = deque()
         """Senders that wait for room: how much each needs, and its wakeup."""
@@ -137,7 +137,7 @@ class _Contents(Generic[T]):
         return not self._used or self._used + size <= self._capacity
 
 
-class Outlet(Generic[T]):
+class Sender(Generic[T]):
     """A sending end, owned by a stage before (or, for the first channel, by the engine's door)."""
 
     def __init__(self, stream: MemoryObjectSendStream[T], contents: _Contents[T]) -> None:
@@ -181,7 +181,7 @@ class Outlet(Generic[T]):
             contents.give_back(size)
             raise
         contents.messages += 1
-        contents.bell.ring()
+        contents.notifier.notify()
 
     def has_room(self, message: T) -> bool:
         """There is room for a message, and nobody waits for it."""
@@ -191,17 +191,17 @@ class Outlet(Generic[T]):
         """Have a function called whenever a message has left the channel. There is one at most."""
         self._contents.room_freed = call
 
-    def clone(self) -> Outlet[T]:
+    def clone(self) -> Sender[T]:
         """One more sending end of the same channel, for another owner, who must close it too."""
-        return Outlet(self._stream.clone(), self._contents)
+        return Sender(self._stream.clone(), self._contents)
 
     def close(self) -> None:
         """Say that nothing more will come: once all ends have, the stage behind finishes what is in the channel."""
         self._stream.close()
-        self._contents.bell.ring_for_all()  # it may have been the last one
+        self._contents.notifier.notify_all()  # it may have been the last one
 
 
-class Inlet(Generic[T]):
+class Receiver(Generic[T]):
     """The receiving end, owned by the stage behind and shared by its workers, who iterate over it.
 
     Cancellation by an anyio scope loses nothing. Native asyncio cancellation may lose a message that is on its way,
@@ -213,7 +213,7 @@ class Inlet(Generic[T]):
         self._contents = contents
         self._in_a_row = 0
 
-    def __aiter__(self) -> Inlet[T]:
+    def __aiter__(self) -> Receiver[T]:
         return self
 
     async def __anext__(self) -> T:
@@ -226,7 +226,7 @@ class Inlet(Generic[T]):
                 message = self._stream.receive_nowait()
             except anyio.WouldBlock:
                 self._in_a_row = 0
-                await self._contents.bell.wait()
+                await self._contents.notifier.wait()
             except anyio.EndOfStream:
                 raise StopAsyncIteration from None
             else:
@@ -234,7 +234,7 @@ class Inlet(Generic[T]):
                 contents = self._contents
                 contents.has_left(message)
                 if contents.messages:
-                    contents.bell.ring()
+                    contents.notifier.notify()
                 return message
 
     def receive_waiting(self) -> T | None:
@@ -259,7 +259,7 @@ class Inlet(Generic[T]):
             left.append(message)
         self._stream.close()
         self._contents.give_up()
-        self._contents.bell.ring_for_all()
+        self._contents.notifier.notify_all()
         return left
 
 
@@ -279,10 +279,10 @@ class Channel(Generic[T]):
         self.name = name
         send, receive = anyio.create_memory_object_stream[T](capacity)
         self._contents = contents = _Contents[T](name, capacity, size)
-        self.outlet = Outlet(send, contents)
-        self.inlet = Inlet(receive, contents)
+        self.outlet = Sender(send, contents)
+        self.inlet = Receiver(receive, contents)
 
     @property
     def waiting(self) -> int:
-        """See `Inlet.waiting`."""
+        """See `Receiver.waiting`."""
         return self._contents.waiting

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from staged_pool.stages.channel import ENDED, Outlet
+from staged_pool.stages.channel import ENDED, Sender
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.scheduling.fair_queue import FairQueue
 from staged_pool.stages.ticket import Item, Ticket
@@ -48,7 +48,7 @@ class FeedQueue(Generic[S]):
     def __init__(
         self,
         lane: Hashable,
-        outlet: Outlet[Sequence[Item[S]]],
+        outlet: Sender[Sequence[Item[S]]],
         *,
         chunk_items: int,
         clock: Callable[[], float],

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from staged_pool.stages.channel import Inlet
+from staged_pool.stages.channel import Receiver
 from staged_pool.stages.errors import StagedPoolError, StageFailed
 from staged_pool.stages.exception_groups import single_errors
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
@@ -71,7 +71,7 @@ class ParseStage(Stage, Generic[S]):
 
     def __init__(
         self,
-        inlet: Inlet[Arrival],
+        inlet: Receiver[Arrival],
         feeds: Mapping[Hashable, FeedQueue[S]],
         *,
         lane_of: Callable[[S], Hashable],

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from staged_pool.stages.channel import Inlet
+from staged_pool.stages.channel import Receiver
 from staged_pool.stages.errors import StagedPoolError, StageFailed
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
@@ -38,7 +38,7 @@ class PostprocessStage(Stage, Generic[R]):
 
     def __init__(
         self,
-        inlet: Inlet[Sequence[Item[R]]],
+        inlet: Receiver[Sequence[Item[R]]],
         *,
         offload: Offload,
         options: StageOptions,

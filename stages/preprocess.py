@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from staged_pool.stages.channel import Inlet, Outlet
+from staged_pool.stages.channel import Receiver, Sender
 from staged_pool.stages.errors import Abandoned, StagedPoolError
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.offload import Offload
@@ -49,8 +49,8 @@ class PreprocessStage(Stage, Generic[S, P]):
 
     def __init__(
         self,
-        inlet: Inlet[Sequence[Item[S]]],
-        outlet: Outlet[Sequence[Item[P]]],
+        inlet: Receiver[Sequence[Item[S]]],
+        outlet: Sender[Sequence[Item[P]]],
         *,
         preprocess: Preprocess[S, P],
         offload: Offload,
@@ -117,7 +117,7 @@ class PreprocessStage(Stage, Generic[S, P]):
                     ticket.split(item.index, len(parts))
                 ticket.move(1, self.meter.name, self._outlet.name)
                 ticket.move(len(parts) - 1, None, self._outlet.name)
-                ticket.load.prepared(self._lane, sum(part.cost for part in parts))
+                ticket.load.tokenized(self._lane, sum(part.cost for part in parts))
                 scope = ticket.sharing_scope
                 ready += [
                     Item(

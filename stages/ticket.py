@@ -80,7 +80,7 @@ class Load(Protocol):
     def computed(self, lane: Hashable, tokens: int) -> None:
         """Count an item that has left the device."""
 
-    def spared(self, lane: Hashable, tokens: int) -> None:
+    def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         """Count tokens whose rows come with those of another item. Negative: they go through the device, after all."""
 
     def recalled(self, lane: Hashable, tokens: int) -> None:

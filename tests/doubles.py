@@ -19,7 +19,7 @@ from staged_pool.runtime.model import Lane, ModelCard, ModelInput, Payload, Row,
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from staged_pool.runtime.statistics import ImageCacheStatistics, ReplicaStatistics
 from staged_pool.stages import log
-from staged_pool.stages.channel import Channel, Inlet, Outlet
+from staged_pool.stages.channel import Channel, Receiver, Sender
 from staged_pool.stages.errors import InvalidInput, ModelFailed
 from staged_pool.stages.parse import Arrival
 from staged_pool.stages.scheduling.batch_former import BatchFormer
@@ -190,7 +190,7 @@ class NoLoad:
     def computed(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
-    def spared(self, lane: Hashable, tokens: int) -> None:
+    def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
     def delivered(self, numbers: int) -> None:
@@ -229,15 +229,15 @@ def acting_channels(act: Callable[[str], Awaitable[None]]) -> type[Channel[Any]]
             (`send NAME`, of the stage behind). What it raises there crashes that worker, with the message in its hand.
     """
 
-    class ActingOutlet(Outlet[Any]):
+    class ActingOutlet(Sender[Any]):
         async def send(self, message: Any) -> None:
             await act(f"send {self.name}")
             await super().send(message)
 
-        def clone(self) -> Outlet[Any]:
+        def clone(self) -> Sender[Any]:
             return ActingOutlet(self._stream.clone(), self._contents)
 
-    class ActingInlet(Inlet[Any]):
+    class ActingInlet(Receiver[Any]):
         async def __anext__(self) -> Any:
             message = await super().__anext__()
             try:

@@ -13,7 +13,7 @@ from staged_pool.api.addresses import MODEL, Addresses
 from staged_pool.api.app.call import LINES, PATH_TAKEN, Answer, Call, Handler, Lines
 from staged_pool.api.app.dialects import words_of
 from staged_pool.api.app.engine_choice import no_route
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.front_door import FrontDoor
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.pages import HTML, PAGES
@@ -24,7 +24,7 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.cors import METHODS, is_preflight
 from staged_pool.api.keys import TENANT, Keys
 from staged_pool.api.limits.request_limits import RequestLimits, party_of
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.status import Problem
 from staged_pool.api.wire.dialects.tei_tokens import tei_error, timing_headers
 from staged_pool.runtime.memory.answers import AnswerMemory
@@ -46,24 +46,26 @@ class Application:
     Cancellation of a call cancels its request in the engine, and is logged as status 499.
 
     Args:
-        lobby: Leads to the engine.
+        registry: Leads to the engine.
         traffic: What the HTTP side holds, for the metrics.
         config: Who may ask, what is logged of it, and how the routes of text-embeddings-inference cut.
     """
 
-    def __init__(self, lobby: Lobby, traffic: Traffic | None = None, config: ServerConfig | None = None) -> None:
-        self._lobby = lobby
+    def __init__(
+        self, registry: EngineRegistry, traffic: ServerState | None = None, config: ServerConfig | None = None
+    ) -> None:
+        self._registry = registry
         self._config = config or ServerConfig()
-        self._traffic = traffic = traffic or Traffic()
-        self._metrics = ServerMetrics(lobby.statistics, traffic)
+        self._traffic = traffic = traffic or ServerState()
+        self._metrics = ServerMetrics(registry.statistics, traffic)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
-        resources = Routes(lobby, self._metrics, self._config).table()
+        resources = Routes(registry, self._metrics, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
         self._addresses = Addresses(
-            resources, lambda: [engine.card.name for engine in lobby.engines], self._config.root_path
+            resources, lambda: [engine.card.name for engine in registry.engines], self._config.root_path
         )
         self.door = FrontDoor(
-            lobby,
+            registry,
             RequestLimits(self._config, traffic),
             Keys(self._config.api_keys, self._config.tenant_header),
             self._addresses,
@@ -72,7 +74,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._addresses.place(scope)
-        if scope[MODEL] is not None and not self._lobby.knows(scope[MODEL]):
+        if scope[MODEL] is not None and not self._registry.knows(scope[MODEL]):
             await self.respond(self._no_such_model, scope, receive, send)
         else:
             await self._resources.get(scope["path"], self._not_found)(scope, receive, send)
@@ -80,7 +82,7 @@ class Application:
     @property
     def closes_connections(self) -> bool:
         """Each answer closes its connection: the server drains, or is short of memory."""
-        return self._lobby.leaving or not self._traffic.keeps_alive
+        return self._registry.leaving or not self._traffic.keeps_alive
 
     def answer_now(self, given: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
         """Make, log and count an answer that nothing has to be done for; and its headers."""
@@ -186,7 +188,7 @@ class Application:
         await self.respond(self._no_such_route, scope, receive, send)
 
     async def _no_such_model(self, call: Call) -> Answer:
-        raise self._lobby.unknown(call.named_model or "")
+        raise self._registry.unknown(call.named_model or "")
 
     async def _no_such_route(self, call: Call) -> Answer:
         method, path = call.scope["method"], call.scope["path"]

@@ -15,7 +15,7 @@ from staged_pool.api.addresses import MODEL
 from staged_pool.api.asgi import Headers, Receive, Scope, Send
 from staged_pool.api.config import MAX_TIMEOUT_S
 from staged_pool.api.keys import TENANT
-from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.status import HttpError, Problem
 from staged_pool.api.wire.chunked_json import Pieces
 from staged_pool.api.wire.exchange import JSON
 from staged_pool.api.wire.forms import boundary_of
@@ -147,22 +147,22 @@ class Call:
             any_type: Take it for JSON whatever its type, as Ollama does: curl's own type is that of a form.
 
         Raises:
-            HttpRefusal: It says that it is something else.
+            HttpError: It says that it is something else.
         """
         if not any_type and self._media_type() != JSON:
-            raise HttpRefusal(status.UNSUPPORTED_MEDIA, _JSON_ONLY)
+            raise HttpError(status.UNSUPPORTED_MEDIA, _JSON_ONLY)
         return await self._body()
 
     async def form_or_json_body(self) -> tuple[bytes | bytearray, bytes | None]:
         """The body, which says that it is JSON or a form; and the boundary of a form.
 
         Raises:
-            HttpRefusal: It says that it is something else.
+            HttpError: It says that it is something else.
             InvalidInput: It is a form without a boundary.
         """
         kind = self._media_type()
         if kind not in (JSON, FORM):
-            raise HttpRefusal(status.UNSUPPORTED_MEDIA, f"{_JSON_ONLY}, or 'multipart/form-data'")
+            raise HttpError(status.UNSUPPORTED_MEDIA, f"{_JSON_ONLY}, or 'multipart/form-data'")
         boundary = boundary_of(self.headers[b"content-type"]) if kind == FORM else None
         return await self._body(), boundary
 

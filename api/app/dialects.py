@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from staged_pool.api.app.call import Answer, Call, Describe, Handler
-from staged_pool.api.app.engine_registry import RETRY_AFTER_S, Lobby
+from staged_pool.api.app.engine_registry import RETRY_AFTER_S, EngineRegistry
 from staged_pool.api.status import Problem
 from staged_pool.api.wire.chunked_json import dump
 from staged_pool.api.wire.dialects import ollama, weaviate
@@ -45,11 +45,11 @@ class Listings:
     """Handlers that say what is served, and how the server is, in the words of one dialect each.
 
     Args:
-        lobby: Leads to the engines.
+        registry: Leads to the engines.
     """
 
-    def __init__(self, lobby: Lobby) -> None:
-        self._lobby = lobby
+    def __init__(self, registry: EngineRegistry) -> None:
+        self._registry = registry
         self._started = time.time()
 
     def table(self) -> Mapping[str, Mapping[str, Handler]]:
@@ -68,21 +68,21 @@ class Listings:
         }
 
     async def _tags(self, call: Call) -> Answer:
-        cards = [engine.card for engine in self._lobby.listed(call.named_model)]
+        cards = [engine.card for engine in self._registry.listed(call.named_model)]
         return Answer(ollama.encode_tags(cards, started=self._started))
 
     async def _running(self, call: Call) -> Answer:
-        return Answer(ollama.encode_running([engine.card for engine in self._lobby.listed(call.named_model)]))
+        return Answer(ollama.encode_running([engine.card for engine in self._registry.listed(call.named_model)]))
 
     async def _show(self, call: Call) -> Answer:
-        cards = [engine.card for engine in self._lobby.listed(call.named_model)]
+        cards = [engine.card for engine in self._registry.listed(call.named_model)]
         body = await call.json_body(any_type=True)
         if len(body) > NAME_BYTES:
             raise TooLarge(f"The body has {len(body)} bytes; one that names a model has at most {NAME_BYTES}")
         return Answer(ollama.encode_show(body, cards, started=self._started))
 
     async def _meta(self, call: Call) -> Answer:
-        return Answer(weaviate.encode_meta(self._lobby.enter(call.named_model).card))
+        return Answer(weaviate.encode_meta(self._registry.enter(call.named_model).card))
 
     async def _ready(self, call: Call) -> Answer:
         return self._not_ready(call) or NO_CONTENT
@@ -91,7 +91,7 @@ class Listings:
         return self._not_ready(call) or Answer(_health("Service is ready."))
 
     def _not_ready(self, call: Call) -> Answer | None:
-        if not (reason := self._lobby.obstruction(call.named_model)):
+        if not (reason := self._registry.obstruction(call.named_model)):
             return None
         retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
         return Answer(_health(f"Service is not ready: {reason}."), 503, headers=retry)

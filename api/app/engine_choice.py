@@ -8,7 +8,7 @@ from typing import Final
 
 from staged_pool.api import status
 from staged_pool.api.app.tasks import Task
-from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.status import HttpError, Problem
 from staged_pool.api.wire.dialects.pooling import TASKS, Narrowed
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.model import ModelCard
@@ -29,7 +29,7 @@ def pick(task: Task, engines: Sequence[Engine], narrowed: Narrowed | None = None
         narrowed: What else the request asks of a model. None: nothing.
 
     Raises:
-        HttpRefusal: No model can do it.
+        HttpError: No model can do it.
         InvalidInput: Several can, and nothing tells which is meant.
     """
     can = [engine for engine in engines if task.able(engine.card) and (narrowed is None or narrowed.able(engine.card))]
@@ -58,9 +58,9 @@ def check_able(task: Task, engine: Engine, engines: Sequence[Engine]) -> None:
         raise Unsupported(f"{message}; served: {served(engines)}")
 
 
-def no_model(task: Task, engines: Sequence[Engine]) -> HttpRefusal:
-    """The refusal of a task that no served model can do: there is no such route on this server."""
-    return HttpRefusal(status.NO_ROUTE, f"No served model gives {task.gives}; served: {served(engines)}")
+def no_model(task: Task, engines: Sequence[Engine]) -> HttpError:
+    """The rejection of a task that no served model can do: there is no such route on this server."""
+    return HttpError(status.NO_ROUTE, f"No served model gives {task.gives}; served: {served(engines)}")
 
 
 def no_route(method: str, path: str, routes: Sequence[str]) -> Problem:

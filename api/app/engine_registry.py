@@ -12,7 +12,7 @@ RETRY_AFTER_S = 5.0
 """For requests that come while the server starts or drains. Loading takes seconds, and so does a new process."""
 
 
-class Lobby:
+class EngineRegistry:
     """Opens once, when the engines are up, and closes once. Belongs to the event loop of the server."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Lobby:
         return name in self._engines or not self._engines
 
     def unknown(self, name: str) -> UnknownModel:
-        """The refusal of a request for a model that is not served."""
+        """The rejection of a request for a model that is not served."""
         message = f"The model `{shortened(name)}` does not exist. Served: {', '.join(self._engines)}"
         return UnknownModel(message, param="model")
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from staged_pool.api import status
 from staged_pool.api.addresses import MODEL, Addresses
 from staged_pool.api.app.call import ENGINE, Answer, priority_of
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.routes import TASKS, answer_alive
 from staged_pool.api.asgi import Scope
 from staged_pool.api.cors import is_preflight
@@ -27,7 +27,7 @@ class FrontDoor:
     """Decides about the requests of one server.
 
     Args:
-        lobby: Leads to the engines.
+        registry: Leads to the engines.
         limits: Of the server.
         keys: Who may ask.
         addresses: Which route and model a target names.
@@ -35,9 +35,14 @@ class FrontDoor:
     """
 
     def __init__(
-        self, lobby: Lobby, limits: RequestLimits, keys: Keys, addresses: Addresses, alive: Collection[tuple[str, str]]
+        self,
+        registry: EngineRegistry,
+        limits: RequestLimits,
+        keys: Keys,
+        addresses: Addresses,
+        alive: Collection[tuple[str, str]],
     ) -> None:
-        self._lobby = lobby
+        self._registry = registry
         self.limits = limits
         self._keys = keys
         self._addresses = addresses
@@ -70,7 +75,7 @@ class FrontDoor:
         task = TASKS[scope["path"]]
         if task.model_of is None:  # else the body names its model in a way of its own
             scope[ENGINE] = engine
-        if not body or not engine.expects_refusals:
+        if not body or not engine.expects_rejections:
             return None
         headers = dict(scope["headers"])
         priority = priority_of(headers) or Priority.INTERACTIVE  # one that is none is rejected inside
@@ -80,8 +85,8 @@ class FrontDoor:
 
     def _engine(self, scope: Scope) -> Engine | None:
         """Find the only engine that a task may mean; None where the body or its handler decides."""
-        engines = self._lobby.engines
-        if len(engines) != 1 or scope["method"] != "POST" or self._lobby.not_ready:
+        engines = self._registry.engines
+        if len(engines) != 1 or scope["method"] != "POST" or self._registry.not_ready:
             return None
         task, name = TASKS.get(scope["path"]), engines[0].card.name
         if task is None or scope[MODEL] not in (None, name):

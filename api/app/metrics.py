@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.runtime.statistics import (
     AdmissionStatistics,
     DeviceStatistics,
@@ -36,7 +36,7 @@ class ServerMetrics:
         traffic: What the HTTP side holds.
     """
 
-    def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]], traffic: Traffic) -> None:
+    def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]], traffic: ServerState) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(statistics))
         self._registry.register(_TrafficCollector(traffic))
@@ -104,7 +104,7 @@ class _EngineCollector(Collector):
 class _TrafficCollector(Collector):
     """The connections and requests of the HTTP side."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: ServerState) -> None:
         self._traffic = traffic
 
     def collect(self) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from staged_pool.api.addresses import ONE_MODEL
 from staged_pool.api.app.call import Answer, Call, Handler
 from staged_pool.api.app.dialects import Listings, words_of
 from staged_pool.api.app.engine_choice import check_able, no_model, pick, served
-from staged_pool.api.app.engine_registry import RETRY_AFTER_S, Lobby
+from staged_pool.api.app.engine_registry import RETRY_AFTER_S, EngineRegistry
 from staged_pool.api.app.metrics import CONTENT_TYPE as METRICS_TYPE
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.pages import HTML, PAGES
@@ -58,13 +58,13 @@ class Routes:
     """The handlers of one server.
 
     Args:
-        lobby: Leads to the engine.
+        registry: Leads to the engine.
         metrics: The server's numbers.
         config: What the routes' description says of the server, and how the routes of text-embeddings-inference cut.
     """
 
-    def __init__(self, lobby: Lobby, metrics: ServerMetrics, config: ServerConfig | None = None) -> None:
-        self._lobby = lobby
+    def __init__(self, registry: EngineRegistry, metrics: ServerMetrics, config: ServerConfig | None = None) -> None:
+        self._registry = registry
         self._config = config or ServerConfig()
         self._description: tuple[list[str], bytes] = ([], b"")
         self._metrics = metrics
@@ -77,7 +77,7 @@ class Routes:
         pages: dict[str, Mapping[str, Handler]] = {path: {"GET": partial(_page, path)} for path in PAGES}
         return {
             **{path: {"POST": partial(self._task, task)} for path, task in self._tasks.items()},
-            **Listings(self._lobby).table(),
+            **Listings(self._registry).table(),
             "/invocations": {"POST": self._invocations},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -102,8 +102,8 @@ class Routes:
 
     async def _task(self, task: Task, call: Call) -> Answer:
         if call.engine is None:
-            self._lobby.enter(call.named_model)  # before anything else is done
-            engines = self._lobby.engines
+            self._registry.enter(call.named_model)  # before anything else is done
+            engines = self._registry.engines
             if not any(task.able(engine.card) for engine in engines):
                 raise no_model(task, engines)
         if task.forms:
@@ -172,7 +172,7 @@ class Routes:
         """The engine of the model that the path or the body names; where neither does, of the one that is meant."""
         if call.engine is not None:
             return call.engine
-        engines = self._lobby.engines
+        engines = self._registry.engines
         name: str | None = None
         if task.model_of is not None:
             name = await self._peek(partial(task.model_of, served=[engine.card.name for engine in engines]), body)
@@ -184,20 +184,20 @@ class Routes:
                 raise InvalidInput(message, param="model")
             name = placed
         if name:
-            engine = self._lobby.enter(name)
+            engine = self._registry.enter(name)
             check_able(task, engine, engines)
             return engine
         several = len(engines) > 1 and boundary is None
         narrowed = await self._peek(task.narrow, body) if task.narrow and several else None
-        return self._lobby.enter(pick(task, engines, narrowed).card.name)
+        return self._registry.enter(pick(task, engines, narrowed).card.name)
 
     async def _invocations(self, call: Call) -> Answer:
-        self._lobby.enter(call.named_model)
+        self._registry.enter(call.named_model)
         body = await self._json_body(call)
         paths = await self._peek(invocations.candidates, body)
-        engines = self._lobby.engines
+        engines = self._registry.engines
         name = call.named_model or (await self._model_of(body, None) if len(engines) > 1 else None)
-        asked = [self._lobby.enter(name)] if name else engines
+        asked = [self._registry.enter(name)] if name else engines
         for path, task in ((path, self._tasks[path]) for path in paths):
             if any(task.able(engine.card) for engine in asked):
                 call.describe = words_of(path)
@@ -209,18 +209,18 @@ class Routes:
 
     async def _root(self, call: Call) -> Answer:
         """A request of text-embeddings-inference to its root: what it is for follows from the body and the model."""
-        engines = self._lobby.listed(call.named_model)
+        engines = self._registry.listed(call.named_model)
         body = await self._json_body(call)
         cards = [engine.card for engine in engines]
         path = await self._peek(partial(invocations.root_path, cards=cards), body)
         task = self._tasks[path]
         if not any(map(task.able, cards)):
             message = f"The model does not support {task.name} API"
-            raise Unsupported(f"{message}; served: {served(self._lobby.engines)}")
+            raise Unsupported(f"{message}; served: {served(self._registry.engines)}")
         return await self._ask(task, call, body)
 
     async def _tokenize(self, call: Call) -> Answer:
-        self._lobby.enter(call.named_model)
+        self._registry.enter(call.named_model)
         body = await self._json_body(call)
         if await self._peek(tei_tokens.is_tokenize, body):
             call.describe = tei_tokens.tei_error
@@ -248,7 +248,7 @@ class Routes:
         return Answer(tei_tokens.encode_tokens(texts, found))
 
     async def _detokenize(self, call: Call) -> Answer:
-        self._lobby.enter(call.named_model)
+        self._registry.enter(call.named_model)
         wanted = await self._read(tokens.decode_detokenize, await self._json_body(call))
         engine = self._tokenizer(call, wanted.model)
         return Answer(tokens.encode_text(await engine.detokenize(wanted.tokens)))
@@ -264,7 +264,7 @@ class Routes:
         return Answer(dump(found))
 
     async def _info(self, call: Call) -> Answer:
-        engine = self._lobby.enter(call.named_model)
+        engine = self._registry.enter(call.named_model)
         return Answer(tei_tokens.encode_info(engine.card, engine.config, auto_truncate=self._config.auto_truncate))
 
     def _tokenizer(self, call: Call, model: str | None = None) -> Engine:
@@ -274,13 +274,13 @@ class Routes:
             InvalidInput: Neither the path nor the body names one of several.
         """
         name = call.named_model or model
-        engines = self._lobby.engines
+        engines = self._registry.engines
         if not name and len(engines) > 1:
-            self._lobby.enter()  # says why, where requests are not taken
+            self._registry.enter()  # says why, where requests are not taken
             names = ", ".join(engine.card.name for engine in engines)
             message = f"model: each model has its own tokens; name one in `model`, or put /m/NAME before: {names}"
             raise InvalidInput(message, param="model")
-        return self._lobby.enter(name)
+        return self._registry.enter(name)
 
     async def _model_of(self, body: Body, boundary: bytes | None) -> str | None:
         if boundary is None:
@@ -300,7 +300,7 @@ class Routes:
 
     def _limits(self) -> Limits:
         """Limits of the model that allows most: which one is meant is not known before a body is read."""
-        configs = [engine.config for engine in self._lobby.engines] or [EngineConfig()]
+        configs = [engine.config for engine in self._registry.engines] or [EngineConfig()]
         return Limits(
             items=max(config.max_request_items for config in configs),
             tokens=max(config.max_tokens for config in configs),
@@ -317,29 +317,29 @@ class Routes:
         return await self._readers(decode, body)
 
     async def _models(self, call: Call) -> Answer:
-        cards = [engine.card for engine in self._lobby.listed(call.named_model)]
+        cards = [engine.card for engine in self._registry.listed(call.named_model)]
         return Answer(openai.encode_models(cards, created=self._started))
 
     async def _one_model(self, call: Call) -> Answer:
-        card = self._lobby.enter(call.named_model).card
+        card = self._registry.enter(call.named_model).card
         return Answer(dump(openai.model_object(card, created=self._started)))
 
     async def _models_with_load(self, call: Call) -> Answer:
-        models = [(engine.card, engine.statistics()) for engine in self._lobby.listed(call.named_model)]
+        models = [(engine.card, engine.statistics()) for engine in self._registry.listed(call.named_model)]
         return Answer(infinity.encode_models(models, created=self._started))
 
     async def _ready(self, call: Call) -> Answer:
-        if reason := self._lobby.obstruction(call.named_model):
+        if reason := self._registry.obstruction(call.named_model):
             retry = [(b"retry-after", str(int(RETRY_AFTER_S)).encode())]
             return Answer(msgspec.json.encode({"ready": False, "reason": reason}), 503, headers=retry)
         return Answer(
             msgspec.json.encode(
-                {"ready": True, "models": [engine.card for engine in self._lobby.listed(call.named_model)]}
+                {"ready": True, "models": [engine.card for engine in self._registry.listed(call.named_model)]}
             )
         )
 
     async def _load(self, call: Call) -> Answer:
-        inside = sum(statistics.admission.requests for statistics in self._lobby.statistics().values())
+        inside = sum(statistics.admission.requests for statistics in self._registry.statistics().values())
         return Answer(dump({"server_load": inside}))
 
     async def _metrics_text(self, call: Call) -> Answer:
@@ -347,7 +347,7 @@ class Routes:
 
     async def _stages(self, call: Call) -> Answer:
         self._loaded(call)
-        return Answer(msgspec.json.encode({"models": self._lobby.statistics()}))
+        return Answer(msgspec.json.encode({"models": self._registry.statistics()}))
 
     async def _flush_cache(self, call: Call) -> Answer:
         for engine in self._loaded(call):
@@ -366,13 +366,13 @@ class Routes:
         Raises:
             EngineStopped: There are none yet.
         """
-        if not (engines := self._lobby.engines):
-            self._lobby.enter()  # raises, and says why
+        if not (engines := self._registry.engines):
+            self._registry.enter()  # raises, and says why
         return [engine for engine in engines if call.named_model in (None, engine.card.name)]
 
     async def _openapi(self, call: Call) -> Answer:
-        self._lobby.enter()  # which routes there are depends on the models
-        cards = [engine.card for engine in self._lobby.engines]
+        self._registry.enter()  # which routes there are depends on the models
+        cards = [engine.card for engine in self._registry.engines]
         paths = [path for path in OPERATIONS if path not in TASKS or any(map(TASKS[path].able, cards))]
         if self._description[0] != paths:
             made = await anyio.to_thread.run_sync(document, paths, self._config, limiter=self._readers.limiter)

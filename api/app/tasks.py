@@ -40,12 +40,12 @@ class Task:
     """What one path is for."""
 
     name: str
-    """What a refusal calls it, in the words of vLLM."""
+    """What a rejection calls it, in the words of vLLM."""
     able: Callable[[ModelCard], bool]
     """Whether a model can do it. A path that no served model can do is not there."""
     read: Read
     read_lines: ReadLines | None = None
-    """Reads it where the answer is wanted line by line; None where it is not to be had."""
+    """FileReads it where the answer is wanted line by line; None where it is not to be had."""
     forms: bool = False
     """Whether its body may be a form, with images as files."""
     mark: Callable[[Body], Describe | None] | None = None
@@ -62,7 +62,7 @@ class Task:
     only_images: bool = False
     """Each of its inputs is an image."""
     narrow: Callable[[Body], pooling.Narrowed] | None = None
-    """Reads from a body what else it asks of a model, where `able` is true of all."""
+    """FileReads from a body what else it asks of a model, where `able` is true of all."""
 
     @property
     def gives(self) -> str:

@@ -76,7 +76,7 @@ class _Body(msgspec.Struct):
 _BODY: Final = msgspec.json.Decoder(_Body)
 
 RETRY_AFTER_S: Final = 1.0
-"""Of a refusal that does not say when to come back."""
+"""Of a rejection that does not say when to come back."""
 
 _WITH_INPUT: Final[Mapping[int, type[InvalidInput]]] = {
     400: InvalidInput,

@@ -15,8 +15,8 @@ from staged_pool.stages.errors import ConfigError
 class RetryPolicy:
     """How often and how patiently a client repeats a request that was not taken.
 
-    Repeated are refusals for overload (429) and of a server that starts or drains (503), and connections that cannot be
-    made. Requests of this package change nothing on the server, so one whose connection ends before its answer is
+    Repeated are rejections for overload (429), answers of a server that starts or drains (503), and connections that
+    cannot be made. Requests of this package change nothing on the server, so one whose connection ends before its answer is
     complete is repeated too, but only once: it may be what ended the server.
 
     Raises:
@@ -24,13 +24,13 @@ class RetryPolicy:
     """
 
     retries: int = 4
-    """After the first try. 0: every refusal is raised at once."""
+    """After the first try. 0: every rejection is raised at once."""
 
     first_pause_s: float = 0.25
     """Before the first retry, where the server does not say; each further pause is twice as long."""
 
     max_pause_s: float = 30.0
-    """The longest pause. A server that asks for a longer one is not waited for: its refusal is raised."""
+    """The longest pause. A server that asks for a longer one is not waited for: its rejection is raised."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.retries <= 1000:

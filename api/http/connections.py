@@ -31,7 +31,7 @@ from staged_pool.api.http.protocol.hypercorn_protocols import Http1
 from staged_pool.api.http.sending import send_all
 from staged_pool.api.http.transports import READ_BYTES, Look, Transport
 from staged_pool.api.limits.connection_limit import CONNECTION, ConnectionLimit
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.exception_groups import first_error
 from staged_pool.stages.log import get_logger
 
@@ -54,7 +54,7 @@ class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is u
     """Hypercorn's settings, and what its protocols need of ours."""
 
     limits: ServerConfig
-    traffic: Traffic
+    traffic: ServerState
 
 
 @dataclass(frozen=True, slots=True)

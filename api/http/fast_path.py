@@ -24,7 +24,7 @@ from staged_pool.api.asgi import Headers, Message, Scope
 from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.protocol.strict_reader import StrictReader
 from staged_pool.api.limits.connection_limit import CONNECTION, Member
-from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.status import HttpError, Problem
 
 _UNUSUAL: Final = frozenset({
     b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"http2-settings", b"origin",
@@ -110,7 +110,7 @@ class FastRequest:
 
 
 class FastPath:
-    """Reads, judges and answers usual requests of HTTP/1.1.
+    """FileReads, judges and answers usual requests of HTTP/1.1.
 
     Args:
         application: Answers, counts and logs; its front door decides.
@@ -158,7 +158,7 @@ class FastPath:
         }
         try:
             self._limits.check_head(scope)
-        except HttpRefusal:
+        except HttpError:
             return None  # likewise
         head = _Head(scope, length, len(data))
         if len(data) <= KNOWN_HEAD_BYTES and _OF_ONE.isdisjoint(dict(request.headers)):

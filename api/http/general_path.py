@@ -23,9 +23,9 @@ from staged_pool.api.app.call import Answer
 from staged_pool.api.asgi import App, Message, Receive, Scope, Send
 from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.protocol.content_coding import coding_of, unpack
-from staged_pool.api.limits.connection_limit import at_rest, at_work
+from staged_pool.api.limits.connection_limit import at_work, on_idle
 from staged_pool.api.limits.request_limits import Held, RequestLimits, announced_bytes, is_open
-from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.status import HttpError, Problem
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 
 LINGER_S = 2.0
@@ -81,8 +81,8 @@ class Guard:
                 self._limits.check_head(scope)
                 held.announce(announced_bytes(scope))
                 body = await self._read(scope, intake, held)
-            except HttpRefusal as refusal:
-                problem = refusal.problem
+            except HttpError as rejection:
+                problem = rejection.problem
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -126,15 +126,15 @@ class Guard:
         with self._traffic.patience(timeout_s):
             while not intake.ended:
                 if pieces and is_open(scope) and (problem := self._limits.too_many(scope)) is not None:
-                    raise HttpRefusal(problem.row, problem.message, retry_after_s=problem.retry_after_s)
+                    raise HttpError(problem.row, problem.message, retry_after_s=problem.retry_after_s)
                 chunk = await intake.next()
                 held.take(len(chunk))
                 pieces += 1
                 if pieces > FREE_PIECES + body.size // PIECE_BYTES:
-                    raise HttpRefusal(status.TOO_MANY_PIECES, "The body comes in too many pieces")
+                    raise HttpError(status.TOO_MANY_PIECES, "The body comes in too many pieces")
                 body.add(chunk)
         if not intake.ended:
-            raise HttpRefusal(status.SLOW_BODY, f"The body did not arrive in time; it has {timeout_s:g} s")
+            raise HttpError(status.SLOW_BODY, f"The body did not arrive in time; it has {timeout_s:g} s")
         return await body.whole(self._traffic)
 
     async def _decline(self, problem: Problem, scope: Scope, intake: _Intake, send: Send, *, linger_s: float) -> None:
@@ -190,7 +190,7 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self._answered = True
-        with at_rest(self._scope):
+        with on_idle(self._scope):
             await self._send(message)
 
     async def watch(self, application: anyio.CancelScope) -> None:
@@ -201,7 +201,7 @@ class _Exchange:
 
 
 class _Farewell:
-    """Sends a refusal to a client that may still be sending."""
+    """Sends a rejection to a client that may still be sending."""
 
     def __init__(self, scope: Scope, intake: _Intake, send: Send, linger_s: float) -> None:
         self._closes = scope["http_version"].startswith("1")

@@ -10,7 +10,7 @@ import anyio
 
 from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
 from staged_pool.api.http.transports import Transport
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.api")
@@ -19,7 +19,7 @@ LATE_S: Final = 0.1
 """An event loop that is later than this was held up, and has not looked if a client reads."""
 
 
-async def send_all(transport: Transport, data: bytes, traffic: Traffic, timeout_s: float) -> bool:
+async def send_all(transport: Transport, data: bytes, traffic: ServerState, timeout_s: float) -> bool:
     """Send data. False: the client does not read it, and the connection is reset, or either side has closed.
 
     Args:
@@ -40,7 +40,7 @@ async def send_all(transport: Transport, data: bytes, traffic: Traffic, timeout_
 
 
 async def _sent_within(
-    transport: Transport, send: Callable[[], Awaitable[None]], traffic: Traffic, patience_s: float
+    transport: Transport, send: Callable[[], Awaitable[None]], traffic: ServerState, patience_s: float
 ) -> float | None:
     """Send a piece, or else close. None: it is sent; else the seconds by which the event loop noticed too late."""
     with traffic.patience(patience_s) as patience:

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.cors import cors
@@ -26,7 +26,7 @@ from staged_pool.api.http.general_path import Guard
 from staged_pool.api.http.http3.protocol import Http3
 from staged_pool.api.http.listener import SocketFile, url
 from staged_pool.api.http.tls import server_context
-from staged_pool.api.limits.server_state import GRACE_S, Traffic
+from staged_pool.api.limits.server_state import GRACE_S, ServerState
 from staged_pool.api.process_memory import let_go_of_weight_files, spare_the_collector
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
@@ -103,9 +103,9 @@ class Server:
         owns_process: bool = False,
         open_engines: OpenEngines = open_engines,
     ) -> None:
-        self.lobby = Lobby()
+        self.registry = EngineRegistry()
         self.memory = governor_for(models[0])
-        self.traffic = Traffic(self.memory, config.max_connections)
+        self.traffic = ServerState(self.memory, config.max_connections)
         self._config = config
         self._tls = server_context(config)
         self._models = models
@@ -152,8 +152,8 @@ class Server:
 
     async def close(self) -> None:
         """Refuse new requests, finish those inside, and let `run()` return."""
-        self.lobby.close("the server is draining")
-        engines = self.lobby.engines
+        self.registry.close("the server is draining")
+        engines = self.registry.engines
         if not engines:
             # A load cannot be interrupted, and nothing is inside: there is nothing to wait for.
             self._end_process_after(GRACE_S, exit_code=0)
@@ -171,7 +171,7 @@ class Server:
                 if self._owns_process:
                     spare_the_collector()
                     await anyio.to_thread.run_sync(_give_back_what_loading_took)
-                self.lobby.open(*engines.values())
+                self.registry.open(*engines.values())
                 for name, engine in engines.items():
                     log.info("server.ready", model=name, load_s=round(engine.card.load_s, 3))
                 with self._serving:
@@ -186,7 +186,7 @@ class Server:
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
-        self.lobby.close(self._told(error))
+        self.registry.close(self._told(error))
         self._end_process_after(GRACE_S + OVERDUE_S, exit_code=EXIT_OVERDUE)
         self._stop_http.set()
 
@@ -194,10 +194,10 @@ class Server:
         """What requests are told of a failure: what is wrong with a model is the operator's, and may name folders."""
         if isinstance(error, DeviceLost):
             return str(error)
-        return "the server failed" if self.lobby.engines else "the models could not be loaded"
+        return "the server failed" if self.registry.engines else "the models could not be loaded"
 
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
-        application = Application(self.lobby, self.traffic, self._config)
+        application = Application(self.registry, self.traffic, self._config)
         config = self._hypercorn_config()
         fast_path = FastPath(application, lambda: config.response_headers("h11"))
         app = self._wrapped(application)
@@ -249,7 +249,7 @@ class Server:
             with anyio.open_signal_receiver(*_ending_signals()) as signals:
                 async for number in signals:
                     log.info("server.stopping", signal=number.name)
-                    if self.lobby.leaving:
+                    if self.registry.leaving:
                         os._exit(128 + number)
                     closing.start_soon(self.close)
 

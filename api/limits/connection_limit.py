@@ -184,7 +184,7 @@ def at_work(scope: Scope) -> Iterator[None]:
 
 
 @contextmanager
-def at_rest(scope: Scope) -> Iterator[None]:
+def on_idle(scope: Scope) -> Iterator[None]:
     """A block within `at_work` that waits for the client."""
     if (member := connection_of(scope)) is None:
         yield

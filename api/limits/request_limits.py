@@ -12,8 +12,8 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN, TENANT
 from staged_pool.api.limits.allowance import client_of
 from staged_pool.api.limits.connection_limit import connection_of
-from staged_pool.api.limits.server_state import Traffic
-from staged_pool.api.status import HttpRefusal, Problem
+from staged_pool.api.limits.server_state import ServerState
+from staged_pool.api.status import HttpError, Problem
 from staged_pool.runtime.memory.budget import ByteAccount
 from staged_pool.runtime.memory.governor import Pressure
 
@@ -35,7 +35,7 @@ class RequestLimits:
         traffic: Where requests and their bodies are counted.
     """
 
-    def __init__(self, config: ServerConfig, traffic: Traffic) -> None:
+    def __init__(self, config: ServerConfig, traffic: ServerState) -> None:
         self.config = config
         self.traffic = traffic
         self._requests = ByteAccount(config.max_http_requests)  # of requests, which are shared like bytes
@@ -45,24 +45,24 @@ class RequestLimits:
         """Check what the head alone shows, before any of the body is read.
 
         Raises:
-            HttpRefusal: A limit is exceeded, or two servers in a row may disagree on where the body ends.
+            HttpError: A limit is exceeded, or two servers in a row may disagree on where the body ends.
         """
         config, headers = self.config, scope["headers"]
         if len(scope.get("raw_path", b"")) + len(scope.get("query_string", b"")) > TARGET_LIMIT_BYTES:
             message = f"The path and query are longer than {TARGET_LIMIT_BYTES} bytes"
-            raise HttpRefusal(status.TARGET_TOO_LONG, message)
+            raise HttpError(status.TARGET_TOO_LONG, message)
         if len(headers) > config.header_limit or sum(map(_size, headers)) > config.header_limit_bytes:
             message = f"More than {config.header_limit} headers, or {config.header_limit_bytes} bytes of them"
-            raise HttpRefusal(status.HEADERS_TOO_LARGE, message)
+            raise HttpError(status.HEADERS_TOO_LARGE, message)
         fields = dict(headers)
         length = fields.get(b"content-length")
         if length is None:
             return
         if b"transfer-encoding" in fields:  # the way requests are smuggled
             message = "Transfer-Encoding and Content-Length exclude each other"
-            raise HttpRefusal(status.BAD_FRAMING, message)
+            raise HttpError(status.BAD_FRAMING, message)
         if not length.isdigit():
-            raise HttpRefusal(status.BAD_FRAMING, "Content-Length is not a number")
+            raise HttpError(status.BAD_FRAMING, "Content-Length is not a number")
         limit_bytes = self.body_limit_bytes(scope)
         if len(length) > 18 or int(length) > limit_bytes:
             raise body_too_large(limit_bytes)
@@ -140,7 +140,7 @@ class Held:
         """Hold the bytes of a body before they arrive. What arrives is counted as part of them.
 
         Raises:
-            HttpRefusal: There is no room for them.
+            HttpError: There is no room for them.
         """
         if not self._limits.has_room(count, self._scope, self._body.held_bytes):
             self._limits._bodies.rejected += 1
@@ -155,7 +155,7 @@ class Held:
         """Count bytes of a body that arrive.
 
         Raises:
-            HttpRefusal: It has more than one body may have, or there is no room for it.
+            HttpError: It has more than one body may have, or there is no room for it.
         """
         self._arrived += count
         limit_bytes = self._limits.body_limit_bytes(self._scope)
@@ -195,14 +195,14 @@ def announced_bytes(scope: Scope) -> int:
     return int(dict(scope["headers"]).get(b"content-length", 0))
 
 
-def body_too_large(limit_bytes: int) -> HttpRefusal:
+def body_too_large(limit_bytes: int) -> HttpError:
     message = f"The body is larger than the limit of {limit_bytes} bytes"
-    return HttpRefusal(status.BODY_TOO_LARGE, message)
+    return HttpError(status.BODY_TOO_LARGE, message)
 
 
-def bodies_too_large() -> HttpRefusal:
+def bodies_too_large() -> HttpError:
     message = "The server holds as many bytes of request bodies as it may"
-    return HttpRefusal(status.BODIES_TOO_LARGE, message, retry_after_s=1.0)
+    return HttpError(status.BODIES_TOO_LARGE, message, retry_after_s=1.0)
 
 
 def _size(header: tuple[bytes, bytes]) -> int:

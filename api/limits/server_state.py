@@ -18,7 +18,7 @@ GRACE_S: Final = 2.0
 """What a client gets to take the next piece of its answer, or to send the rest of its request, once the server ends."""
 
 
-class Traffic:
+class ServerState:
     """Counts connections and requests, and hurries them when the server ends.
 
     Args:

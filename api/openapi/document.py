@@ -117,7 +117,7 @@ _FORM: Final[Schema] = {
 
 
 def document(paths: Sequence[str], config: ServerConfig) -> bytes:
-    """The description, as JSON. Reads source files: not for the event loop.
+    """The description, as JSON. FileReads source files: not for the event loop.
 
     Args:
         paths: Of the routes that the served models have.

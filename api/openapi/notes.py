@@ -14,7 +14,7 @@ from itertools import pairwise
 def field_notes(cls: type) -> Mapping[str, str]:
     """By field, those of its bases included, each in one line. Where there is no source, there are none.
 
-    Reads source files: not for the event loop.
+    FileReads source files: not for the event loop.
     """
     notes: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -69,7 +69,7 @@ UNTYPED: Final[Mapping[str, Schema]] = {
 
 
 def components(types: Sequence[Any]) -> tuple[list[Schema], dict[str, Schema]]:
-    """Schemas of types, and of all that they refer to. Reads source files: not for the event loop.
+    """Schemas of types, and of all that they refer to. FileReads source files: not for the event loop.
 
     Returns:
         One for each type; and by name those that `REFERENCE` leads to.

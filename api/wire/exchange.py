@@ -45,7 +45,7 @@ class Write(Protocol):
 
 
 Read: TypeAlias = Callable[[Body, ModelCard], tuple[Request, Write]]
-"""Reads the body of a request to a model. Raises `InvalidInput`, which says what is wrong and what would be right.
+"""FileReads the body of a request to a model. Raises `InvalidInput`, which says what is wrong and what would be right.
 
 The second value holds what the answer needs of the request and the engine has no use for.
 """

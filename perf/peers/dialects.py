@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from perf import jpegs
 from perf.client import post
 from perf.texts import embeddings_body
 

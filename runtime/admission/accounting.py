@@ -155,7 +155,7 @@ class Reservation:
             usage.computed += tokens
             self._in_flight.correct(self, cast(Lane, lane), -tokens)
 
-    def spared(self, lane: Hashable, tokens: int) -> None:
+    def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         """See `Load.spared`."""
         if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
             usage.spared += tokens
@@ -163,7 +163,7 @@ class Reservation:
 
     def recalled(self, lane: Hashable, tokens: int) -> None:
         """See `Load.recalled`."""
-        self.spared(lane, tokens)
+        self.adjust_tokens(lane, tokens)
 
     def delivered(self, numbers: int) -> Overloaded | None:
         """See `Load.delivered`."""

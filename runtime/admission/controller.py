@@ -30,7 +30,7 @@ from staged_pool.runtime.admission.accounting import (
     Reservation,
     Usage,
 )
-from staged_pool.runtime.admission.estimates import Estimates, Guess
+from staged_pool.runtime.admission.estimates import Estimate, Estimates
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane
 from staged_pool.runtime.statistics import AdmissionStatistics, LaneStatistics
@@ -160,7 +160,7 @@ class Admission:
         return self._overload(body_bytes, guesses, self._quickest(guesses, of), of)
 
     def _overload(
-        self, body_bytes: int, guesses: Mapping[Lane, Guess], expected: tuple[Lane, float], of: RequestClass
+        self, body_bytes: int, guesses: Mapping[Lane, Estimate], expected: tuple[Lane, float], of: RequestClass
     ) -> Overloaded | None:
         if not self.in_flight.total.requests:  # its predictions would never be put right otherwise
             return None
@@ -261,7 +261,7 @@ class Admission:
         read = {name: read for name, usage in usages.items() if (read := usage.computed + usage.spared)}
         self._estimates.learn(reservation.body_bytes, read, computed / tokens)
 
-    def _quickest(self, guesses: Mapping[Lane, Guess], of: RequestClass) -> tuple[Lane, float]:
+    def _quickest(self, guesses: Mapping[Lane, Estimate], of: RequestClass) -> tuple[Lane, float]:
         """The lane that would be done first with a request, of those that it may well use; and in how many seconds."""
         if len(guesses) == 1:
             ((lane, guess),) = guesses.items()
@@ -310,7 +310,7 @@ class Admission:
             self.in_flight.total.tokens[lane], self.in_flight.unprepared[lane]
         )
 
-    def expects_refusals(self) -> bool:
+    def expects_rejections(self) -> bool:
         """The last rejection is so recent that more are expected."""
         return bool(self._rejected) and self._clock() - self._rejected_at < EXPECTED_S
 

@@ -42,7 +42,7 @@ class Mean:
         self.value += max(LEARNING_WEIGHT, 1.0 / self._seen) * (value - self.value)
 
 
-class Guess(NamedTuple):
+class Estimate(NamedTuple):
     """Estimated contents of a body for one lane."""
 
     tokens: float
@@ -85,7 +85,7 @@ class Estimates:
         """Bytes for each token of recent texts."""
         return 1.0 / self._tokens_per_byte.value if self._tokens_per_byte.value else FIRST_BYTES_PER_TOKEN
 
-    def guess(self, body_bytes: int, images: int | None = None) -> dict[Lane, Guess]:
+    def guess(self, body_bytes: int, images: int | None = None) -> dict[Lane, Estimate]:
         """Estimate what a body of so many bytes gives the device to do, by lane.
 
         Args:
@@ -94,30 +94,30 @@ class Estimates:
         """
         share = self.device_share.value
         return {
-            lane: Guess(guess.tokens * share, guess.given_present * share, guess.likely)
+            lane: Estimate(guess.tokens * share, guess.given_present * share, guess.likely)
             for lane, guess in self._contents(body_bytes, images).items()
         }
 
-    def _contents(self, body_bytes: int, images: int | None) -> dict[Lane, Guess]:
+    def _contents(self, body_bytes: int, images: int | None) -> dict[Lane, Estimate]:
         if len(self._lanes) == 1:
             tokens = self._alone(self._lanes[0], body_bytes)
-            return {self._lanes[0]: Guess(tokens, tokens, likely=True)}
+            return {self._lanes[0]: Estimate(tokens, tokens, likely=True)}
         if images is not None:
             lane: Lane = "image" if images else "text"
             tokens = images * self._input_tokens["image"].value if images else self._alone("text", body_bytes)
-            return {lane: Guess(tokens, tokens, likely=True)}
+            return {lane: Estimate(tokens, tokens, likely=True)}
         small = body_bytes < IMAGE_BYTES
         habits = self._habits.get(magnitude(body_bytes))
         if habits is None:
             expected: Lane = "text" if small else "image"
             tokens = self._alone(expected, body_bytes)
-            return {expected: Guess(tokens, tokens, likely=True)}
-        guesses: dict[Lane, Guess] = {}
+            return {expected: Estimate(tokens, tokens, likely=True)}
+        guesses: dict[Lane, Estimate] = {}
         for lane, used in habits.used.items():
             tokens = habits.tokens_per_byte[lane].value * body_bytes
-            guesses[lane] = Guess(tokens, tokens / used.value if used.value > 0.0 else 0.0, used.value >= RARE)
+            guesses[lane] = Estimate(tokens, tokens / used.value if used.value > 0.0 else 0.0, used.value >= RARE)
         if small and not guesses["text"].likely:
-            guesses["text"] = Guess(guesses["text"].tokens, self._alone("text", body_bytes), likely=True)
+            guesses["text"] = Estimate(guesses["text"].tokens, self._alone("text", body_bytes), likely=True)
         return guesses
 
     def known(self, body_bytes: int, inputs: Mapping[Lane, int]) -> dict[Lane, float]:

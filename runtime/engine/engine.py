@@ -19,7 +19,7 @@ from staged_pool.runtime.admission.accounting import DEFAULT_CLASS, RequestClass
 from staged_pool.runtime.admission.controller import Admission
 from staged_pool.runtime.caching.fingerprints import SharingScopes
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.engine_api import EngineTasks
+from staged_pool.runtime.engine.engine_api import EngineApi
 from staged_pool.runtime.engine.host_loop import HostLoop
 from staged_pool.runtime.engine.lanes import LaneLimits, LaneParts, lane_service_time
 from staged_pool.runtime.engine.pipeline import POSTPROCESS_WORKERS, Pipeline
@@ -63,7 +63,7 @@ _SUBJECT: Final = "The engine"
 """The name of this class in errors of `HostLoop.check`."""
 
 
-class Engine(EngineTasks):
+class Engine(EngineApi):
     """Takes requests, and answers each exactly once. Made by `open_engine` or `run_engine`.
 
     All methods belong to the event loop that runs the engine; awaited in another one, they raise `RuntimeError`.
@@ -327,12 +327,12 @@ class Engine(EngineTasks):
         return tokens
 
     @property
-    def expects_refusals(self) -> bool:
+    def expects_rejections(self) -> bool:
         """True where a request was rejected just now, and more are likely to be.
 
         Ask `overload` before a request is read then: a rejection becomes cheap, and what is admitted dearer.
         """
-        return self._admission.expects_refusals()
+        return self._admission.expects_rejections()
 
     def overload(
         self,
@@ -602,7 +602,7 @@ async def run_engine(
         image_preprocess: Runs that of images. None: threads, `config.image_preprocess_threads` of them.
         offload: Runs the decoding of large requests and the making of large answers. None: threads.
         fetch: Gets images that are given as URLs. By default these are refused.
-        shared_cores: Cores that forwards and preprocess share. None: forwards compute on a device of their own.
+        shared_cores: CoreLimiter that forwards and preprocess share. None: forwards compute on a device of their own.
         options: How often a stage's workers may crash, their clock, and the class of their channels.
         memory: The governor of this process, which somebody watches by. None: memory has no limit.
 

@@ -30,7 +30,7 @@ from staged_pool.stages.work import Request
 R = TypeVar("R")
 
 
-class EngineTasks(ABC):
+class EngineApi(ABC):
     """What an engine can be asked for.
 
     Every method raises `InvalidInput` for what is wrong with its arguments (with the index of the input, where it is

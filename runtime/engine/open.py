@@ -22,9 +22,9 @@ from staged_pool.runtime.memory.governor import MemoryGovernor
 from staged_pool.runtime.model import LoadedModel
 from staged_pool.runtime.models.find import FoundModel, find_model
 from staged_pool.runtime.models.images.torchvision import leave_out_broken_torchvision
-from staged_pool.runtime.threads.core_limiter import Cores
+from staged_pool.runtime.threads.core_limiter import CoreLimiter
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.runtime.threads.workers import OwnThreads
+from staged_pool.runtime.threads.workers import DedicatedThreads
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.offload import ThreadOffload
 from staged_pool.stages.stage import StageOptions
@@ -95,14 +95,14 @@ async def _all_running(
     options = StageOptions()
     governor = memory or governor_for(first)
     cores = usable_cores()
-    turns = Cores(cores)
+    turns = CoreLimiter(cores)
     preprocess, offload = ThreadOffload(first.preprocess_limit), ThreadOffload(POSTPROCESS_WORKERS)
     async with (
         DeviceThreads("staged-pool device", watchdog_s=first.watchdog_s).running() as device,
         DeviceThreads("staged-pool image device", watchdog_s=first.watchdog_s, nice=IMAGE_NICE).running(
             0
         ) as image_device,
-        OwnThreads("staged-pool image preprocess", nice=IMAGE_NICE).running(0) as image_preprocess,
+        DedicatedThreads("staged-pool image preprocess", nice=IMAGE_NICE).running(0) as image_preprocess,
         AsyncExitStack() as stack,
     ):
         models: list[LoadedModel] = []

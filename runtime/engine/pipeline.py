@@ -18,7 +18,7 @@ from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
 from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
 from staged_pool.stages.batch import BatchStage
-from staged_pool.stages.channel import ENDED, Channel, Outlet
+from staged_pool.stages.channel import ENDED, Channel, Sender
 from staged_pool.stages.errors import EngineStopped
 from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.log import get_logger
@@ -57,7 +57,7 @@ class Pipeline:
         lanes: What each lane of the model has for itself.
         completer: Fetches images that are given as URLs.
         offload: Runs the decoding of large requests and the making of large answers.
-        shared_cores: Cores that forwards and preprocess share. None: forwards compute on a device of their own.
+        shared_cores: CoreLimiter that forwards and preprocess share. None: forwards compute on a device of their own.
         options: For all stages.
         gave_up: Called at once when a stage cannot go on, where `run` first waits for the calls that still run.
     """
@@ -90,7 +90,7 @@ class Pipeline:
 
         requests = self._channel("parse", config.channel_capacity * config.chunk_items)
         rows = self._channel("postprocess", config.channel_capacity)
-        self._door: Outlet[Arrival] = requests.outlet
+        self._door: Sender[Arrival] = requests.outlet
         self.feeds: dict[Hashable, FeedQueue[ModelInput]] = {}
         self.preprocess: dict[Lane, PreprocessStage[ModelInput, Payload]] = {}
         self.batch: dict[Lane, BatchStage[Payload, Row]] = {}
@@ -127,7 +127,7 @@ class Pipeline:
         return self._options.channel(name, capacity, size)
 
     def _add_lane(
-        self, lane: Lane, parts: LaneParts, rows: Outlet[Sequence[Item[Row]]]
+        self, lane: Lane, parts: LaneParts, rows: Sender[Sequence[Item[Row]]]
     ) -> tuple[Channel[Any], Channel[Any]]:
         """Make the preprocess and batch stages of a lane; returns the channels in front of them."""
         config, card = self._config, self._model.card
@@ -185,7 +185,7 @@ class Pipeline:
         return sum(self.batch[other].running + self.preprocess[other].calls for other in self.batch if other != lane)
 
     def _core_is_free(self, lane: Lane) -> bool:
-        """Find a core that no call of this lane has. Text calls are short, and take turns with nobody: see `Cores`."""
+        """Find a core that no call of this lane has. Text calls are short, and bypass the `CoreLimiter`."""
         if self._shared_cores is None or lane != "image":
             return True
         return self.batch[lane].running + self.preprocess[lane].calls < self._shared_cores

@@ -1,4 +1,4 @@
-"""Cores that this process may use."""
+"""CoreLimiter that this process may use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _QUOTA: Final = quota_cores()
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, at least 1: on Linux, the fewer of its affinity and of its quota."""
+    """CoreLimiter that this process may run on, at least 1: on Linux, the fewer of its affinity and of its quota."""
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
     return usable if _QUOTA is None else min(usable, _QUOTA)

@@ -24,7 +24,7 @@ from staged_pool.runtime.allowed_hosts import AllowedHosts
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.media import unpacking
 from staged_pool.runtime.media.dns import Resolve, resolve
-from staged_pool.runtime.media.file_reads import Reads
+from staged_pool.runtime.media.file_reads import FileReads
 from staged_pool.runtime.media.files import read_file, too_large
 from staged_pool.runtime.media.http_get import asked, whole
 from staged_pool.runtime.media.urls import PARAM, FileUrl, Scheme, WebUrl, read_url, refused
@@ -56,7 +56,7 @@ class MediaFetcher:
         config: Says what may be fetched, how large it may be and how long it may take.
         find: Looks hosts up.
         trust: Makes the settings of TLS, once and in a thread: it reads the certificates of those that are trusted.
-        read: Reads a file, see `read_file`.
+        read: FileReads a file, see `read_file`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class MediaFetcher:
         self._max_bytes = config.max_image_bytes
         self._timeout_s = config.media_timeout_s
         self._limiter = anyio.CapacityLimiter(config.media_limit)
-        self._reads = Reads(config.media_limit, config.media_timeout_s)
+        self._reads = FileReads(config.media_limit, config.media_timeout_s)
         self._read_file = read
         self._unpackers = anyio.CapacityLimiter(1)
         self._find = find

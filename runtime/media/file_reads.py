@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from staged_pool.runtime.threads.workers import poster
+from staged_pool.runtime.threads.workers import loop_poster
 from staged_pool.stages.errors import MediaTimedOut, MediaUnavailable
 from staged_pool.stages.log import get_logger
 from staged_pool.stages.offload import as_exception
@@ -23,7 +23,7 @@ T = TypeVar("T")
 log = get_logger("staged_pool.engine")
 
 
-class Reads:
+class FileReads:
     """Runs calls, so many at once. One that never ends keeps its place, and neither its caller nor the process.
 
     Args:
@@ -99,7 +99,7 @@ class _Call:
     def __init__(self, function: Callable[[], object], ended: Callable[[_Call], object]) -> None:
         self._function = function
         self._ended = ended
-        self._post = poster()
+        self._post = loop_poster()
         self.done = anyio.Event()
         self.overdue_at = 0.0
         self.value: Any = None

@@ -133,5 +133,5 @@ def _unusable(why: str) -> UnusableMedia:
 
 
 def too_large(max_bytes: int) -> TooLarge:
-    """The refusal of an image for its size."""
+    """The rejection of an image for its size."""
     return TooLarge(f"The image is larger than this server's limit of {max_bytes} bytes.", param=PARAM)

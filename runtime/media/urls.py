@@ -108,7 +108,7 @@ def _file(host: str, path: str) -> FileUrl:
 
 
 def refused(why: str) -> UrlNotAllowed:
-    """The refusal of a URL that could be followed. It is not repeated: it may hold a secret."""
+    """The rejection of a URL that could be followed. It is not repeated: it may hold a secret."""
     return UrlNotAllowed(_about(why), param=PARAM)
 
 

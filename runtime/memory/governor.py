@@ -82,7 +82,7 @@ class MemoryGovernor:
         """Resident set when freed memory last went back."""
 
     def measure(self, reserved_bytes: int = 0) -> None:
-        """Give requests what everything else leaves. Reads files: call it in a thread.
+        """Give requests what everything else leaves. FileReads files: call it in a thread.
 
         Call it before models are loaded, for what the machine has, and again when they are.
 

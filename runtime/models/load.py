@@ -44,7 +44,7 @@ from staged_pool.runtime.models.tokenizing.roles import with_written_markers
 from staged_pool.runtime.models.towers.image import build_image_tower
 from staged_pool.runtime.models.towers.text import TextTower, build_text_tower
 from staged_pool.runtime.models.towers.tower import Tower
-from staged_pool.runtime.models.towers.vision_language import SightTower, open_eyes
+from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower, load_vision
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 from staged_pool.stages.log import get_logger
@@ -183,7 +183,7 @@ def _load(config: EngineConfig, resolved: FoundModel, memory: MemoryBudget | Non
         plan=ThreadPlan(threads, _short_tokens(text), always_alone=config.deterministic),
         images=readers[0] if readers else None,
         each_alone=config.deterministic,
-        multimodal=sight.reader if isinstance(sight := towers.get("image"), SightTower) else None,
+        multimodal=sight.reader if isinstance(sight := towers.get("image"), VisionLanguageTower) else None,
     )
     batch_tokens = config.batch_tokens(kind)
     for replica in replicas:
@@ -258,10 +258,10 @@ def _load_towers(
     if sum(weight.numel() for weight in loaded.whole.parameters()) < _TRIED_ON_ONE_THREAD:
         use_threads(1)
     if folder.images is not None and source is not None and reader is not None:
-        sight = open_eyes(loaded, reader)
+        sight = load_vision(loaded, reader)
         text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
         images = MultimodalReader(text.tokenizer, folder.images, sight.layout, reader)
-        return {"text": text, "image": SightTower(text, images, sight)}, reader
+        return {"text": text, "image": VisionLanguageTower(text, images, sight)}, reader
     towers: dict[Lane, Tower] = {}
     if source is not None:
         towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention)

@@ -1,4 +1,4 @@
-"""Cores, which threads that compute for long take turns at.
+"""CoreLimiter, which threads that compute for long take turns at.
 
 Where more threads compute than there are cores, the scheduler takes a core from one to give it to another, for
 milliseconds at a time. If the one that has lost its core holds the interpreter's lock just then, everybody who needs
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from staged_pool.stages.scheduling.tuning import CORE_PATIENCE_S
 
 
-class Cores:
+class CoreLimiter:
     """The cores, one of which a thread holds while it computes.
 
     Args:
@@ -29,7 +29,7 @@ class Cores:
         self._changed = threading.Condition(threading.Lock())
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def acquire(self) -> Iterator[None]:
         """A block that computes. It begins as soon as a core is free, or anyway after `CORE_PATIENCE_S`."""
         with self._changed:
             self._changed.wait_for(lambda: self._free > 0, CORE_PATIENCE_S)
@@ -40,7 +40,7 @@ class Cores:
             self._give_back()
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def bypass(self) -> Iterator[None]:
         """A block that computes and waits for nobody: where no core is free, the next who gives one back gives it to no
         other."""
         with self._changed:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from staged_pool.runtime.threads.openmp import dismiss_helpers
-from staged_pool.runtime.threads.workers import OwnThreads
+from staged_pool.runtime.threads.openmp import release_omp_team
+from staged_pool.runtime.threads.workers import DedicatedThreads
 
 A = TypeVar("A")
 T = TypeVar("T")
 
 
-class DeviceThreads(OwnThreads):
-    """Threads of the device's own, because a device context belongs to the thread that made it. See `OwnThreads`.
+class DeviceThreads(DedicatedThreads):
+    """Threads of the device's own, because a device context belongs to the thread that made it. See `DedicatedThreads`.
 
     One that rests keeps no helpers that it shared a forward with: those of another could not spin, see `openmp`.
 
@@ -21,11 +21,11 @@ class DeviceThreads(OwnThreads):
         name: Of the threads, for debuggers and profilers.
         watchdog_s: A call that takes longer, counted from when it begins, is stuck: the waiting task gets `DeviceLost`,
             and so does every later call, on whatever thread. Calls that run meanwhile end as they would.
-        nice: See `OwnThreads`.
+        nice: See `DedicatedThreads`.
     """
 
     def __init__(self, name: str, *, watchdog_s: float, nice: int = 0) -> None:
-        super().__init__(name, nice=nice, at_rest=dismiss_helpers)
+        super().__init__(name, nice=nice, on_idle=release_omp_team)
         self._watchdog_s = watchdog_s
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T:

@@ -46,7 +46,7 @@ _PAUSE_HARD: Final = 2
 """`omp_pause_hard`, of OpenMP 5.0, section 3.2.44: what is not needed to go on is given up."""
 
 
-def dismiss_helpers() -> None:
+def release_omp_team() -> None:
     """End the threads that wait to share the next forward of the calling one, which has new ones started for that.
 
     This takes some 0.1 ms, and their start 0.1 to 0.5. Does nothing where torch has not been imported, or brings no

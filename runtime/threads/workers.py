@@ -30,10 +30,10 @@ AT_REST_S: Final = 0.05
 """A thread that has waited for a call for so long rests."""
 
 _own = threading.local()
-"""`number`: of a thread of `OwnThreads`, among these."""
+"""`number`: of a thread of `DedicatedThreads`, among these."""
 
 Core: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
-"""Makes a block that a thread is in while it computes: see `Cores`."""
+"""Makes a block that a thread is in while it computes: see `CoreLimiter`."""
 
 
 class _Job(Generic[A, T]):
@@ -62,7 +62,7 @@ class _Job(Generic[A, T]):
             del self  # the frames in the error's traceback have this one behind them, and the job has the error
 
 
-def poster() -> Callable[..., object]:
+def loop_poster() -> Callable[..., object]:
     """How another thread has this event loop call a function with arguments, without waiting for it.
 
     `anyio.from_thread` only offers to wait, which would hang a thread for ever on a loop that has just ended.
@@ -75,7 +75,7 @@ def poster() -> Callable[..., object]:
 
 
 def is_first() -> bool:
-    """Whether the thread that asks is the one of its `OwnThreads` that gets a call before the others do, or is none."""
+    """True on the thread that its `DedicatedThreads` give a call first, and on threads of others."""
     return getattr(_own, "number", 0) == 0
 
 
@@ -85,11 +85,11 @@ class _Worker:
     Args:
         name: Of the threads.
         number: Of this one among them.
-        nice: See `OwnThreads`.
-        at_rest: See `OwnThreads`.
+        nice: See `DedicatedThreads`.
+        on_idle: See `DedicatedThreads`.
         waiting: Calls that wait for any thread.
         ended: Called on the event loop after each call, and told whether this thread has gone on with another one.
-        core: See `OwnThreads.core`.
+        core: See `DedicatedThreads.core`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class _Worker:
         number: int,
         *,
         nice: int,
-        at_rest: Callable[[], object] | None,
+        on_idle: Callable[[], object] | None,
         waiting: deque[_Job[object, object]],
         ended: Callable[[_Job[object, object], bool], object],
         core: Core,
@@ -106,7 +106,7 @@ class _Worker:
         self.number = number
         self._given: SimpleQueue[_Job[object, object] | None] = SimpleQueue()
         self._nice = nice
-        self._at_rest = at_rest
+        self._at_rest = on_idle
         self._waiting = waiting
         self._ended = ended
         self._core = core
@@ -173,7 +173,7 @@ def _be_nice(nice: int) -> None:
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + nice)
 
 
-class OwnThreads:
+class DedicatedThreads:
     """An `Offload` on threads that nobody else uses.
 
     As many as `grow` says. A call beyond their number waits for a thread, and can be cancelled as long as it waits. One
@@ -185,13 +185,13 @@ class OwnThreads:
         nice: How much further than the process they stand back when something else wants a core, on Linux: 0 to 19.
             A thread that is nice does not become less so without privileges, which is why anyio's threads, which all
             limiters share, cannot be.
-        at_rest: What a thread does once, and does not fail at, whenever it rests.
+        on_idle: What a thread does once, and does not fail at, whenever it rests.
     """
 
-    def __init__(self, name: str, *, nice: int = 0, at_rest: Callable[[], object] | None = None) -> None:
+    def __init__(self, name: str, *, nice: int = 0, on_idle: Callable[[], object] | None = None) -> None:
         self._name = name
         self._nice = nice
-        self._at_rest = at_rest
+        self._at_rest = on_idle
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._waiting: deque[_Job[Any, Any]] = deque()
@@ -200,7 +200,7 @@ class OwnThreads:
         """Calls that have not ended, or that wait."""
         self._lost = self._ended = False
         self._post: Callable[..., object]
-        """Of the event loop that runs it: see `poster`."""
+        """Of the event loop that runs it: see `loop_poster`."""
         self.core: Core = contextlib.nullcontext
         """What a thread holds while it is in a call; of the calls that begin from now on."""
 
@@ -210,7 +210,7 @@ class OwnThreads:
 
         A thread that is stuck is left behind: it cannot be ended, only its process can.
         """
-        self._post = poster()
+        self._post = loop_poster()
         self.grow(threads)
         try:
             yield self
@@ -231,7 +231,7 @@ class OwnThreads:
                 self._name,
                 number,
                 nice=self._nice,
-                at_rest=self._at_rest,
+                on_idle=self._at_rest,
                 waiting=self._waiting,
                 ended=self._has_ended,
                 core=self._hold,

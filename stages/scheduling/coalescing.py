@@ -49,7 +49,7 @@ class Sharing(Generic[P, R]):
 class SharedLoad(Protocol):
     """The account of a request's tokens that coalescing changes."""
 
-    def spared(self, lane: Hashable, tokens: int, /) -> None:
+    def adjust_tokens(self, lane: Hashable, tokens: int, /) -> None:
         """Subtract tokens that were coalesced; a negative number adds them back."""
 
 
@@ -132,7 +132,7 @@ class Coalescer(Generic[E]):
             # All carry the payload of the leader: however many they are, there is one of it.
             group.followers.append(item.carrying(group.leader.payload, sent_at=item.sent_at))
             self.following += 1
-            item.ticket.load.spared(self._former.lane, item.cost)
+            item.ticket.load.adjust_tokens(self._former.lane, item.cost)
             return
         self._joined[key] = self._led[item] = _Group(key, item, start_tag)
         queue.add(item)
@@ -178,5 +178,5 @@ class Coalescer(Generic[E]):
         for item in items:
             for follower in self.land(item):
                 if not follower.ticket.settled:
-                    follower.ticket.load.spared(self._former.lane, -follower.cost)
+                    follower.ticket.load.adjust_tokens(self._former.lane, -follower.cost)
                     self.add(follower)

@@ -47,7 +47,7 @@ def number(value: int) -> bytes:
 
 
 @dataclass
-class Seen:
+class ImageFeatures:
     """What the server has sent."""
 
     frames: list[Any] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Seen:
 class RawHttp2:
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
         self.stream = stream
-        self.seen = Seen()
+        self.seen = ImageFeatures()
         self._buffer = b""
         self._decoder = hpack.Decoder()
 
@@ -111,16 +111,16 @@ class RawHttp2:
             while not condition():
                 await self.read()
 
-    async def until_settled(self, *streams: int) -> Seen:
+    async def until_settled(self, *streams: int) -> ImageFeatures:
         """Read until each stream is answered or reset, or the connection is closed."""
         await self.until(lambda: all(self.seen.settled(stream) for stream in streams))
         return self.seen
 
-    async def until_closed(self) -> Seen:
+    async def until_closed(self) -> ImageFeatures:
         await self.until(lambda: self.seen.closed)
         return self.seen
 
-    async def until_answered_ping(self) -> Seen:
+    async def until_answered_ping(self) -> ImageFeatures:
         """Read until the server has seen everything that was sent, or is gone."""
         await self.send(frame(PING, b"all seen"))
         frames = self.seen.frames

@@ -82,7 +82,7 @@ class Served:
 
     @property
     def engine(self) -> Engine:
-        (engine,) = self.server.lobby.engines
+        (engine,) = self.server.registry.engines
         return engine
 
     @property
@@ -126,7 +126,7 @@ async def serving(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener, quic_listener)
         try:
-            await until(lambda: not server.lobby.not_ready, within_s=120)  # models are loaded
+            await until(lambda: not server.registry.not_ready, within_s=120)  # models are loaded
             yield Served(server, port)
         finally:
             with anyio.CancelScope(shield=True):

@@ -17,13 +17,13 @@ from structlog.typing import EventDict
 from staged_pool.api.addresses import below
 from staged_pool.api.app.app import Application
 from staged_pool.api.app.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.pages import PAGES
 from staged_pool.api.app.routes import Routes
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN, TENANT, Keys, read_keys
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import EMBED, Http2, engine_on, post, read_answer, serving, statuses
@@ -37,8 +37,8 @@ WITH_KEY = {"authorization": f"Bearer {KEY}"}
 
 
 def every_route() -> list[tuple[str, str]]:
-    lobby = Lobby()
-    table = Routes(lobby, ServerMetrics(lobby.statistics, Traffic())).table()
+    registry = EngineRegistry()
+    table = Routes(registry, ServerMetrics(registry.statistics, ServerState())).table()
     return [(method, path) for path, handlers in table.items() for method in handlers]
 
 
@@ -424,4 +424,7 @@ async def test_the_lines_can_be_left_out(logged: list[EventDict]) -> None:
 
 
 def test_an_application_without_settings_is_open() -> None:
-    assert Application(Lobby()).door.reject({"type": "http", "method": "GET", "path": "/x", "headers": []}) is None
+    assert (
+        Application(EngineRegistry()).door.reject({"type": "http", "method": "GET", "path": "/x", "headers": []})
+        is None
+    )

@@ -15,7 +15,7 @@ import pytest
 
 from staged_pool.api.addresses import MODEL, ONE_MODEL, Addresses
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.wire.dialects.pooling import TASKS
 from staged_pool.runtime.config import EngineConfig
@@ -125,9 +125,11 @@ MODELS: Final = (
 @asynccontextmanager
 async def several(*models: LetterModel) -> AsyncIterator[httpx.AsyncClient]:
     async with AsyncExitStack() as stack:
-        lobby = Lobby()
-        lobby.open(*[await stack.enter_async_context(engine_on(model)(EngineConfig())) for model in models or MODELS])
-        application = Application(lobby, config=ServerConfig(api_keys=("key",)))
+        registry = EngineRegistry()
+        registry.open(
+            *[await stack.enter_async_context(engine_on(model)(EngineConfig())) for model in models or MODELS]
+        )
+        application = Application(registry, config=ServerConfig(api_keys=("key",)))
 
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
             problem = application.door.reject(scope)

@@ -18,7 +18,7 @@ from blockbuster import BlockBuster
 from prometheus_client.parser import text_string_to_metric_families
 
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Chat
 from staged_pool.stages.errors import DeviceLost
@@ -34,17 +34,17 @@ Logged = list[dict[str, Any]]
 
 
 @asynccontextmanager
-async def client_of(lobby: Lobby) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(Application(lobby))
+async def client_of(registry: EngineRegistry) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(Application(registry))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
 
 @asynccontextmanager
 async def served(model: LetterModel | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    lobby = Lobby()
-    async with engine_on(model or LetterModel())(EngineConfig(**settings)) as engine, client_of(lobby) as client:
-        lobby.open(engine)
+    registry = EngineRegistry()
+    async with engine_on(model or LetterModel())(EngineConfig(**settings)) as engine, client_of(registry) as client:
+        registry.open(engine)
         yield client
 
 
@@ -330,7 +330,7 @@ async def test_before_the_engine_is_there_probes_answer_and_requests_are_put_off
     nothing_blocks_the_event_loop: BlockBuster,
 ) -> None:
     nothing_blocks_the_event_loop.deactivate()  # process metrics read /proc
-    async with client_of(Lobby()) as client:
+    async with client_of(EngineRegistry()) as client:
         health = await client.get("/health")
         ready = await client.get("/ready")
         embeddings = await client.post("/v1/embeddings", json={"input": "a"})
@@ -345,10 +345,10 @@ async def test_before_the_engine_is_there_probes_answer_and_requests_are_put_off
 
 
 async def test_a_closed_lobby_lets_nobody_in_and_asks_clients_to_close_their_connections() -> None:
-    lobby = Lobby()
-    async with engine_on(LetterModel())(EngineConfig()) as engine, client_of(lobby) as client:
-        lobby.open(engine)
-        lobby.close("the server is draining")
+    registry = EngineRegistry()
+    async with engine_on(LetterModel())(EngineConfig()) as engine, client_of(registry) as client:
+        registry.open(engine)
+        registry.close("the server is draining")
         ready = await client.get("/ready")
         embeddings = await client.post("/v1/embeddings", json={"input": "a"})
     assert ready.json()["reason"] == "the server is draining"
@@ -397,7 +397,7 @@ async def test_metrics_are_prometheus_text_and_add_up(nothing_blocks_the_event_l
 
 async def test_two_servers_in_one_process_count_for_themselves(nothing_blocks_the_event_loop: BlockBuster) -> None:
     nothing_blocks_the_event_loop.deactivate()
-    async with client_of(Lobby()) as one, client_of(Lobby()) as other:
+    async with client_of(EngineRegistry()) as one, client_of(EngineRegistry()) as other:
         await one.get("/health")
         text = (await other.get("/metrics")).text
     assert '/health"' not in text
@@ -407,9 +407,9 @@ async def test_a_broken_engine_makes_the_server_unready() -> None:
     def lose(texts: object) -> None:
         raise DeviceLost("gone")
 
-    lobby = Lobby()
-    async with engine_on(LetterModel(on_forward=lose))(EngineConfig()) as engine, client_of(lobby) as client:
-        lobby.open(engine)
+    registry = EngineRegistry()
+    async with engine_on(LetterModel(on_forward=lose))(EngineConfig()) as engine, client_of(registry) as client:
+        registry.open(engine)
         response = await client.post("/v1/embeddings", json={"input": "a"})
         await until(lambda: engine.fault is not None)
         ready = await client.get("/ready")
@@ -439,7 +439,7 @@ async def test_the_trace_of_the_client_is_logged(given: str, logged_as: str | No
 async def test_a_large_answer_is_sent_in_pieces_and_is_whole() -> None:
     texts = ["a" * length for length in range(1, 100)] * 100
     sent: list[Any] = []
-    lobby = Lobby()
+    registry = EngineRegistry()
 
     async def receive() -> Any:
         return {"type": "http.request", "body": json.dumps({"input": texts}).encode(), "more_body": False}
@@ -459,8 +459,8 @@ async def test_a_large_answer_is_sent_in_pieces_and_is_whole() -> None:
         "scheme": "http",
     }
     async with engine_on(LetterModel())(EngineConfig(max_request_items=20_000, max_tokens=10**8)) as engine:
-        lobby.open(engine)
-        await Application(lobby)(scope, receive, send)
+        registry.open(engine)
+        await Application(registry)(scope, receive, send)
     head, *pieces = sent
     body = b"".join(piece["body"] for piece in pieces)
     assert len(pieces) > 2

@@ -19,7 +19,7 @@ from staged_pool.api.http.connections import Connection, ConnectionConfig
 from staged_pool.api.http.protocol.bodies import Body
 from staged_pool.api.http.transports import Transport
 from staged_pool.api.http.trio_transport import TrioTransport
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from tests.api.serving import EMBED, engine_on, post, read_answer, read_to_end, serving, statuses
 from tests.doubles import LetterModel, captured_logs, until
 
@@ -93,7 +93,7 @@ def acceptor() -> Acceptor:
     async def app(*_: object) -> None: ...
 
     config = ConnectionConfig()
-    config.limits, config.traffic = ServerConfig(), Traffic()
+    config.limits, config.traffic = ServerConfig(), ServerState()
     return Acceptor(app, None, config, None)
 
 

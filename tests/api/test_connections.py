@@ -505,7 +505,7 @@ async def test_a_server_that_is_cancelled_lets_its_connections_go() -> None:
     server = Server(ServerConfig(), [EngineConfig()], open_engines=only(engine_on(LetterModel(on_forward=gate))))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener)
-        await until(lambda: not server.lobby.not_ready)
+        await until(lambda: not server.registry.not_ready)
         async with (
             await anyio.connect_tcp("127.0.0.1", port) as idle,
             await anyio.connect_tcp("127.0.0.1", port) as busy,

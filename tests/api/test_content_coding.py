@@ -16,8 +16,8 @@ from staged_pool.api.http.protocol.content_coding import (
     coding_of,
     unpack,
 )
-from staged_pool.api.limits.server_state import Traffic
-from staged_pool.api.status import HttpRefusal
+from staged_pool.api.limits.server_state import ServerState
+from staged_pool.api.status import HttpError
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ async def test_a_body_is_what_was_compressed_and_counted_as_it_comes(name: str, 
     body = {"noise": random.Random(size).randbytes(size), "zeros": bytes(size), "text": text[:size]}[kind]
     coding, pack = PACKERS[name]
     slices: list[int] = []
-    assert await unpack(pack(body), coding, slices.append, Traffic()) == body
+    assert await unpack(pack(body), coding, slices.append, ServerState()) == body
     assert sum(slices) == size
     assert max(slices) <= SLICE_BYTES
 
@@ -60,16 +60,18 @@ async def test_what_is_damaged_cut_short_or_followed_by_something_is_rejected(
 ) -> None:
     packed = pack(b"A man is eating food." * 10_000)
     for wrong in (packed[:-1], packed[: len(packed) // 2], packed + b"x", b"{}", packed[:1], packed[9:]):
-        with pytest.raises(HttpRefusal) as refused:
-            await unpack(wrong, coding, lambda count: None, Traffic())
+        with pytest.raises(HttpError) as refused:
+            await unpack(wrong, coding, lambda count: None, ServerState())
         assert refused.value.problem.status == 400
         assert coding.decode() in refused.value.problem.message
 
 
 async def test_a_body_of_more_members_than_have_a_reason_is_rejected() -> None:
-    assert await unpack(gzip.compress(b"a") * MAX_MEMBERS, GZIP, lambda count: None, Traffic()) == b"a" * MAX_MEMBERS
-    with pytest.raises(HttpRefusal, match="Content-Encoding"):
-        await unpack(gzip.compress(b"") * (MAX_MEMBERS + 1), GZIP, lambda count: None, Traffic())
+    assert (
+        await unpack(gzip.compress(b"a") * MAX_MEMBERS, GZIP, lambda count: None, ServerState()) == b"a" * MAX_MEMBERS
+    )
+    with pytest.raises(HttpError, match="Content-Encoding"):
+        await unpack(gzip.compress(b"") * (MAX_MEMBERS + 1), GZIP, lambda count: None, ServerState())
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ async def test_codings_are_known_by_their_names(given: list[str], coding: bytes 
 
 @pytest.mark.parametrize("given", [["br"], ["zstd"], ["gzip", "gzip"], ["gzip, deflate"], ["gzip;q=1"]])
 async def test_a_coding_that_is_not_undone_is_rejected_with_those_that_are(given: list[str]) -> None:
-    with pytest.raises(HttpRefusal) as refused:
+    with pytest.raises(HttpError) as refused:
         coding_of([(b"content-encoding", value.encode()) for value in given])
     problem = refused.value.problem
     assert problem.status == 415

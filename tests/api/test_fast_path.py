@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http import connections
 from staged_pool.api.http.fast_path import KNOWN_HEAD_BYTES, MOST_HEADS, FastPath, FastRequest
 from staged_pool.api.http.protocol.bodies import GATHERED_BYTES
 from staged_pool.api.http.protocol.hypercorn_protocols import Http1
 from staged_pool.api.http.transports import ARRIVAL_BYTES, READ_BYTES
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.stages.scheduling.entries import Priority
@@ -44,7 +44,7 @@ def get(path: str, *headers: bytes) -> bytes:
 
 
 def fast_path(**config: Any) -> FastPath:
-    return FastPath(Application(Lobby(), config=ServerConfig(**config)), lambda: [(b"date", b"today")])
+    return FastPath(Application(EngineRegistry(), config=ServerConfig(**config)), lambda: [(b"date", b"today")])
 
 
 def read(data: bytes) -> FastRequest | None:
@@ -117,7 +117,7 @@ def test_what_has_arrived_and_the_rest_of_it_are_one_request(cuts: list[int]) ->
         first = end
         if not found.missing:
             break
-    anyio.run(found.join, Traffic())
+    anyio.run(found.join, ServerState())
     assert (found.body, b"".join(found.give_up())) == (BODY, data[:first])
     assert found.rest == data[size:first]
     assert found.scope["path"] == "/v1/embeddings"
@@ -235,7 +235,7 @@ UNUSUAL = b"origin: https://test"
 
 def told(answer: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
     """Status, headers and body of an answer, without what is different each time; and without whether the connection is
-    closed, as the usual way does behind a refusal, for it cannot know that no body is on its way."""
+    closed, as the usual way does behind a rejection, for it cannot know that no body is on its way."""
     head, _, body = answer.partition(b"\r\n\r\n")
     status, *lines = head.split(b"\r\n")
     headers = dict(line.split(b": ", 1) for line in lines)
@@ -319,7 +319,7 @@ async def test_a_get_of_a_task_is_no_request_of_it() -> None:
 @pytest.mark.anyio
 async def test_while_it_drains_it_is_alive_and_closes_its_connections() -> None:
     async with overloaded() as served, await served.connect() as stream:
-        served.server.lobby.close("the server is draining")
+        served.server.registry.close("the server is draining")
         await stream.send(get("/health"))
         answer = await read_answer(stream)
         assert answer.startswith(b"HTTP/1.1 200")
@@ -353,7 +353,7 @@ async def test_a_refusal_that_stands_is_an_answer_of_its_own_each_time() -> None
 
 
 async def refused_ids(stream: anyio.abc.SocketStream, *requests: bytes) -> list[bytes]:
-    """The request ids of the refusals of some requests, one after the other."""
+    """The request ids of the rejections of some requests, one after the other."""
     ids = []
     for sent in requests:
         await stream.send(sent)
@@ -398,7 +398,7 @@ async def test_a_head_that_is_known_may_have_its_body_later() -> None:
 async def test_a_known_head_is_no_way_around_a_drain() -> None:
     async with overloaded() as served, await served.connect() as stream:
         await refused_ids(stream, EMBED, EMBED)
-        served.server.lobby.close("the server is draining")
+        served.server.registry.close("the server is draining")
         await stream.send(EMBED)
         assert (await read_answer(stream)).startswith(b"HTTP/1.1 503")
 

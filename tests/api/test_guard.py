@@ -17,7 +17,7 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.http import general_path as guard_module
 from staged_pool.api.http.general_path import FREE_PIECES, PIECE_BYTES, Guard
 from staged_pool.api.limits.request_limits import RequestLimits
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.status import Problem
 
 pytestmark = pytest.mark.anyio
@@ -97,8 +97,8 @@ class Client:
         return bool(self.sent) and not self.sent[-1].get("more_body", False)
 
 
-def guard(app: App = echo, traffic: Traffic | None = None, **config: Any) -> Guard:
-    limits = RequestLimits(ServerConfig(**config), traffic or Traffic())
+def guard(app: App = echo, traffic: ServerState | None = None, **config: Any) -> Guard:
+    limits = RequestLimits(ServerConfig(**config), traffic or ServerState())
     return Guard(app, say, limits, reject=limits.too_many, decide=lambda scope, body: None)
 
 
@@ -146,7 +146,7 @@ async def test_no_more_than_the_limit_and_one_chunk_is_held() -> None:
         held.append(traffic.body_bytes)
         await echo(scope, receive, send)
 
-    traffic = Traffic()
+    traffic = ServerState()
     protected = guard(watch, traffic, body_limit_bytes=30)
     await Client().feed(*[chunk(b"x" * 10)] * 3, END).call(protected)
     await Client().feed(*[chunk(b"x" * 10)] * 4, END).call(protected)
@@ -162,7 +162,7 @@ async def test_all_bodies_together_are_limited_too() -> None:
         await leave.wait()
         await answer(send, 200)
 
-    traffic = Traffic()
+    traffic = ServerState()
     traffic.memory.budget.bodies.limit_bytes = 15
     protected = guard(wait, traffic, body_limit_bytes=10)
     first = Client().feed(chunk(b"x" * 10), END)
@@ -316,13 +316,13 @@ async def test_a_compressed_body_is_unpacked_and_its_limit_is_that_of_what_comes
     body = bytes(3 * 2**20)
     gzipped = {"content-encoding": "gzip"}
     for size, status in ((len(body), 200), (len(body) - 1, 413)):
-        traffic = Traffic()
+        traffic = ServerState()
         passes = guard(echo, traffic, body_limit_bytes=size)
         client = await Client(gzipped).feed(chunk(gzip.compress(body)), END).call(passes)
         assert client.status == status
         assert client.body == (body if status == 200 else b"body_too_large")
         assert traffic.body_bytes == 0
-    traffic = Traffic()
+    traffic = ServerState()
     bodies = traffic.memory.budget.bodies
     bodies.limit_bytes = 2**23
     with bodies.hold("another") as held:

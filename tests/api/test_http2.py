@@ -23,7 +23,7 @@ from staged_pool.api.http.http2.frames import FRAME_BYTES, HEADERS_PRICE, TABLE_
 from staged_pool.api.http.http2.protocol import SLICE_UNITS, Http2
 from staged_pool.api.http.listener import bind
 from staged_pool.api.limits.allowance import CLIENT_UNITS, Allowance
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from tests.api.http2_client import (
     CONTINUATION,
     DATA,
@@ -154,7 +154,7 @@ async def test_who_owes_goes_on_when_time_has_paid() -> None:
 async def test_frames_are_taken_in_slices_with_a_turn_of_the_event_loop_between() -> None:
     turns = 0
 
-    class Counting(Traffic):
+    class Counting(ServerState):
         async def turn(self) -> None:
             nonlocal turns
             turns += 1
@@ -207,12 +207,12 @@ async def test_a_long_upload_and_its_windows_are_no_flood() -> None:
 async def test_an_answer_costs_no_more_whatever_table_the_client_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    class Seen(StrictConnection):
+    class ImageFeatures(StrictConnection):
         def __init__(self) -> None:
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr(http2, "StrictConnection", Seen)
+    monkeypatch.setattr(http2, "StrictConnection", ImageFeatures)
     async with serving(engine_on(LetterModel())) as served, raw_http2(served, setting(1, 2**30)) as client:
         await client.send(setting(1, 2**31))
         for stream in range(1, 601, 2):
@@ -264,7 +264,7 @@ class Answering:
 async def _serving_app(app: Any, write_timeout_s: float = 30.0) -> AsyncIterator[Served]:
     config = ConnectionConfig()
     config.limits = ServerConfig(write_timeout_s=write_timeout_s)
-    config.traffic = Traffic()
+    config.traffic = ServerState()
     config.logger_class = HypercornLog
     listener = bind("127.0.0.1", 0)
     end = anyio.Event()

@@ -218,7 +218,7 @@ async def test_the_end_of_the_server_ends_connections_after_their_answers(files:
             await gate.arrived()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(served.server.close)
-                await until(lambda: served.server.lobby.leaving)
+                await until(lambda: served.server.registry.leaving)
                 gate.open()
                 assert (await client.outcome(stream_id)).status == 200
             await until(lambda: client.ended is not None and idle.ended is not None)

@@ -12,7 +12,7 @@ import pytest
 from blockbuster import BlockBuster
 
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.runtime.config import EngineConfig
 from tests.api.serving import engine_on
 from tests.api.task_doubles import CLASSIFIER, TaskModel
@@ -29,10 +29,10 @@ async def served(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Two models of vectors, and one of scores."""
     models = (LetterModel(), LetterModel(replace(CARD, name="other")), TaskModel(replace(CLASSIFIER, name="scorer")))
     async with AsyncExitStack() as stack:
-        lobby = Lobby()
+        registry = EngineRegistry()
         engines = [await stack.enter_async_context(engine_on(model)(EngineConfig(**settings))) for model in models]
-        lobby.open(*engines)
-        transport = httpx.ASGITransport(Application(lobby))
+        registry.open(*engines)
+        transport = httpx.ASGITransport(Application(registry))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client
 

@@ -15,13 +15,13 @@ from blockbuster import BlockBuster
 
 from staged_pool.api.app.app import Application
 from staged_pool.api.app.dialects import TEI_PATHS
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.metrics import ServerMetrics
 from staged_pool.api.app.pages import PAGES
 from staged_pool.api.app.routes import TASKS, Routes
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.api.openapi.document import MEANINGS, document
 from staged_pool.api.openapi.operations import OPERATIONS
 from staged_pool.api.status import TABLE
@@ -50,8 +50,8 @@ def described(**config: Any) -> Any:
     return json.loads(document(list(OPERATIONS), ServerConfig(**config)))
 
 
-def client_of(lobby: Lobby, **config: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(Application(lobby, config=ServerConfig(**config)))
+def client_of(registry: EngineRegistry, **config: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(Application(registry, config=ServerConfig(**config)))
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
@@ -65,8 +65,8 @@ def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def test_every_route_is_described_and_nothing_else_is() -> None:
-    lobby = Lobby()
-    table = Routes(lobby, ServerMetrics(lobby.statistics, Traffic())).table()
+    registry = EngineRegistry()
+    table = Routes(registry, ServerMetrics(registry.statistics, ServerState())).table()
     assert {path: set(methods) for path, methods in OPERATIONS.items()} == {
         path: set(handlers) for path, handlers in table.items()
     }
@@ -168,10 +168,10 @@ def test_names_of_operations_are_unique() -> None:
     ],
 )
 async def test_only_routes_that_the_models_have_are_described(card: Any, there: set[str], not_there: set[str]) -> None:
-    lobby = Lobby()
-    async with engine_on(TaskModel(card))(EngineConfig()) as engine, client_of(lobby) as client:
+    registry = EngineRegistry()
+    async with engine_on(TaskModel(card))(EngineConfig()) as engine, client_of(registry) as client:
         assert (await client.get("/openapi.json")).status_code == 503
-        lobby.open(engine)
+        registry.open(engine)
         paths = set((await client.get("/openapi.json")).json()["paths"])
     assert there <= paths
     assert not not_there & paths
@@ -187,10 +187,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 async def test_every_example_is_answered_as_described_by_real_models(folders: list[Path]) -> None:
     seen: set[str] = set()
     for folder in folders:
-        lobby = Lobby()
+        registry = EngineRegistry()
         async with open_engines([EngineConfig(model=str(folder), dtype="float32")]) as engines:
-            lobby.open(*engines.values())
-            async with client_of(lobby) as client:
+            registry.open(*engines.values())
+            async with client_of(registry) as client:
                 whole = (await client.get("/openapi.json")).json()
                 for path, method, operation in operations(whole):
                     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
@@ -198,7 +198,7 @@ async def test_every_example_is_answered_as_described_by_real_models(folders: li
                     for example in examples:
                         if content:
                             _validate(whole, content["schema"], example)
-                        model = lobby.engines[0].card.name
+                        model = registry.engines[0].card.name
                         response = await client.request(method, path.replace("{id}", model), json=example)
                         succeeded = OPERATIONS[path][method.upper()].status
                         assert response.status_code == succeeded, (path, example, response.text)
@@ -241,11 +241,11 @@ def test_a_page_needs_nothing_but_this_server(path: str) -> None:
 
 @pytest.mark.parametrize("path", PAGES)
 async def test_a_page_is_there_while_models_load_and_asks_for_a_key_where_one_is_needed(path: str) -> None:
-    async with client_of(Lobby()) as client:
+    async with client_of(EngineRegistry()) as client:
         page = await client.get(path)
     assert (page.status_code, page.content) == (200, PAGES[path].body)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    application = Application(Lobby(), config=ServerConfig(api_keys=("key",)))
+    application = Application(EngineRegistry(), config=ServerConfig(api_keys=("key",)))
     problem = application.door.reject({"type": "http", "method": "GET", "path": path, "headers": []})
     assert problem is not None
     transport = httpx.ASGITransport(application.saying(problem))

@@ -17,7 +17,7 @@ import pytest
 from blockbuster import BlockBuster
 
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.media.dns import Resolve
@@ -46,13 +46,13 @@ async def served(
     read: Callable[[Path, str, int], bytes] = read_file,
     **settings: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    lobby = Lobby()
+    registry = EngineRegistry()
     defaults: dict[str, Any] = {"allow_media_domains": ("*", LOCAL), "media_timeout_s": 10.0}
     config = EngineConfig(**defaults | settings)
     fetcher = MediaFetcher(config, find=find or Names(), read=read)
     async with engine_on(model or SeeingModel(), fetch=fetcher.fetch) as engine:
-        lobby.open(engine)
-        transport = httpx.ASGITransport(Application(lobby))
+        registry.open(engine)
+        transport = httpx.ASGITransport(Application(registry))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client
 
@@ -148,7 +148,7 @@ async def test_the_engine_is_told_how_many_images_the_bytes_of_a_request_show(
 
     monkeypatch.setattr(Engine, "overload", watched_overload)
     monkeypatch.setattr(Engine, "submit", watched_submit)
-    monkeypatch.setattr(Engine, "expects_refusals", True)
+    monkeypatch.setattr(Engine, "expects_rejections", True)
     async with serving(opens(lambda: engine_on(SeeingModel()))) as served, served.client() as client:
         await client.post("/v1/embeddings", json={"input": given}, headers=headers)
     assert told == [("overload", images), ("submit", images)]

@@ -12,7 +12,7 @@ from blockbuster import BlockBuster
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN, TENANT
 from staged_pool.api.limits.request_limits import PROBE_BODY_BYTES, SMALL_BODY_BYTES, RequestLimits, party_of
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.scheduling.tuning import TIMES_FREE
 from tests.api.serving import Served, engine_on, post, read_answer, serving, statuses
 from tests.doubles import Gate, LetterModel, until
@@ -147,7 +147,7 @@ def test_a_party_is_a_tenant_or_else_the_network_of_one_client(
 
 
 def test_a_party_has_seven_eighths_of_the_requests_at_most() -> None:
-    limits = RequestLimits(ServerConfig(max_http_requests=80), Traffic())
+    limits = RequestLimits(ServerConfig(max_http_requests=80), ServerState())
     held = []
     while limits.too_many({TENANT: "a"}) is None:
         held.append(limits.hold({TENANT: "a"}).__enter__())

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 import staged_pool
 from staged_pool.api.app.app import Application
 from staged_pool.api.app.dialects import OLLAMA_PATHS, TEI_PATHS, WEAVIATE_PATHS
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.app.routes import TASKS
 from staged_pool.api.status import Problem
 from staged_pool.runtime.config import EngineConfig
@@ -51,10 +51,10 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 @asynccontextmanager
 async def served(model: LetterModel, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    lobby = Lobby()
+    registry = EngineRegistry()
     async with engine_on(model)(EngineConfig(**settings)) as engine:
-        lobby.open(engine)
-        transport = httpx.ASGITransport(Application(lobby))
+        registry.open(engine)
+        transport = httpx.ASGITransport(Application(registry))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client
 
@@ -305,14 +305,14 @@ async def test_pooling_for_what_the_model_does_not_give_is_answered_400() -> Non
 
 
 async def test_a_task_that_only_another_model_can_do_is_answered_501() -> None:
-    lobby = Lobby()
+    registry = EngineRegistry()
     others = replace(CLASSIFIER, name="others")
     async with (
         engine_on(TaskModel(EMBEDDER))(EngineConfig()) as one,
         engine_on(TaskModel(others))(EngineConfig()) as two,
     ):
-        lobby.open(one, two)
-        transport = httpx.ASGITransport(Application(lobby))
+        registry.open(one, two)
+        transport = httpx.ASGITransport(Application(registry))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             wrong = await client.post("/v1/embeddings", json={"input": "a", "model": "others"})
             right = await client.post("/predict", json={"inputs": "a"})
@@ -400,11 +400,11 @@ async def test_every_task_names_a_missing_field(route: str) -> None:
 
 @pytest.mark.parametrize("route", TASKS)
 async def test_under_overload_every_task_is_turned_away_before_its_body_is_read(route: str) -> None:
-    gate, lobby = Gate(), Lobby()
+    gate, registry = Gate(), EngineRegistry()
     card = replace(BODIES[route][0], outputs=(*Output,))
     async with engine_on(LetterModel(card, on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
-        lobby.open(engine)
-        application = Application(lobby)
+        registry.open(engine)
+        application = Application(registry)
 
         def decide(path: str) -> object:
             scope = {"type": "http", "method": "POST", "path": path, "headers": []}

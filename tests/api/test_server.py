@@ -271,7 +271,7 @@ async def test_closing_finishes_what_is_inside_and_refuses_the_rest() -> None:
         tasks.start_soon(ask, client)
         await gate.arrived()
         tasks.start_soon(served.server.close)
-        await until(lambda: served.server.lobby.leaving)
+        await until(lambda: served.server.registry.leaving)
         late = await client.post("/v1/embeddings", json={"input": "b"})
         ready = await client.get("/ready")
         health = await client.get("/health")
@@ -290,7 +290,7 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp
     server = Server(ServerConfig(), [EngineConfig(model=str(tmp_path / "nothing"))])
     with pytest.raises(ConfigError, match="nothing"):
         await run_to_its_end(server)
-    assert server.lobby.not_ready == "the models could not be loaded"  # whoever asks meanwhile learns of no folder
+    assert server.registry.not_ready == "the models could not be loaded"  # whoever asks meanwhile learns of no folder
 
 
 async def test_a_broken_engine_ends_the_server_with_its_reason() -> None:
@@ -302,7 +302,7 @@ async def test_a_broken_engine_ends_the_server_with_its_reason() -> None:
     served = Served(server, listener.getsockname()[1])
 
     async def ask() -> None:
-        await until(lambda: not server.lobby.not_ready)
+        await until(lambda: not server.registry.not_ready)
         assert statuses(await served.talk(EMBED)) == [503]
 
     async with anyio.create_task_group() as tasks:
@@ -328,12 +328,12 @@ async def test_the_first_signal_drains_and_the_second_ends_the_process_at_once(
     served = Served(server, listener.getsockname()[1])
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener)
-        await until(lambda: not server.lobby.not_ready)
+        await until(lambda: not server.registry.not_ready)
         async with await served.connect() as stream:
             await stream.send(EMBED)
             await gate.arrived()
             os.kill(os.getpid(), signal.SIGTERM)
-            await until(lambda: server.lobby.leaving)
+            await until(lambda: server.registry.leaving)
             assert (watchdogs, exits) == ([(35, 3)], [])
             os.kill(os.getpid(), signal.SIGTERM)
             await until(lambda: bool(exits))

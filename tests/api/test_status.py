@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from staged_pool.api import status
-from staged_pool.api.status import HttpRefusal, problem
+from staged_pool.api.status import HttpError, problem
 from staged_pool.stages import errors
 
 
@@ -76,5 +76,5 @@ def test_an_allocation_that_failed_may_come_again(error: Exception) -> None:
 
 
 def test_a_refusal_of_http_brings_its_own_problem() -> None:
-    refusal = HttpRefusal(status.SLOW_BODY, "too slow")
-    assert problem(refusal) is refusal.problem
+    rejection = HttpError(status.SLOW_BODY, "too slow")
+    assert problem(rejection) is rejection.problem

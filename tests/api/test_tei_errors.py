@@ -10,7 +10,7 @@ import pytest
 
 from staged_pool.api import status
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.status import Problem
 from staged_pool.api.wire.dialects.tei_tokens import tei_error
 from staged_pool.runtime.config import EngineConfig
@@ -55,30 +55,30 @@ def test_every_row_of_the_table_has_one() -> None:
         assert body.split(b'"error_type":"')[1][:-2].decode() in TYPES
 
 
-async def ask(lobby: Lobby, path: str, body: Any, **headers: str) -> httpx.Response:
-    transport = httpx.ASGITransport(Application(lobby))
+async def ask(registry: EngineRegistry, path: str, body: Any, **headers: str) -> httpx.Response:
+    transport = httpx.ASGITransport(Application(registry))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         return await client.post(path, json=body, headers={name.replace("_", "-"): v for name, v in headers.items()})
 
 
 async def test_a_model_that_fails_on_an_input_is_a_backend_error() -> None:
-    lobby = Lobby()
+    registry = EngineRegistry()
     async with engine_on(LetterModel())(EngineConfig()) as engine:
-        lobby.open(engine)
-        response = await ask(lobby, "/embed", {"inputs": ["a", "NaN"]})
+        registry.open(engine)
+        response = await ask(registry, "/embed", {"inputs": ["a", "NaN"]})
     assert (response.status_code, response.json()["error_type"]) == (424, "Backend")
 
 
 async def test_a_server_that_loads_is_unhealthy_and_one_that_is_full_overloaded() -> None:
-    gate, lobby = Gate(), Lobby()
-    loading = await ask(lobby, "/embed", {"inputs": "a"})
+    gate, registry = Gate(), EngineRegistry()
+    loading = await ask(registry, "/embed", {"inputs": "a"})
     async with engine_on(LetterModel(on_preprocess=gate))(EngineConfig(max_requests=1)) as engine:
-        lobby.open(engine)
+        registry.open(engine)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.embed, "a")
             await gate.arrived()
-            full = await ask(lobby, "/embed", {"inputs": "a"})
-            other = await ask(lobby, "/v1/embeddings", {"input": "a"})
+            full = await ask(registry, "/embed", {"inputs": "a"})
+            other = await ask(registry, "/v1/embeddings", {"input": "a"})
             gate.open()
     assert (loading.status_code, loading.json()["error_type"]) == (503, "Unhealthy")
     assert (full.status_code, full.json()["error_type"]) == (429, "Overloaded")
@@ -88,11 +88,11 @@ async def test_a_server_that_loads_is_unhealthy_and_one_that_is_full_overloaded(
 
 
 async def test_a_deadline_that_passes_is_504_in_both_shapes() -> None:
-    gate, lobby = Gate(), Lobby()
+    gate, registry = Gate(), EngineRegistry()
     async with engine_on(LetterModel(on_forward=gate))(EngineConfig()) as engine:
-        lobby.open(engine)
-        theirs = await ask(lobby, "/embed", {"inputs": "a"}, x_request_timeout="0.1")
-        ours = await ask(lobby, "/v2/embed", {"texts": ["a"]}, x_request_timeout="0.1")
+        registry.open(engine)
+        theirs = await ask(registry, "/embed", {"inputs": "a"}, x_request_timeout="0.1")
+        ours = await ask(registry, "/v2/embed", {"texts": ["a"]}, x_request_timeout="0.1")
         gate.open()
     assert (theirs.status_code, set(theirs.json())) == (504, {"error", "error_type"})
     assert (ours.status_code, ours.json()["error"]["type"]) == (504, "TimeoutError")

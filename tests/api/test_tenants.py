@@ -12,7 +12,7 @@ import pytest
 
 from staged_pool.api.app.app import Application
 from staged_pool.api.app.call import priority_of
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.api.asgi import Scope
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import TENANT, Keys
@@ -168,7 +168,7 @@ def test_a_header_that_there_cannot_be_is_refused_at_start(name: str) -> None:
 
 
 def test_the_application_takes_the_header_from_its_settings() -> None:
-    application = Application(Lobby(), config=ServerConfig(tenant_header="X-Tenant"))
+    application = Application(EngineRegistry(), config=ServerConfig(tenant_header="X-Tenant"))
     scope: Scope = {"method": "POST", "path": "/v1/embeddings", "headers": [(b"x-tenant", b"a")]}
     assert application.door.reject(scope) is None
     assert TENANT in scope

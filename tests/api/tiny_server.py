@@ -62,8 +62,8 @@ async def tiny_server(*names: str, **config: Any) -> AsyncIterator[TinyServer]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener)
         try:
-            await until(lambda: not server.lobby.not_ready, within_s=120)  # models are loaded
-            engines = {engine.card.name: engine for engine in server.lobby.engines}
+            await until(lambda: not server.registry.not_ready, within_s=120)  # models are loaded
+            engines = {engine.card.name: engine for engine in server.registry.engines}
             yield TinyServer(address, engines)
         finally:
             with anyio.CancelScope(shield=True):

@@ -14,7 +14,7 @@ import anyio.abc
 import httpx
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.threads.workers import OwnThreads
+from staged_pool.runtime.threads.workers import DedicatedThreads
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.stage import StageOptions
 from tests.api.serving import Served, engine_on, serving
@@ -160,7 +160,7 @@ async def eventually(condition: Callable[[], bool], explain: Callable[[], object
 
 def _borrowed(offload: Offload) -> int:
     """Threads that are in use."""
-    if isinstance(offload, OwnThreads):
+    if isinstance(offload, DedicatedThreads):
         return len(offload._workers) - len(offload._idle)
     assert isinstance(offload, ThreadOffload)
     return int(offload.limiter.borrowed_tokens)

@@ -59,7 +59,7 @@ def vectors(response: httpx.Response) -> Vector:
     return np.array([row["embedding"] for row in response.json()["data"]], dtype=np.float32)
 
 
-def refusal(response: httpx.Response) -> tuple[int, int | None]:
+def rejection(response: httpx.Response) -> tuple[int, int | None]:
     """Status and index of an error, which says nothing of the inside."""
     message = response.json()["error"]["message"]
     assert len(message) < 1000

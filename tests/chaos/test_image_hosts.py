@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.chaos.harness import Attacked
-from tests.chaos.seeing import attacked, body, refusal, settings, vectors
+from tests.chaos.seeing import attacked, body, rejection, settings, vectors
 from tests.doubles import until
 from tests.models.images.drawing import drawing, encode
 from tests.models.tiny import build
@@ -95,10 +95,10 @@ async def test_row_44_an_address_that_is_not_public_is_never_asked(
     async with origin() as host, fetching(clip, allow_media_domains=("*",)) as (_, client):
         for spelling in (*HERE, *INSIDE):
             given = body(SOLE, host.url(host=spelling))
-            assert refusal(await client.post("/v1/embeddings", json=given)) == (400, 1), spelling
+            assert rejection(await client.post("/v1/embeddings", json=given)) == (400, 1), spelling
         for port in (1, 22, 25, 1023):
             given = body(SOLE, f"http://{NAME}:{port}/")
-            assert refusal(await client.post("/v1/embeddings", json=given)) == (400, 1), port
+            assert rejection(await client.post("/v1/embeddings", json=given)) == (400, 1), port
     assert words(logged) == {"url_not_allowed"}
     assert host.connections == 0
     assert NAME not in names.asked
@@ -131,13 +131,13 @@ async def test_row_45_every_redirect_is_refused_that_would_be_as_a_url(
         host.pages |= {path: redirect(target) for path, target in leading.items()}
         for path in leading:
             asked = host.connections
-            assert refusal(await client.post("/v1/embeddings", json=body(SOLE, host.url(path)))) == (400, 1), path
+            assert rejection(await client.post("/v1/embeddings", json=body(SOLE, host.url(path)))) == (400, 1), path
             assert host.connections == asked + 1, path
         assert words(logged) == {"url_not_allowed"}
         host.pages |= {f"/{hop}": redirect(f"/{hop + 1}") for hop in range(4)} | {"/4": answer(SOLE)}
         vectors(await client.post("/v1/embeddings", json=body(host.url("/1"))))
         asked = host.connections
-        assert refusal(await client.post("/v1/embeddings", json=body(SOLE, host.url("/0")))) == (422, 1)
+        assert rejection(await client.post("/v1/embeddings", json=body(SOLE, host.url("/0")))) == (422, 1)
         assert host.connections == asked + 4
         assert other.connections == 0
 
@@ -156,7 +156,7 @@ async def test_row_45_from_https_no_way_leads_to_http(clip: Path, names: Resolve
             vectors(await client.post("/v1/embeddings", json=body(url)))
         asked = clear.connections
         given = body(SOLE, host.url("/clear", scheme="https"))
-        assert refusal(await client.post("/v1/embeddings", json=given)) == (400, 1)
+        assert rejection(await client.post("/v1/embeddings", json=given)) == (400, 1)
         assert clear.connections == asked
     assert words(logged) == {"url_not_allowed"}
 
@@ -175,11 +175,11 @@ async def test_row_46_what_is_dialled_is_the_one_address_that_was_looked_up_and_
 
         names.table[NAME] = [[LOCAL], ["10.0.0.1"]]
         given = body(SOLE, host.url("/again", scheme="https"))
-        assert refusal(await client.post("/v1/embeddings", json=given)) == (400, 1)
+        assert rejection(await client.post("/v1/embeddings", json=given)) == (400, 1)
         asked = host.connections
         for spelling in (NAME, "mixed.example"):
             given = body(SOLE, host.url(scheme="https", host=spelling))
-            assert refusal(await client.post("/v1/embeddings", json=given)) == (400, 1), spelling
+            assert rejection(await client.post("/v1/embeddings", json=given)) == (400, 1), spelling
         assert host.connections == asked
 
 
@@ -207,7 +207,7 @@ async def test_row_47_what_is_no_url_of_the_web_is_refused_and_not_repeated(
         for url, word in wrong.items():
             logged.clear()
             response = await client.post("/v1/embeddings", json=body(SOLE, url))
-            assert refusal(response) == (400, 1), (url, response.text)
+            assert rejection(response) == (400, 1), (url, response.text)
             assert words(logged) == {word}, url
             assert "secret" not in response.text.lower()
     assert NAME not in names.asked
@@ -272,7 +272,7 @@ async def test_row_48_a_host_that_fails_costs_its_own_request_and_holds_up_no_ot
         host.pages |= {path: behave for path, (behave, _) in pages.items()}
 
         async def ask(path: str) -> None:
-            statuses[path] = refusal(await client.post("/v1/embeddings", json=body(SOLE, host.url(path))))
+            statuses[path] = rejection(await client.post("/v1/embeddings", json=body(SOLE, host.url(path))))
 
         async with anyio.create_task_group() as tasks:
             for path in pages:

@@ -30,7 +30,7 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.requests import Image, Output
 from tests.api.serving import Served, post, read_answer, serving
 from tests.chaos.harness import Attacked, eventually
-from tests.chaos.seeing import WORKERS, Vector, attacked, body, refusal, settings, vectors
+from tests.chaos.seeing import WORKERS, Vector, attacked, body, rejection, settings, vectors
 from tests.doubles import Gate, until
 from tests.models.asking import embed
 from tests.models.images.drawing import chunk, drawing, encode, png
@@ -120,7 +120,7 @@ async def test_row_35_what_is_no_right_base64_of_an_image_is_refused_by_its_plac
     async with seeing.served.client() as client:
         for name, given in wrong.items():
             response = await client.post("/v1/embeddings", json=body(SOLE, given))
-            assert refusal(response) == (400, 1), (name, response.text)
+            assert rejection(response) == (400, 1), (name, response.text)
             assert given[:40] not in response.text or len(given) < 40
 
 
@@ -187,7 +187,7 @@ async def test_rows_36_to_38_what_is_no_image_that_can_be_read_fails_its_request
     async with seeing.served.client() as client:
         for name, (data, status) in bombs().items():
             response = await client.post("/v1/embeddings", json=body(SOLE, data))
-            assert refusal(response) == (status, 1), (name, response.text)
+            assert rejection(response) == (status, 1), (name, response.text)
     assert max(height * width for height, width in decoded) < 10_000, "a bomb was decoded"
 
 
@@ -294,8 +294,8 @@ async def test_row_39_a_damaged_image_among_31_good_ones_fails_its_own_request_a
                 tasks.start_soon(ask, place, data)
             tasks.start_soon(ask, 31, OTHER[:300])
             tasks.start_soon(ask, 32, *[*good[:20], SOLE[:200], *good[20:]])
-    assert refusal(answers[31]) == (422, 0)
-    assert refusal(answers[32]) == (422, 20)
+    assert rejection(answers[31]) == (422, 0)
+    assert rejection(answers[32]) == (422, 20)
     for place, vector in enumerate(wanted):
         assert np.abs(vectors(answers[place])[0] - vector).max() < CLOSE, place
 
@@ -469,7 +469,7 @@ async def test_a_decoder_that_crashes_fails_the_request_of_its_image_and_no_othe
                 tasks.start_soon(ask, place, data)
             tasks.start_soon(ask, 8, good[0], SOLE, good[1])
     status, index, said = told
-    assert refusal(answers[8]) == (status, index)
+    assert rejection(answers[8]) == (status, index)
     assert "secret" not in answers[8].text
     for asked, vector in enumerate(wanted):
         assert np.abs(vectors(answers[asked])[0] - vector).max() < CLOSE, asked

@@ -23,7 +23,7 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.stages.errors import ConfigError
 from tests.api.serving import serving
 from tests.chaos.harness import Attacked, eventually
-from tests.chaos.seeing import WORKERS, body, refusal, settings, vectors
+from tests.chaos.seeing import WORKERS, body, rejection, settings, vectors
 from tests.models.images.drawing import encode
 from tests.models.tiny import build
 
@@ -103,7 +103,7 @@ async def test_row_52_code_that_ends_its_process_or_never_ends_costs_its_own_req
             for blue in range(6):
                 tasks.start_soon(ask, blue, dot(9, blue))
             tasks.start_soon(ask, 6, dot(9), ABORTS)
-        assert refusal(found[6]) == (422, 1)
+        assert rejection(found[6]) == (422, 1)
         for blue in range(6):
             assert np.abs(vectors(found[blue]) - alone[blue]).max() < 1e-5
         await eventually(lambda: len(processes()) == WORKERS and processes() != before, processes)

@@ -62,6 +62,6 @@ async def _running(config: ServerConfig, models: list[EngineConfig]) -> Any:
     server = Server(config, models)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.run, listener)
-        await until(lambda: not server.lobby.not_ready, within_s=120)  # models are loaded
+        await until(lambda: not server.registry.not_ready, within_s=120)  # models are loaded
         yield port
         await server.close()

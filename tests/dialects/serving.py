@@ -14,7 +14,7 @@ def answer(client: httpx.Client, path: str, **body: Any) -> Any:
     return response.json()
 
 
-def refusal(client: httpx.Client, path: str, status: int, **body: Any) -> Any:
+def rejection(client: httpx.Client, path: str, status: int, **body: Any) -> Any:
     """What is answered to a request that must fail; nothing of the machine may stand in it."""
     response = client.post(path, json=body)
     assert response.status_code == status, response.text

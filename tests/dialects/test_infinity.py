@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, refusal
+from tests.dialects.serving import answer, rejection
 
 EMBEDDER = "jina-matryoshka"
 RANKER = "ce-bert-1label"
@@ -33,11 +33,11 @@ def test_long_texts_are_cut_on_its_path_alone(serve: Serve) -> None:
     client = serve(EMBEDDER)
     limit = answer(client, "/tokenize", prompt="a")["max_model_len"]
     assert answer(client, "/embeddings", input=LONG)["usage"]["prompt_tokens"] == limit
-    refusal(client, "/v1/embeddings", 400, input=LONG)
-    refusal(serve(EMBEDDER, auto_truncate=False), "/embeddings", 400, input=LONG)
+    rejection(client, "/v1/embeddings", 400, input=LONG)
+    rejection(serve(EMBEDDER, auto_truncate=False), "/embeddings", 400, input=LONG)
     labels = answer(serve(CLASSIFIER), "/classify", input=[LONG], model=NO_MODEL, raw_scores=False)
     assert labels["object"] == "classify"
-    refusal(serve(CLASSIFIER), "/classify", 400, input=[LONG])
+    rejection(serve(CLASSIFIER), "/classify", 400, input=[LONG])
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
@@ -64,7 +64,7 @@ def test_images_have_a_path_of_their_own_and_audio_is_rejected(serve: Serve, ima
     got = answer(client, "/embeddings_image", input=[image_url], model=NO_MODEL)
     wanted = answer(client, "/v1/embeddings", input=[{"image": image_url}])
     assert_allclose(got["data"][0]["embedding"], wanted["data"][0]["embedding"], atol=1e-6)
-    said = refusal(client, "/embeddings_audio", 501, input=["https://example.org/a.mp3"])["error"]
+    said = rejection(client, "/embeddings_audio", 501, input=["https://example.org/a.mp3"])["error"]
     assert said["message"].startswith("No model here reads audio")
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, refusal
+from tests.dialects.serving import answer, rejection
 
 EMBEDDER = "jina-matryoshka"
 RANKER = "ce-bert-1label"
@@ -45,7 +45,7 @@ def test_vectors_that_are_not_normalised(serve: Serve) -> None:
 def test_an_answer_to_others_has_no_fields_of_mixedbreads(serve: Serve) -> None:
     got = answer(serve(EMBEDDER), "/v1/embeddings", input="a", encoding_format="float")
     assert set(got) == {"id", "object", "created", "model", "data", "usage"}
-    none = refusal(serve(EMBEDDER), "/v1/embeddings", 400, input="a", encoding_format=[])["error"]
+    none = rejection(serve(EMBEDDER), "/v1/embeddings", 400, input="a", encoding_format=[])["error"]
     assert none["message"] == "encoding_format: at least one type is needed"
 
 
@@ -94,5 +94,5 @@ def test_objects_are_read_by_the_fields_that_rank(serve: Serve) -> None:
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], said: str, serve: Serve) -> None:
-    error = refusal(serve(RANKER), "/v1/reranking", 400, **({"query": "a"} | fields))["error"]
+    error = rejection(serve(RANKER), "/v1/reranking", 400, **({"query": "a"} | fields))["error"]
     assert error["message"].startswith(said)

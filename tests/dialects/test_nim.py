@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, refusal
+from tests.dialects.serving import answer, rejection
 
 EMBEDDER = "jina-matryoshka"
 PROMPTED = "nomic-matryoshka"
@@ -36,7 +36,7 @@ def test_langchains_request_is_answered_whether_or_not_the_model_has_prompts(
 
 
 def test_an_unknown_purpose_is_rejected_where_there_are_prompts(serve: Serve) -> None:
-    said = refusal(serve(PROMPTED), "/v1/embeddings", 400, input="a", input_type="querry")["error"]
+    said = rejection(serve(PROMPTED), "/v1/embeddings", 400, input="a", input_type="querry")["error"]
     assert said["param"] == "input_type"
     assert "Supported values: query, document, clustering" in said["message"]
     assert "passage" in said["message"]
@@ -53,7 +53,7 @@ def test_truncate_names_the_end_that_is_cut(serve: Serve) -> None:
     assert float((end @ start.T).item()) < 0.999
     assert_array_equal(vectors(client, [text], truncate=True), end)
     for value in ("NONE", False):
-        assert refusal(client, "/v1/embeddings", 400, input=["a", text], truncate=value)["error"]["index"] == 1
+        assert rejection(client, "/v1/embeddings", 400, input=["a", text], truncate=value)["error"]["index"] == 1
 
 
 def test_passages_are_ranked_by_their_logits(serve: Serve) -> None:
@@ -73,7 +73,7 @@ def test_a_long_passage_is_cut_where_that_is_asked_for(serve: Serve) -> None:
     asked = {"query": {"text": "a"}, "passages": [{"text": "b"}, {"text": LONG}]}
     assert len(answer(client, "/v1/ranking", **asked, truncate="END")["rankings"]) == 2
     for fields in ({}, {"truncate": "NONE"}):
-        said = refusal(client, "/v1/ranking", 400, **asked, **fields)
+        said = rejection(client, "/v1/ranking", 400, **asked, **fields)
         assert set(said) == {"object", "message", "detail", "type"}
         assert said["message"].startswith("passages[1]")
         assert "set truncate" in said["message"]
@@ -89,7 +89,7 @@ def test_a_long_passage_is_cut_where_that_is_asked_for(serve: Serve) -> None:
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], said: str, serve: Serve) -> None:
-    assert refusal(serve(RANKER), "/v1/ranking", 400, **fields)["message"].startswith(said)
+    assert rejection(serve(RANKER), "/v1/ranking", 400, **fields)["message"].startswith(said)
 
 
 def test_health_is_told(serve: Serve) -> None:

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, refusal
+from tests.dialects.serving import answer, rejection
 
 EMBEDDER = "jina-matryoshka"
 UNNORMALISED = "bert-mean"
@@ -58,7 +58,7 @@ def test_long_texts_are_cut_unless_the_client_says_otherwise(serve: Serve) -> No
     assert answer(client, "/api/embed", model=EMBEDDER, input=LONG, options={"num_ctx": 7})["prompt_eval_count"] == 7
     for options in ({}, {"num_ctx": 7}):
         asked = {"model": EMBEDDER, "input": ["a", LONG], "truncate": False, "options": options}
-        said = refusal(client, "/api/embed", 400, **asked)
+        said = rejection(client, "/api/embed", 400, **asked)
         assert set(said) == {"error"}
         assert "input[1]" in said["error"]
     legacy = answer(client, "/api/embeddings", model=EMBEDDER, prompt=LONG)["embedding"]
@@ -81,7 +81,7 @@ def test_a_request_without_a_text_has_the_model_loaded(fields: dict[str, Any], s
     client = serve(EMBEDDER)
     assert answer(client, "/api/embed", model=EMBEDDER, **fields) == {"model": EMBEDDER, "embeddings": []}
     assert answer(client, "/api/embeddings", model=EMBEDDER) == {"embedding": []}
-    assert refusal(client, "/api/embed", 404, model="other", **fields)["error"]
+    assert rejection(client, "/api/embed", 404, model="other", **fields)["error"]
 
 
 @pytest.mark.parametrize("header", ["X-Request-Timeout", "X-Priority"])
@@ -102,7 +102,7 @@ def test_the_older_route_has_the_vector_as_the_folder_has_it(serve: Serve) -> No
 @pytest.mark.parametrize(("path", "fields"), [("/api/embed", {"input": "a"}), ("/api/show", {})])
 def test_errors_are_a_text(path: str, fields: dict[str, Any], serve: Serve) -> None:
     client = serve(EMBEDDER)
-    said = refusal(client, path, 404, model="other:latest", **fields)
+    said = rejection(client, path, 404, model="other:latest", **fields)
     assert set(said) == {"error"}
     assert "`other:latest` does not exist" in said["error"]
     wrong = client.post(path, content=b'{"model": 1}')
@@ -129,5 +129,5 @@ def test_models_are_listed_with_their_tags(serve: Serve) -> None:
         assert shown["model_info"][f"{family}.context_length"] == card["max_tokens"]
         assert shown["model_info"]["general.parameter_count"] == card["parameters"]
     assert answer(client, "/api/show", model="ce-bert-1label")["capabilities"] == []
-    assert "required" in refusal(client, "/api/show", 400)["error"]
+    assert "required" in rejection(client, "/api/show", 400)["error"]
     assert client.get("/api/version").json()["version"].count(".") == 2

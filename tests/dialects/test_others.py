@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import staged_pool
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, refusal
+from tests.dialects.serving import answer, rejection
 from tests.models import oracle
 from tests.models.conftest import TinyFolder
 from tests.models.tiny import WIDTH
@@ -79,7 +79,7 @@ def test_coheres_input_types_are_prompts(serve: Serve) -> None:
     for given, own in (("search_query", "query"), ("search_document", "document"), ("clustering", "clustering")):
         found = answer(client, "/v2/embed", texts=TEXTS, input_type=given)["embeddings"]["float"]
         assert_allclose(found, openai(client, TEXTS, prompt_name=own), atol=1e-5)
-    error = refusal(client, "/v2/embed", 400, texts=TEXTS, input_type="no-such")["error"]
+    error = rejection(client, "/v2/embed", 400, texts=TEXTS, input_type="no-such")["error"]
     assert error["message"].startswith(
         "Unsupported input_type 'no-such'. Supported values: query, document, clustering"
     )
@@ -96,17 +96,17 @@ def test_cohere_cuts_either_end_or_refuses(serve: Serve) -> None:
     [one], [other] = end["embeddings"]["float"], start["embeddings"]["float"]
     assert float(np.dot(one, other)) < 0.99
     assert usual["embeddings"] == end["embeddings"]
-    refusal(client, "/v2/embed", 400, texts=["a", LONG], truncate="NONE")
+    rejection(client, "/v2/embed", 400, texts=["a", LONG], truncate="NONE")
     few = answer(client, "/v2/embed", texts=[LONG], max_tokens=7)
     assert few["meta"]["billed_units"]["input_tokens"] == 7
-    error = refusal(client, "/v2/embed", 400, texts=["a", LONG], truncate="NONE", max_tokens=7)["error"]
+    error = rejection(client, "/v2/embed", 400, texts=["a", LONG], truncate="NONE", max_tokens=7)["error"]
     assert error["index"] == 1
     assert "more than 7 tokens" in error["message"]
 
 
 @pytest.mark.parametrize("body", [{}, {"texts": []}, {"texts": ["a"], "images": ["data:,"]}])
 def test_cohere_is_told_that_one_kind_of_input_is_needed(body: dict[str, Any], serve: Serve) -> None:
-    error = refusal(serve(EMBEDDER), "/v2/embed", 400, **body)["error"]
+    error = rejection(serve(EMBEDDER), "/v2/embed", 400, **body)["error"]
     assert error["message"] == "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
 
 
@@ -143,8 +143,8 @@ def test_jinas_fields(serve: Serve) -> None:
         assert_array_equal(np.unpackbits(np.array(row["embedding"]["ubinary"], np.uint8)), wanted >= 0)
     single = answer(client, "/v1/embeddings", input=TEXTS, embedding_type="binary")
     assert len(single["data"][0]["embedding"]) == WIDTH // 8
-    assert refusal(client, "/v1/embeddings", 400, input="a", task="no-such")["error"]["param"] == "task"
-    assert refusal(client, "/v1/embeddings", 400, input="a", late_chunking=True)["error"]["param"] == "late_chunking"
+    assert rejection(client, "/v1/embeddings", 400, input="a", task="no-such")["error"]["param"] == "task"
+    assert rejection(client, "/v1/embeddings", 400, input="a", late_chunking=True)["error"]["param"] == "late_chunking"
 
 
 def test_teis_vectors(serve: Serve) -> None:
@@ -189,7 +189,7 @@ def test_teis_predictions(serve: Serve, tiny_folder: TinyFolder) -> None:
     assert len(pairs) == 2
     wrongs: list[Any] = [[["a", "b", "c"]], [[]], ["a", ["b"]], [["a"], "b"]]
     for wrong in wrongs:
-        assert refusal(client, "/predict", 422, inputs=wrong)["error_type"] == "Validation"
+        assert rejection(client, "/predict", 422, inputs=wrong)["error_type"] == "Validation"
 
 
 def test_teis_ranking_shares_the_path(serve: Serve) -> None:
@@ -203,9 +203,9 @@ def test_teis_ranking_shares_the_path(serve: Serve) -> None:
     assert "server-timing" in got.headers
     bare = answer(client, "/rerank", query=TEXTS[0], texts=TEXTS, raw_scores=True)
     assert [set(entry) for entry in bare] == [{"index", "score"}] * 3
-    assert refusal(client, "/rerank", 422, query=1, texts=TEXTS)["error_type"] == "Validation"
-    assert refusal(client, "/rerank", 400, query="a", texts=[])["error_type"] == "Empty"
-    assert refusal(client, "/rerank", 400, query=1, documents=TEXTS)["error"]["param"] == "query"
+    assert rejection(client, "/rerank", 422, query=1, texts=TEXTS)["error_type"] == "Validation"
+    assert rejection(client, "/rerank", 400, query="a", texts=[])["error_type"] == "Empty"
+    assert rejection(client, "/rerank", 400, query=1, documents=TEXTS)["error"]["param"] == "query"
 
 
 def test_tei_cuts_what_is_too_long_unless_told_not_to(serve: Serve) -> None:
@@ -213,8 +213,8 @@ def test_tei_cuts_what_is_too_long_unless_told_not_to(serve: Serve) -> None:
     limit = answer(cutting, "/tokenize", prompt="a")["max_model_len"]
     usual = cutting.post("/embed", json={"inputs": LONG})
     assert usual.headers["x-compute-tokens"] == str(limit)
-    assert refusal(cutting, "/embed", 422, inputs=LONG, truncate=False)["error_type"] == "Validation"
-    assert refusal(keeping, "/embed", 422, inputs=LONG)["error_type"] == "Validation"
+    assert rejection(cutting, "/embed", 422, inputs=LONG, truncate=False)["error_type"] == "Validation"
+    assert rejection(keeping, "/embed", 422, inputs=LONG)["error_type"] == "Validation"
     assert_allclose(answer(keeping, "/embed", inputs=LONG, truncate=True), usual.json(), atol=1e-6)
     left = answer(cutting, "/embed", inputs=LONG + END, truncation_direction="Left")
     assert answer(cutting, "/embed", inputs=LONG + END, truncation_direction="left") == left
@@ -235,9 +235,9 @@ def test_teis_tokens(serve: Serve, tiny_folder: TinyFolder) -> None:
     ids = [token["id"] for token in first]
     assert answer(client, "/decode", ids=ids) == [tokenizer.decode(ids, skip_special_tokens=True)]
     assert answer(client, "/decode", ids=[ids, ids], skip_special_tokens=False) == [tokenizer.decode(ids)] * 2
-    assert refusal(client, "/tokenize", 400, inputs=[])["error_type"] == "Empty"
-    assert refusal(client, "/tokenize", 422, inputs=[1])["error_type"] == "Validation"
-    assert refusal(client, "/decode", 422, ids=[[10**6]])["error_type"] == "Validation"
+    assert rejection(client, "/tokenize", 400, inputs=[])["error_type"] == "Empty"
+    assert rejection(client, "/tokenize", 422, inputs=[1])["error_type"] == "Validation"
+    assert rejection(client, "/decode", 422, ids=[[10**6]])["error_type"] == "Validation"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_teis_info(kind: str, type_: str, serve: Serve) -> None:
     ],
 )
 def test_teis_errors(path: str, status: int, kind: str, body: dict[str, Any], serve: Serve) -> None:
-    error = refusal(serve(EMBEDDER), path, status, **body)
+    error = rejection(serve(EMBEDDER), path, status, **body)
     assert set(error) == {"error", "error_type"}
     assert error["error_type"] == kind
 
@@ -285,16 +285,16 @@ def test_infinitys_labels_and_models(serve: Serve) -> None:
         (EMBEDDER, ["embed", "rerank"]),
     ]
     assert set(models[0]["stats"]) == {"queue_fraction", "queue_absolute", "results_pending"}
-    refusal(client, "/embeddings", 400, input="a", modality="audio", model=EMBEDDER)
+    rejection(client, "/embeddings", 400, input="a", modality="audio", model=EMBEDDER)
 
 
 def test_of_several_models_the_one_that_is_named_must_be_able(serve: Serve) -> None:
     client = serve("seqcls-multiclass", EMBEDDER)
-    error = refusal(client, "/v2/embed", 501, texts=["a"], model="seqcls-multiclass")["error"]
+    error = rejection(client, "/v2/embed", 501, texts=["a"], model="seqcls-multiclass")["error"]
     assert error["type"] == "NotImplementedError"
     assert error["message"] == (
         "The model does not support Embeddings API: `seqcls-multiclass` gives no vectors; "
         f"served: seqcls-multiclass (classify), {EMBEDDER} (embed, token_embed, score)"
     )
     assert answer(client, "/v2/embed", texts=["a"])["response_type"] == "embeddings_by_type"
-    assert refusal(client, "/classify_tokens", 404, input="a", model=EMBEDDER)["detail"] == "Not Found"
+    assert rejection(client, "/classify_tokens", 404, input="a", model=EMBEDDER)["detail"] == "Not Found"

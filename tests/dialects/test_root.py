@@ -6,7 +6,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, refusal
+from tests.dialects.serving import answer, rejection
 
 EMBEDDER = "jina-matryoshka"
 TEXTS = ["The statement is executed.", "A module", "What does the operator yield?"]
@@ -42,10 +42,10 @@ def test_of_several_models_the_first_decides_what_the_fields_do_not(serve: Serve
 
 def test_errors_are_in_its_words(serve: Serve) -> None:
     client = serve(EMBEDDER)
-    assert refusal(client, "/", 422, input="a") == {
+    assert rejection(client, "/", 422, input="a") == {
         "error": "The body has neither `inputs`, nor `query` and `texts`",
         "error_type": "Validation",
     }
-    assert refusal(client, "/", 422, inputs=1)["error_type"] == "Validation"
-    assert refusal(serve("tokcls-ner"), "/", 501, inputs="a")["error_type"] == "Backend"
+    assert rejection(client, "/", 422, inputs=1)["error_type"] == "Validation"
+    assert rejection(serve("tokcls-ner"), "/", 501, inputs="a")["error_type"] == "Backend"
     assert client.get("/").headers["content-type"].startswith("text/html")

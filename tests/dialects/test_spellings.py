@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, refusal
+from tests.dialects.serving import answer, rejection
 
 EMBEDDER = "bge-m3"
 RANKER = "ce-bert-1label"
@@ -26,7 +26,7 @@ PASSAGES = [{"text": "a"}, {"text": LONG}]
     ],
 )
 def test_none_rejects_in_any_case(kind: str, path: str, body: dict[str, Any], word: str, serve: Serve) -> None:
-    found = refusal(serve(kind), path, 400, **body, truncate=word)
+    found = rejection(serve(kind), path, 400, **body, truncate=word)
     assert "[1]: This model's maximum context length" in found["message"]
 
 
@@ -92,7 +92,7 @@ def test_an_unknown_word_is_told_the_right_ones(
     kind: str, path: str, body: dict[str, Any], known: str, serve: Serve
 ) -> None:
     status = 422 if path in ("/embed", "/similarity") else 400
-    found = refusal(serve(kind), path, status, **body)
+    found = rejection(serve(kind), path, status, **body)
     error = found.get("error", found)
     message = error if isinstance(error, str) else error["message"]
     assert f"expected one of {known}" in message
@@ -118,14 +118,14 @@ def test_an_unknown_word_is_told_the_right_ones(
 def test_what_holds_for_all_inputs_has_no_index(
     kind: str, path: str, body: dict[str, Any], param: str | None, serve: Serve
 ) -> None:
-    error = refusal(serve(kind), path, 400, **body)["error"]
+    error = rejection(serve(kind), path, 400, **body)["error"]
     assert "index" not in error
     assert error["param"] == (param or "truncate_prompt_tokens")
 
 
 def test_an_unknown_image_option_has_no_index(serve: Serve, image_url: str) -> None:
     asked: dict[str, Any] = {"input": ["a", {"image": image_url}], "mm_processor_kwargs": {"no_such": 1}}
-    error = refusal(serve("clip"), "/v1/embeddings", 400, **asked)["error"]
+    error = rejection(serve("clip"), "/v1/embeddings", 400, **asked)["error"]
     assert (error["param"], error.get("index")) == ("mm_processor_kwargs", None)
     assert error["message"].startswith("The image option 'no_such' is not known")
 
@@ -145,19 +145,19 @@ def test_an_unknown_image_option_has_no_index(serve: Serve, image_url: str) -> N
 def test_a_url_that_is_not_followed_is_told_by_the_field_that_holds_it(
     path: str, body: dict[str, Any], param: str, serve: Serve
 ) -> None:
-    error = refusal(serve("clip"), path, 400, **body)["error"]
+    error = rejection(serve("clip"), path, 400, **body)["error"]
     assert (error["param"], error["index"]) == (param, 0)
     assert error["message"].startswith(param)
 
 
 def test_two_prompts_are_told_by_their_own_names(serve: Serve) -> None:
     asked = {"input": "a", "task": "retrieval.query", "input_type": "query"}
-    error = refusal(serve("e5-xlmr"), "/v1/embeddings", 400, **asked)["error"]
+    error = rejection(serve("e5-xlmr"), "/v1/embeddings", 400, **asked)["error"]
     assert (error["param"], error["message"]) == ("input_type", "input_type: give one of `input_type` and `task`")
 
 
 def test_any_entry_of_an_object_is_named_readably(serve: Serve) -> None:
-    error = refusal(serve("clip"), "/v1/embeddings", 400, input="a", media_io_kwargs={"image": []})["error"]
+    error = rejection(serve("clip"), "/v1/embeddings", 400, input="a", media_io_kwargs={"image": []})["error"]
     assert error["message"] == "media_io_kwargs.*: Expected `object`, got `array`"
 
 
@@ -185,7 +185,7 @@ def test_null_is_what_is_left_out(
 
 @pytest.mark.parametrize(("path", "body"), [("/rerank", {"query": "a", "texts": None}), ("/", {"query": "a"})])
 def test_teis_rankings_lack_texts_and_no_documents(path: str, body: dict[str, Any], serve: Serve) -> None:
-    assert refusal(serve(RANKER), path, 422, **body) == {
+    assert rejection(serve(RANKER), path, 422, **body) == {
         "error": "texts: this field is required",
         "error_type": "Validation",
     }
@@ -194,13 +194,13 @@ def test_teis_rankings_lack_texts_and_no_documents(path: str, body: dict[str, An
 def test_a_null_property_is_weaviates(serve: Serve) -> None:
     got = answer(serve(RANKER), "/rerank", query="a", documents=["b", "c"], property=None)
     assert [score["document"] for score in got["scores"]] == ["b", "c"]
-    assert refusal(serve(RANKER), "/rerank", 400, query="a", documents=None, property=None) == {
+    assert rejection(serve(RANKER), "/rerank", 400, query="a", documents=None, property=None) == {
         "error": "documents: this field is required"
     }
 
 
 def test_a_null_beside_documents_changes_no_words(serve: Serve) -> None:
-    found = refusal(serve(RANKER), "/rerank", 400, query="a", documents=[1], texts=None)
+    found = rejection(serve(RANKER), "/rerank", 400, query="a", documents=[1], texts=None)
     assert found["error"]["param"] == "documents"
 
 

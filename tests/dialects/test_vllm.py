@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from tests.api.wire.test_encodings import BYTE_ORDERS, STEPS, decoded
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, refusal
+from tests.dialects.serving import answer, rejection
 from tests.models import oracle
 from tests.models.conftest import TinyFolder
 from tests.models.tiny import WIDTH, edit_json
@@ -82,14 +82,14 @@ def test_long_inputs_are_cut_when_asked_and_else_refused(serve: Serve) -> None:
         for asked, wanted in ((10, 10), (-1, longest)):
             got = answer(client, "/v1/embeddings", input=given, truncate_prompt_tokens=asked)
             assert got["usage"]["prompt_tokens"] == wanted
-        error = (refusal(client, "/v1/embeddings", 400, input=given))["error"]
+        error = (rejection(client, "/v1/embeddings", 400, input=given))["error"]
         assert (error["type"], error["code"]) == ("BadRequestError", 400)
         assert "Please reduce the length of the input prompt" in error["message"]
     ends = text + "An old film about two cats that live by the sea."
     left = answer(client, "/v1/embeddings", input=ends, truncate_prompt_tokens=9, truncation_side="left")
     right = answer(client, "/v1/embeddings", input=ends, truncate_prompt_tokens=9)
     assert cosines(vectors(left), vectors(right))[0] < 0.99
-    error = (refusal(client, "/v1/embeddings", 400, input="a", truncate_prompt_tokens=longest + 1))["error"]
+    error = (rejection(client, "/v1/embeddings", 400, input="a", truncate_prompt_tokens=longest + 1))["error"]
     assert error["message"] == (
         "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
     )
@@ -126,7 +126,7 @@ def test_long_inputs_are_cut_when_asked_and_else_refused(serve: Serve) -> None:
 )
 def test_what_is_wrong_is_said(body: dict[str, Any], said: str, serve: Serve) -> None:
     client = serve(EMBEDDER)
-    error = (refusal(client, "/v1/embeddings", 400, **body))["error"]
+    error = (rejection(client, "/v1/embeddings", 400, **body))["error"]
     assert (error["type"], error["code"]) == ("BadRequestError", 400)
     assert said in error["message"]
     assert ("no-such-one" in error["message"]) == ("literal_error" in error["message"])
@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said(body: dict[str, Any], said: str, serve: Serve) ->
 
 def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> None:
     client = serve(EMBEDDER)
-    unknown = (refusal(client, "/v1/embeddings", 404, input="a", model="x"))["error"]
+    unknown = (rejection(client, "/v1/embeddings", 404, input="a", model="x"))["error"]
     assert unknown["message"].startswith("The model `x` does not exist. Served: ")
     assert unknown["type"] == "NotFoundError"
     text = client.post("/v1/embeddings", content=b'{"input":"a"}', headers={"content-type": "text/plain"})
@@ -145,11 +145,11 @@ def test_the_status_of_what_is_wrong_with_a_request_as_a_whole(serve: Serve) -> 
         wrong = client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
         assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "BadRequestError")
     for path in ("/classify", "/classify_tokens", "/nothing"):
-        assert refusal(client, path, 404, input="a")["detail"] == "Not Found"
+        assert rejection(client, path, 404, input="a")["detail"] == "Not Found"
     for path in ("/predict", "/embed_sparse"):
-        assert refusal(client, path, 404, inputs="a")["error"].startswith("No served model gives ")
+        assert rejection(client, path, 404, inputs="a")["error"].startswith("No served model gives ")
     assert (client.get("/v1/embeddings")).status_code == 405
-    plain = refusal(client, "/pooling", 400, input="a", task="classify")["error"]
+    plain = rejection(client, "/pooling", 400, input="a", task="classify")["error"]
     assert (plain["type"], plain["param"]) == ("BadRequestError", "task")
     assert plain["message"].startswith("Unsupported task: 'classify' Supported tasks: (")
 
@@ -259,9 +259,9 @@ def test_labels_are_those_of_the_pipeline(serve: Serve, tiny_folder: TinyFolder)
     usual = answer(client, "/classify", input=TEXTS)
     raw = answer(client, "/classify", input=TEXTS, use_activation=False)
     again = answer(client, "/invocations", input=TEXTS)
-    assert refusal(client, "/score", 404, queries="a", documents="b")["detail"] == "Not Found"
-    assert refusal(client, "/rerank", 404, query="a", documents=["b"])["detail"] == "Not Found"
-    assert refusal(client, "/v1/embeddings", 404, input="a")["detail"] == "Not Found"
+    assert rejection(client, "/score", 404, queries="a", documents="b")["detail"] == "Not Found"
+    assert rejection(client, "/rerank", 404, query="a", documents=["b"])["detail"] == "Not Found"
+    assert rejection(client, "/v1/embeddings", 404, input="a")["detail"] == "Not Found"
     probabilities = np.array([row["probs"] for row in usual["data"]])
     logits = np.array([row["probs"] for row in raw["data"]])
     assert_allclose(probabilities, oracle.labels(folder, TEXTS), atol=1e-5)
@@ -287,7 +287,7 @@ def test_scores_are_those_of_a_cross_encoder_under_every_name(serve: Serve, tiny
     raw = answer(client, "/score", queries=TEXTS[0], documents=TEXTS, use_activation=False)
     logits = np.array([row["score"] for row in raw["data"]])
     assert_allclose(1 / (1 + np.exp(-logits)), wanted, rtol=1e-4)
-    error = refusal(client, "/score", 400, queries=["a", "b"], documents=["a", "b", "c"])
+    error = rejection(client, "/score", 400, queries=["a", "b"], documents=["a", "b", "c"])
     assert "Input lengths must be either 1:1, 1:N or N:N" in error["error"]["message"]
     invoked = answer(client, "/invocations", text_1=TEXTS[0], text_2=TEXTS)
     assert invoked["data"] == each["data"] or len(invoked["data"]) == 3
@@ -310,7 +310,7 @@ def test_a_ranking_is_sorted_and_cut(kind: str, serve: Serve) -> None:
     whole = answer(client, "/rerank", query=TEXTS[1], documents=TEXTS, max_tokens_per_doc=0)
     short = answer(client, "/rerank", query=TEXTS[1], documents=TEXTS, max_tokens_per_doc=1)
     assert short["usage"]["total_tokens"] < whole["usage"]["total_tokens"] == got["usage"]["total_tokens"]
-    refusal(client, "/rerank", 400, query="a", documents=["b"], max_tokens_per_doc=-5)
+    rejection(client, "/rerank", 400, query="a", documents=["b"], max_tokens_per_doc=-5)
 
 
 def test_an_instruction_is_one_of_the_template_too(serve: Serve) -> None:
@@ -351,8 +351,8 @@ def test_only_models_that_were_trained_for_it_are_cut(serve: Serve) -> None:
         assert cut.shape == (3, dimensions)
         assert_allclose(cosines(cut, whole[:, :dimensions]), 1, atol=1e-5)
         assert_allclose(np.linalg.norm(cut, axis=1), 1, atol=1e-5)
-    refusal(client, "/v1/embeddings", 400, input="a", model="nomic-matryoshka", dimensions=5)
-    refusal(client, "/v1/embeddings", 400, input="a", model="bert-mean", dimensions=5)
+    rejection(client, "/v1/embeddings", 400, input="a", model="nomic-matryoshka", dimensions=5)
+    rejection(client, "/v1/embeddings", 400, input="a", model="bert-mean", dimensions=5)
     answer(client, "/v1/embeddings", input="a", model="bert-mean", dimensions=WIDTH)
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import answer, refusal
+from tests.dialects.serving import answer, rejection
 
 EMBEDDER = "jina-matryoshka"
 PROMPTED = "nomic-matryoshka"
@@ -68,7 +68,7 @@ def test_numbers_of_other_types_are_the_same_in_base64_and_in_lists(dtype: str, 
 def test_the_two_names_of_dimensions_may_not_differ(serve: Serve) -> None:
     client = serve(EMBEDDER)
     assert_array_equal(openai(client, TEXTS, output_dimension=8), openai(client, TEXTS, dimensions=8))
-    both = refusal(client, "/v1/embeddings", 400, input="a", output_dimension=8, dimensions=16)
+    both = rejection(client, "/v1/embeddings", 400, input="a", output_dimension=8, dimensions=16)
     assert both["error"]["param"] == "output_dimension"
 
 
@@ -76,18 +76,18 @@ def test_truncation_says_whether_a_long_text_is_cut(serve: Serve) -> None:
     client = serve(EMBEDDER)
     limit = answer(client, "/tokenize", prompt="a")["max_model_len"]
     assert answer(client, "/v1/embeddings", input=LONG, **CLIENT)["usage"]["total_tokens"] == limit
-    said = refusal(client, "/v1/embeddings", 400, input=["a", LONG], **(CLIENT | {"truncation": False}))
+    said = rejection(client, "/v1/embeddings", 400, input=["a", LONG], **(CLIENT | {"truncation": False}))
     assert said["error"]["index"] == 1
     ranker = serve(RANKER)
     assert answer(ranker, "/v1/rerank", query="a", documents=[LONG], truncation=True)["usage"]["total_tokens"]
-    refused = refusal(ranker, "/v1/rerank", 400, query="a", documents=[LONG], truncation=False)
+    refused = rejection(ranker, "/v1/rerank", 400, query="a", documents=[LONG], truncation=False)
     assert "set truncation" in refused["detail"]
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/multimodalembeddings"])
 def test_errors_have_the_detail_that_its_client_reads(path: str, serve: Serve) -> None:
     client = serve(RANKER if "rerank" in path else EMBEDDER)
-    said = refusal(client, path, 400)
+    said = rejection(client, path, 400)
     assert said["detail"] == said["error"]["message"]
 
 
@@ -113,9 +113,9 @@ def test_inputs_of_several_parts_have_one_vector_each(serve: Serve) -> None:
     assert set(got["usage"]) == {"text_tokens", "image_pixels", "video_pixels", "total_tokens"}
     assert got["usage"]["total_tokens"] == answer(client, "/v1/embeddings", input=TEXTS)["usage"]["prompt_tokens"]
     video = [{"content": [{"type": "video_url", "video_url": "https://example.org/a.mp4"}]}]
-    said = refusal(client, "/v1/multimodalembeddings", 400, inputs=[*inputs, *video])["error"]
+    said = rejection(client, "/v1/multimodalembeddings", 400, inputs=[*inputs, *video])["error"]
     assert said["message"].startswith("inputs[3].content[0].type: `video_url` is not supported")
-    lacking = refusal(client, "/v1/multimodalembeddings", 400, inputs=[{"content": [{"type": "text"}]}])["error"]
+    lacking = rejection(client, "/v1/multimodalembeddings", 400, inputs=[{"content": [{"type": "text"}]}])["error"]
     assert lacking["message"] == "inputs[0].content[0].text: this field is required"
 
 

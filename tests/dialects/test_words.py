@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.dialects.conftest import Serve
-from tests.dialects.serving import refusal
+from tests.dialects.serving import rejection
 
 EMBEDDER = "nomic-matryoshka"
 PLAIN = "bert-mean"
@@ -110,6 +110,6 @@ VLLM = ("/v1/embeddings", "/pooling", "/classify", "/classify_tokens", "/embeddi
 
 
 def test_an_error_of_one_input_has_its_index(serve: Serve) -> None:
-    error = refusal(serve(EMBEDDER), "/v2/embed", 400, texts=["a", "b", LONG], truncate="NONE")["error"]
+    error = rejection(serve(EMBEDDER), "/v2/embed", 400, texts=["a", "b", LONG], truncate="NONE")["error"]
     assert (error["param"], error["index"]) == ("texts", 2)
     assert error["message"].startswith("texts[2]: This model's maximum context length")

@@ -20,7 +20,7 @@ import h11
 
 from staged_pool.api.http.protocol.content_coding import DEFLATE, GZIP, _Unpacker
 from staged_pool.api.http.protocol.strict_reader import StrictReader
-from staged_pool.api.status import HttpRefusal
+from staged_pool.api.status import HttpError
 from staged_pool.api.wire import density, forms
 from staged_pool.api.wire import extract_images as aside
 from staged_pool.api.wire.data_urls import decode_base64, decode_data_url
@@ -261,7 +261,7 @@ def coding(data: bytes) -> None:
                 piece = unpacker.unpack(1000)
                 assert len(piece) <= 1000
                 found += piece
-        except HttpRefusal:
+        except HttpError:
             assert packed is data
             continue
         if packed is not data:

@@ -68,7 +68,7 @@ class Setting:
 BOUNDED: Final = Setting(("--memory-limit", "3G", "--max-connections", "200"))
 """Limits that a short attack can reach, as those by default on a larger machine in more time. One server for many."""
 
-Seen: TypeAlias = Mapping[str, int]
+ImageFeatures: TypeAlias = Mapping[str, int]
 """Counts of what an attack has done and been told. One that counts nothing has not attacked, which is a failure."""
 
 
@@ -81,7 +81,7 @@ class Attack:
     """
 
     name: str
-    run: Callable[[Target], Seen]
+    run: Callable[[Target], ImageFeatures]
     setting: Setting
     work_s: float
     """Seconds of honest work, such as a forward, that the bystander may find on the device."""
@@ -94,10 +94,10 @@ _REGISTRY: Final[dict[str, Attack]] = {}
 
 def attack(
     name: str, setting: Setting = BOUNDED, *, work_s: float = 0.0, may_lose: bool = False
-) -> Callable[[Callable[[Target], Seen]], Callable[[Target], Seen]]:
+) -> Callable[[Callable[[Target], ImageFeatures]], Callable[[Target], ImageFeatures]]:
     """Register an attack under a name."""
 
-    def register(run: Callable[[Target], Seen]) -> Callable[[Target], Seen]:
+    def register(run: Callable[[Target], ImageFeatures]) -> Callable[[Target], ImageFeatures]:
         if name in _REGISTRY:
             raise ValueError(f"two attacks have the name {name!r}")
         _REGISTRY[name] = Attack(name, run, setting, work_s, may_lose)

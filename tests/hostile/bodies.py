@@ -119,7 +119,7 @@ def _names(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[st
 
 
 @dataclass(frozen=True)
-class Seen:
+class ImageFeatures:
     """What one request has brought about."""
 
     field: Field
@@ -166,7 +166,7 @@ def described(server: Running) -> Mapping[str, Any]:
     return found
 
 
-def attack(server: Running, field: Field, shape: str, size: int) -> Seen:
+def attack(server: Running, field: Field, shape: str, size: int) -> ImageFeatures:
     """Send one body, and see what it does to the server."""
     kind, body = field.body(shape, size)
     before = server.resident_bytes
@@ -175,7 +175,7 @@ def attack(server: Running, field: Field, shape: str, size: int) -> Seen:
     with _probing(server.port) as waits:
         status = _send(server.port, field.path, kind, body)
     ended = time.monotonic()
-    return Seen(field, shape, len(body), status, ended - began, max(waits), server.peak_bytes - before)
+    return ImageFeatures(field, shape, len(body), status, ended - began, max(waits), server.peak_bytes - before)
 
 
 def _send(port: int, path: str, kind: str, body: bytes) -> int:

@@ -52,4 +52,4 @@ def varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "staged_pool.runtime.models.transformer.packed_transformer.takes_varlen", lambda device, dtype: True
     )
-    monkeypatch.setattr("staged_pool.runtime.models.towers.text.Body.fuse", lambda body, max_tokens: None)
+    monkeypatch.setattr("staged_pool.runtime.models.towers.text.PackedTransformer.fuse", lambda body, max_tokens: None)

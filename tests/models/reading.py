@@ -78,7 +78,7 @@ def parts(tokenizer: TextTokenizer, source: TextInput, **given: Any) -> Sequence
     return [part.payload for part in prepared]
 
 
-def refusal(tokenizer: TextTokenizer, source: TextInput | PairInput, **given: Any) -> InvalidInput:
+def rejection(tokenizer: TextTokenizer, source: TextInput | PairInput, **given: Any) -> InvalidInput:
     refused = tokenizer.preprocess([ModelInput(source, DENSE_ONLY, **given)])[0]
     assert isinstance(refused, InvalidInput), refused
     assert refused.index is None

@@ -32,7 +32,7 @@ def folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_folder("bert-mean"), tmp_path / "model")
 
 
-def refusal(folder: Path) -> str:
+def rejection(folder: Path) -> str:
     with pytest.raises(ConfigError) as refused:
         load_model(EngineConfig(model=str(folder), torch_threads=1))
     message = str(refused.value)
@@ -240,14 +240,14 @@ WRONG_TOKENIZERS: dict[str, tuple[Change, str]] = {
 def test_wrong_weights_are_refused_in_one_line(wrong: str, folder: Path) -> None:
     change, message = WRONG_WEIGHTS[wrong]
     change(folder)
-    assert refusal(folder).startswith(message)
+    assert rejection(folder).startswith(message)
 
 
 @pytest.mark.parametrize("wrong", WRONG_SETTINGS)
 def test_wrong_settings_are_refused_in_one_line(wrong: str, folder: Path) -> None:
     change, message = WRONG_SETTINGS[wrong]
     change(folder)
-    assert refusal(folder).startswith(message)
+    assert rejection(folder).startswith(message)
 
 
 @pytest.mark.filterwarnings("ignore:Deprecated in 0.9.0:DeprecationWarning")  # transformers 5.4 reads words that way
@@ -255,7 +255,7 @@ def test_wrong_settings_are_refused_in_one_line(wrong: str, folder: Path) -> Non
 def test_a_wrong_tokenizer_is_refused_in_one_line(wrong: str, folder: Path) -> None:
     change, message = WRONG_TOKENIZERS[wrong]
     change(folder)
-    assert refusal(folder).startswith(message)
+    assert rejection(folder).startswith(message)
 
 
 def test_weights_in_several_files_are_loaded(folder: Path) -> None:
@@ -284,7 +284,7 @@ def test_code_of_its_own_for_a_decoder_is_refused_unless_the_folder_says_which_w
 ) -> None:
     folder = shutil.copytree(tiny_folder("qwen3-last"), tmp_path / "model")
     edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_qwen.Qwen3Model"})
-    assert "auto_map={'AutoModel': 'modeling_qwen.Qwen3Model'} asks for code of its own" in refusal(folder)
+    assert "auto_map={'AutoModel': 'modeling_qwen.Qwen3Model'} asks for code of its own" in rejection(folder)
     edit_json(folder / "config.json", is_causal=False)
     assert load_model(EngineConfig(model=str(folder))).card.architecture == "Qwen3Model"
 
@@ -295,7 +295,7 @@ def test_a_model_that_only_a_newer_transformers_has_names_the_version(
 ) -> None:
     monkeypatch.setattr("staged_pool.runtime.models.folders.files.CONFIG_MAPPING", {"bert": object})
     edit_json(folder / "config.json", model_type=kind)
-    assert refusal(folder).endswith(f"to transformers {hf.__version__}, but to {FIRST_VERSION[kind]} and newer")
+    assert rejection(folder).endswith(f"to transformers {hf.__version__}, but to {FIRST_VERSION[kind]} and newer")
 
 
 def test_what_was_understood_is_one_line_of_the_log(tiny_folder: TinyFolder, logged: list[dict[str, object]]) -> None:

@@ -36,7 +36,7 @@ def copy(tiny_folder: TinyFolder, tmp_path: Path) -> Copy:
     return lambda kind: shutil.copytree(tiny_folder(kind), tmp_path / kind)
 
 
-def refusal(folder: Path, **settings: Any) -> str:
+def rejection(folder: Path, **settings: Any) -> str:
     with pytest.raises(ConfigError) as refused:
         load_model(EngineConfig(model=str(folder), torch_threads=1, **settings))
     message = str(refused.value)
@@ -205,7 +205,7 @@ def square(edge: int) -> dict[str, int]:
 def test_a_folder_that_cannot_be_served_is_refused(kind: str, change: Change, message: str, copy: Copy) -> None:
     folder = copy(kind)
     change(folder)
-    found = refusal(folder).replace("VisionTransformer", "VisionModel")  # its name in transformers before 5.6
+    found = rejection(folder).replace("VisionTransformer", "VisionModel")  # its name in transformers before 5.6
     assert found == message or (message.endswith("JSON") and found.startswith(message))
 
 
@@ -214,7 +214,7 @@ def test_a_model_of_pages_is_read_or_the_version_is_named(tmp_path: Path) -> Non
     EVERY["colpali"](tmp_path)
     if is_older("transformers", "5.5"):
         said = f"config.json: ColPaliForRetrieval of transformers {hf.__version__} is not supported, that of 5.5 on is"
-        assert refusal(tmp_path) == said
+        assert rejection(tmp_path) == said
     else:
         model = load_model(EngineConfig(model=str(tmp_path), torch_threads=1))
         assert model.card.architecture == "ColPaliForRetrieval"
@@ -222,13 +222,13 @@ def test_a_model_of_pages_is_read_or_the_version_is_named(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("task", ["score", "sparse"])
 def test_a_model_of_images_is_asked_for_nothing_else(task: str, tiny_folder: TinyFolder) -> None:
-    message = refusal(tiny_folder("clip"), task=task)
+    message = rejection(tiny_folder("clip"), task=task)
     assert message == f"task='{task}': clip is a model of images (model_type='clip')"
 
 
 def test_vectors_of_texts_and_images_must_be_as_wide(tmp_path: Path) -> None:
     siglip(tmp_path / "model", projection=20)
-    assert refusal(tmp_path / "model") == (
+    assert rejection(tmp_path / "model") == (
         "vectors of texts and of images cannot be compared: they have widths of 20 for texts and 24 for images"
     )
 
@@ -238,7 +238,7 @@ def test_a_vision_model_without_a_head_is_refused(copy: Copy) -> None:
     model = hf.SiglipModel.from_pretrained(folder)
     model.config.vision_config.vision_use_head = False
     hf.SiglipModel(model.config).save_pretrained(folder)
-    assert refusal(folder) == "SiglipModel: its vision model has no head that makes one vector of an image"
+    assert rejection(folder) == "SiglipModel: its vision model has no head that makes one vector of an image"
 
 
 def test_siglips_own_tokenizer_is_read_where_its_file_does_what_its_class_does(tmp_path: Path) -> None:

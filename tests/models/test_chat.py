@@ -10,7 +10,7 @@ import pytest
 
 from staged_pool.runtime.requests import Chat, Output, TextInput
 from tests.models.conftest import TinyFolder
-from tests.models.reading import load, read, reader, refusal
+from tests.models.reading import load, read, reader, rejection
 
 TEMPLATE = """\
 {%- if strict and messages[0].role != 'user' %}{{ raise_exception('no ' + messages[0].content) }}{% endif -%}
@@ -110,7 +110,7 @@ def test_many_threads_render_at_once(both: tuple[Any, Any]) -> None:
 def test_a_conversation_that_cannot_be_used_is_refused_in_words(
     chat: Chat, param: str, message: str, both: tuple[Any, Any]
 ) -> None:
-    refused = refusal(both[0], TextInput(chat))
+    refused = rejection(both[0], TextInput(chat))
     assert (str(refused), refused.param) == (message, param)
     assert refused.__cause__ is None
 
@@ -118,6 +118,6 @@ def test_a_conversation_that_cannot_be_used_is_refused_in_words(
 def test_a_model_without_a_chat_template_takes_no_messages(tiny_folder: TinyFolder) -> None:
     source, _ = load("bert-mean", tiny_folder)
     assert source.chat_template is None
-    refused = refusal(reader(source), TextInput(Chat(MESSAGES)))
+    refused = rejection(reader(source), TextInput(Chat(MESSAGES)))
     assert "no chat template" in str(refused)
     assert refused.param == "messages"

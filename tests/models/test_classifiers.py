@@ -299,7 +299,7 @@ def change(folder: Path, **fields: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
-def refusal(folder: Path, **settings: Any) -> str:
+def rejection(folder: Path, **settings: Any) -> str:
     with pytest.raises(ConfigError) as refused:
         load_model(EngineConfig(model=str(folder), **settings))
     return str(refused.value)
@@ -311,34 +311,34 @@ def test_missing_weights_of_a_head_are_refused(name: str, folder: Path) -> None:
     tensors = load_file(file)
     del tensors[name]
     save_file(tensors, file, {"format": "pt"})
-    assert f"{name} is missing or of another shape (1 such in all)" in refusal(folder)
+    assert f"{name} is missing or of another shape (1 such in all)" in rejection(folder)
 
 
 def test_more_labels_than_weights_are_refused(folder: Path) -> None:
     change(folder, id2label={"0": "bad", "1": "good"}, label2id={"bad": 0, "good": 1})
-    assert "classifier.bias is missing or of another shape" in refusal(folder)
+    assert "classifier.bias is missing or of another shape" in rejection(folder)
 
 
 def test_two_numbers_of_labels_are_refused(folder: Path) -> None:
     change(folder, num_labels=3)
-    assert refusal(folder) == "config.json: num_labels=3, but id2label names 1 labels"
+    assert rejection(folder) == "config.json: num_labels=3, but id2label names 1 labels"
 
 
 def test_a_gap_in_the_labels_is_refused(folder: Path) -> None:
     change(folder, id2label={"0": "bad", "2": "good"})
-    assert refusal(folder) == "config.json: id2label must have the keys 0 to 1, one a label"
+    assert rejection(folder) == "config.json: id2label must have the keys 0 to 1, one a label"
 
 
 @pytest.mark.parametrize("name", ["torch.nn.modules.activation.Tanh", "mine.Sigmoid"])
 def test_an_unknown_activation_is_refused(name: str, folder: Path) -> None:
     change(folder, sentence_transformers={"activation_fn": name})
     message = f"config.json: sentence_transformers: activation_fn={name!r} is not known"
-    assert refusal(folder).startswith(message)
+    assert rejection(folder).startswith(message)
 
 
 def test_code_of_the_folders_own_is_refused(folder: Path) -> None:
     change(folder, model_type="mine", auto_map={"AutoModelForSequenceClassification": "mine.Mine"})
-    assert "--trust-remote-code" in refusal(folder)
+    assert "--trust-remote-code" in rejection(folder)
 
 
 def test_code_of_the_folders_own_runs_where_the_user_trusts_it(
@@ -360,19 +360,19 @@ def test_code_of_the_folders_own_runs_where_the_user_trusts_it(
         "        given.logits = given.logits + 1\n"
         "        return given\n"
     )
-    assert "is not a sequence classifier" in refusal(folder)
+    assert "is not a sequence classifier" in rejection(folder)
     trusted = load_model(EngineConfig(model=str(folder), dtype="float32", trust_remote_code=True))
     assert np.abs(pair_logits(trusted, PAIRS) - 1 - pair_logits(plain, PAIRS)).max() < 2e-5
 
 
 def test_a_class_that_transformers_does_not_have_is_refused(folder: Path) -> None:
     change(folder, architectures=["MineForSequenceClassification"])
-    assert "['MineForSequenceClassification'] is not a sequence classifier" in refusal(folder)
+    assert "['MineForSequenceClassification'] is not a sequence classifier" in rejection(folder)
 
 
 def test_an_encoder_with_a_decoder_is_refused(folder: Path) -> None:
     change(folder, model_type="bart", architectures=["BartForSequenceClassification"])
-    assert "BartForSequenceClassification reads its labels off a decoder, which is not supported" in refusal(folder)
+    assert "BartForSequenceClassification reads its labels off a decoder, which is not supported" in rejection(folder)
 
 
 def test_pickled_weights_that_hold_more_than_tensors_need_the_users_word(folder: Path) -> None:
@@ -383,7 +383,7 @@ def test_pickled_weights_that_hold_more_than_tensors_need_the_users_word(folder:
     pickled = load_model(EngineConfig(model=str(folder), dtype="float32"))
     assert np.array_equal(pair_logits(pickled, PAIRS), pair_logits(safe, PAIRS))
     torch.save(tensors | {"extra": Remembers(folder / "ran")}, folder / "pytorch_model.bin")
-    assert refusal(folder).endswith(
+    assert rejection(folder).endswith(
         "hold more than tensors (exec): loading them may run code that is in them. Convert them to "
         "model.safetensors, or set allow_pickle (--allow-pickle) if you trust them"
     )
@@ -404,11 +404,11 @@ class Remembers:
 
 
 def test_a_score_of_several_labels_is_refused(tiny_folder: TinyFolder) -> None:
-    assert "has 3 labels, and a score is one number" in refusal(tiny_folder("ce-nli-3label"), task="score")
+    assert "has 3 labels, and a score is one number" in rejection(tiny_folder("ce-nli-3label"), task="score")
 
 
 def test_a_template_is_refused_where_nothing_reads_pairs(tiny_folder: TinyFolder) -> None:
-    assert "score_template" in refusal(tiny_folder("bert-mean"), score_template="{query} {document}")
+    assert "score_template" in rejection(tiny_folder("bert-mean"), score_template="{query} {document}")
 
 
 def test_a_classifier_gives_vectors_where_the_user_says_so(folder: Path) -> None:

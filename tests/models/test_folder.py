@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refusal(folder: Path) -> str:
+def rejection(folder: Path) -> str:
     with pytest.raises(ConfigError) as refused:
         read_folder(folder)
     return str(refused.value)
@@ -138,12 +138,12 @@ def test_prompts_and_dimensions_are_read(folder: Path) -> None:
 
 def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
     (folder / "config.json").unlink()
-    assert refusal(folder) == f"{folder}: no config.json, so this is not a complete model folder"
+    assert rejection(folder) == f"{folder}: no config.json, so this is not a complete model folder"
 
 
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    assert "no weights, neither model.safetensors nor pytorch_model.bin" in refusal(folder)
+    assert "no weights, neither model.safetensors nor pytorch_model.bin" in rejection(folder)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_folder_without_weights_is_refused(folder: Path) -> None:
 def test_a_malformed_file_is_named(folder: Path, name: str, text: str, complaint: str) -> None:
     write_modules(folder, POOLING)
     (folder / name).write_text(text)
-    assert refusal(folder).startswith(f"{name}: {complaint}")
+    assert rejection(folder).startswith(f"{name}: {complaint}")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_malformed_file_is_named(folder: Path, name: str, text: str, complaint
 def test_a_setting_that_is_not_understood_is_named(folder: Path, name: str, content: object, message: str) -> None:
     write_modules(folder, POOLING)
     write_json(folder / name, content)
-    assert message in refusal(folder)
+    assert message in rejection(folder)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_module_that_is_not_understood_is_named(
     folder: Path, module: tuple[str, dict[str, Any]], message: str
 ) -> None:
     write_modules(folder, POOLING, module)
-    assert refusal(folder) == message
+    assert rejection(folder) == message
 
 
 def test_a_prompt_may_be_left_out_of_the_pooling(folder: Path) -> None:

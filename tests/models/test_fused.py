@@ -26,7 +26,7 @@ from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.transformer.layer_patterns import take_apart
-from staged_pool.runtime.models.transformer.packed_transformer import Body
+from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
 from staged_pool.runtime.requests import DENSE_ONLY
@@ -116,7 +116,7 @@ def tokens() -> list[TokenSequence]:
     return [TokenSequence(random.integers(3, VOCABULARY, size=length).tolist(), DENSE_ONLY) for length in lengths]
 
 
-def run(body: Body, sequences: Sequence[TokenSequence]) -> Tensor:
+def run(body: PackedTransformer, sequences: Sequence[TokenSequence]) -> Tensor:
     with torch.inference_mode():
         return body.hidden(PackedBatch.of(sequences, body.model.device))
 
@@ -138,7 +138,7 @@ def look(model: Any, pixels: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_model_computes_what_it_did(name: str, layout: Any, product: Product, dtype: torch.dtype) -> None:
     settings, layers = TEXTS[name]
-    body = Body(made(name, settings, dtype))
+    body = PackedTransformer(made(name, settings, dtype))
     body.check_positions()
     body.choose_layout(layout, 40)
     before = run(body, tokens())
@@ -155,7 +155,7 @@ def test_a_text_model_computes_what_it_did(name: str, layout: Any, product: Prod
 
 @pytest.mark.parametrize("name", ["Bert", "DistilBert"])
 def test_tokens_that_are_not_attended_to_stay_so(name: str) -> None:
-    body = Body(made(name, TEXTS[name][0]))
+    body = PackedTransformer(made(name, TEXTS[name][0]))
     assert body.choose_layout("packed", 40) is None
     expanded = [TokenSequence([*one.ids, 4, 4, 4], DENSE_ONLY, unseen_tokens=3) for one in tokens()]
     before = run(body, expanded)
@@ -166,7 +166,7 @@ def test_tokens_that_are_not_attended_to_stay_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Bert", "DistilBert"])
 def test_the_layout_may_be_chosen_after_fusing(name: str) -> None:
-    body = Body(made(name, TEXTS[name][0]))
+    body = PackedTransformer(made(name, TEXTS[name][0]))
     padded = run(body, tokens())
     fuse(body.model)
     assert body.choose_layout("packed", 40) is None
@@ -428,15 +428,15 @@ def test_a_model_that_does_more_than_its_parts_is_called_whole() -> None:
     torch.testing.assert_close(run(body, tokens()), wanted)
 
 
-def packed_and_fused(model: Any) -> Body:
-    body = Body(model)
+def packed_and_fused(model: Any) -> PackedTransformer:
+    body = PackedTransformer(model)
     body.choose_layout("packed", 40)
     fuse(model)
     return body
 
 
 def test_forwards_at_once_give_what_they_give_alone() -> None:
-    body = Body(made("Bert", _TEXT))
+    body = PackedTransformer(made("Bert", _TEXT))
     body.choose_layout("packed", 40)
     fuse(body.model)
     batches = [tokens()[: n % 6 + 1] for n in range(24)]
@@ -456,7 +456,7 @@ class Louder(hf.models.bert.modeling_bert.BertLayer):  # type: ignore[misc]  # t
 
 
 def test_a_layer_that_computes_something_else_from_the_same_parts_is_put_back() -> None:
-    body = Body(made("Bert", _TEXT))
+    body = PackedTransformer(made("Bert", _TEXT))
     for layer in body.model.encoder.layer:
         layer.__class__ = Louder
     before = run(body, tokens())

@@ -14,7 +14,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, bucket_for, cuda_recorder
-from staged_pool.runtime.models.transformer.packed_transformer import Body
+from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.models.asking import text_tower
 from tests.models.conftest import TinyFolder
@@ -66,7 +66,7 @@ def sequences(*lengths: int, pairs: bool = False) -> list[TokenSequence]:
 
 
 @pytest.fixture
-def body(tiny_folder: TinyFolder, varlen_on_cpu: None) -> Body:
+def body(tiny_folder: TinyFolder, varlen_on_cpu: None) -> PackedTransformer:
     return text_tower(load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))).body
 
 
@@ -90,7 +90,7 @@ def test_sizes_grow() -> None:
 
 
 @torch.inference_mode()
-def test_what_is_replayed_is_what_is_computed(body: Body) -> None:
+def test_what_is_replayed_is_what_is_computed(body: PackedTransformer) -> None:
     batches = [
         body.pack(given)
         for given in (
@@ -114,7 +114,7 @@ def test_what_is_replayed_is_what_is_computed(body: Body) -> None:
 
 
 @torch.inference_mode()
-def test_a_batch_that_fits_no_size_is_computed(body: Body) -> None:
+def test_a_batch_that_fits_no_size_is_computed(body: PackedTransformer) -> None:
     recorder = Rerun()
     assert body.record(64, recorder, SMALL) is None
     recorder.replays = 0
@@ -124,7 +124,7 @@ def test_a_batch_that_fits_no_size_is_computed(body: Body) -> None:
 
 
 @torch.inference_mode()
-def test_a_query_whose_expansion_nobody_sees_is_computed(body: Body) -> None:
+def test_a_query_whose_expansion_nobody_sees_is_computed(body: PackedTransformer) -> None:
     recorder = Rerun()
     assert body.record(64, recorder, SMALL) is None
     recorder.replays = 0
@@ -144,7 +144,9 @@ def test_a_query_whose_expansion_nobody_sees_is_computed(body: Body) -> None:
     ids=["wrong", "wrong for other data", "fails"],
 )
 @torch.inference_mode()
-def test_a_recording_that_is_not_right_is_left_off(body: Body, broken: dict[str, Any], reason: str) -> None:
+def test_a_recording_that_is_not_right_is_left_off(
+    body: PackedTransformer, broken: dict[str, Any], reason: str
+) -> None:
     batch = body.pack(sequences(5, 7))
     computed = body.hidden(batch)
     recorder = Rerun()
@@ -160,7 +162,7 @@ def test_a_recording_that_is_not_right_is_left_off(body: Body, broken: dict[str,
 
 
 @torch.inference_mode()
-def test_smaller_sizes_stay_where_a_larger_one_fails(body: Body) -> None:
+def test_smaller_sizes_stay_where_a_larger_one_fails(body: PackedTransformer) -> None:
     batch = body.pack(sequences(5, 7))
     computed = body.hidden(batch)
     recorder = Rerun()

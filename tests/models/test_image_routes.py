@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from staged_pool.api.app.app import Application
-from staged_pool.api.app.engine_registry import Lobby
+from staged_pool.api.app.engine_registry import EngineRegistry
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.open import open_engines
 from tests.models.conftest import TinyFolder
@@ -54,9 +54,9 @@ async def client_of(folders: dict[str, Path]) -> AsyncIterator[httpx.AsyncClient
         for kind, folder in folders.items()
     ]
     async with open_engines(configs) as engines:
-        lobby = Lobby()
-        lobby.open(*engines.values())
-        transport = httpx.ASGITransport(Application(lobby))
+        registry = EngineRegistry()
+        registry.open(*engines.values())
+        transport = httpx.ASGITransport(Application(registry))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client
 

@@ -33,7 +33,7 @@ def folder(tiny_folder: TinyFolder, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_folder("bert-mean"), tmp_path / "model")
 
 
-def refusal(folder: Path, **settings: Any) -> str:
+def rejection(folder: Path, **settings: Any) -> str:
     with pytest.raises(ConfigError) as refused:
         load_model(EngineConfig(model=str(folder), **settings))
     return str(refused.value)
@@ -58,7 +58,7 @@ def change_weights(folder: Path, **tensors: torch.Tensor | None) -> None:
 
 def test_missing_weights_are_refused_rather_than_made_up(folder: Path) -> None:
     change_weights(folder, encoder_layer_1_output_dense_weight=None)
-    message = refusal(folder)
+    message = rejection(folder)
     assert message.endswith(
         "the weights are not those of a BertModel: "
         "encoder.layer.1.output.dense.weight is missing or of another shape (1 such in all)"
@@ -67,18 +67,18 @@ def test_missing_weights_are_refused_rather_than_made_up(folder: Path) -> None:
 
 def test_weights_of_another_shape_are_refused(folder: Path) -> None:
     change_weights(folder, embeddings_LayerNorm_weight=torch.ones(7))
-    assert "embeddings.LayerNorm.weight is missing or of another shape (1 such in all)" in refusal(folder)
+    assert "embeddings.LayerNorm.weight is missing or of another shape (1 such in all)" in rejection(folder)
 
 
 def test_damaged_weights_are_refused(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
-    assert "the weights are damaged" in refusal(folder)
+    assert "the weights are damaged" in rejection(folder)
 
 
 def test_weights_without_numbers_are_refused(folder: Path) -> None:
     change_weights(folder, embeddings_LayerNorm_weight=torch.full((32,), torch.nan))
-    assert refusal(folder) == "the weights cannot be used: The model gave NaN or Inf for this input."
+    assert rejection(folder) == "the weights cannot be used: The model gave NaN or Inf for this input."
 
 
 def test_the_pooler_does_not_matter(folder: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_pooler_does_not_matter(folder: Path) -> None:
 def test_a_folder_with_code_of_its_own_is_refused(folder: Path) -> None:
     auto_map = {"AutoModel": "modeling.Mine"}
     change(folder / "config.json", model_type="mine", auto_map=auto_map)
-    assert refusal(folder) == (
+    assert rejection(folder) == (
         f"config.json: auto_map={auto_map!r} asks for code of its own, which is not run unless trust_remote_code "
         "(--trust-remote-code) is set"
     )
@@ -101,35 +101,35 @@ def test_a_folder_with_code_of_its_own_is_refused(folder: Path) -> None:
 def test_code_of_its_own_under_a_known_name_is_told_by_the_weights(folder: Path) -> None:
     change(folder / "config.json", auto_map={"AutoModel": "modeling.Mine"})
     change_weights(folder, embeddings_position_embeddings_weight=None)
-    assert "its auto_map asks for code of its own, which was not run" in refusal(folder)
+    assert "its auto_map asks for code of its own, which was not run" in rejection(folder)
 
 
 def test_an_unknown_architecture_is_refused(folder: Path) -> None:
     change(folder / "config.json", model_type="unheardof")
-    assert "unheardof" in refusal(folder)
+    assert "unheardof" in rejection(folder)
 
 
 def test_a_model_without_an_encoder_is_refused(folder: Path) -> None:
     transformers.BartConfig().save_pretrained(folder)
-    assert refusal(folder) == "config.json: model_type='bart' has no encoder in transformers"
+    assert rejection(folder) == "config.json: model_type='bart' has no encoder in transformers"
 
 
 def test_a_model_that_is_not_of_text_is_refused(folder: Path) -> None:
     transformers.ResNetConfig().save_pretrained(folder)
-    assert refusal(folder).startswith(
+    assert rejection(folder).startswith(
         "config.json: model_type='resnet' reads images, and not texts: it is not supported"
     )
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    assert f"{folder}: no tokenizer, neither tokenizer.json nor a vocabulary" in refusal(folder)
+    assert f"{folder}: no tokenizer, neither tokenizer.json nor a vocabulary" in rejection(folder)
 
 
 def test_the_longest_input_must_be_said_somewhere(tmp_path: Path) -> None:
     folder = build("t5-mean", tmp_path / "t5")
     (folder / "sentence_bert_config.json").unlink()
-    assert refusal(folder) == (
+    assert rejection(folder) == (
         f"{folder}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
     )
 
@@ -156,18 +156,18 @@ def test_the_longest_input_is_within_the_positions(
 def test_dense_weights_that_do_not_fit_are_refused(tiny_folder: TinyFolder, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder("bert-max-dense"), tmp_path / "model")
     change(folder / "2_Dense" / "config.json", out_features=23)
-    assert refusal(folder).startswith("2_Dense: the weights cannot be used: ")
+    assert rejection(folder).startswith("2_Dense: the weights cannot be used: ")
     change(folder / "2_Dense" / "config.json", in_features=99)
-    assert refusal(folder) == "2_Dense: takes vectors of 99 values, but gets 32"
+    assert rejection(folder) == "2_Dense: takes vectors of 99 values, but gets 32"
     change(folder / "2_Dense" / "config.json", in_features=32, activation_function="torch.nn.modules.activation.Mine")
-    assert refusal(folder) == "2_Dense: activation Mine is not in torch.nn"
+    assert rejection(folder) == "2_Dense: activation Mine is not in torch.nn"
     (folder / "2_Dense" / "pytorch_model.bin").unlink()
     change(folder / "2_Dense" / "config.json", activation_function="torch.nn.modules.activation.Tanh")
-    assert refusal(folder) == "2_Dense: no model.safetensors and no pytorch_model.bin"
+    assert rejection(folder) == "2_Dense: no model.safetensors and no pytorch_model.bin"
 
 
 def test_packed_is_refused_where_attention_cannot_be_replaced(tiny_folder: TinyFolder) -> None:
-    message = refusal(tiny_folder("mpnet-mean"), attention="packed")
+    message = rejection(tiny_folder("mpnet-mean"), attention="packed")
     assert message == "attention='packed': MPNetModel does not let its attention be replaced"
 
 
@@ -176,7 +176,7 @@ def test_an_architecture_that_only_claims_to_pack_is_found_out(
 ) -> None:
     monkeypatch.setattr(transformers.MPNetModel, "_supports_attention_backend", True)
     folder = tiny_folder("mpnet-mean")
-    assert "gives other vectors on a packed batch (relative difference" in refusal(folder, attention="packed")
+    assert "gives other vectors on a packed batch (relative difference" in rejection(folder, attention="packed")
     assert load_model(EngineConfig(model=str(folder))).pads("text")
     assert "model.padded" in [event["event"] for event in logged]
 
@@ -185,7 +185,7 @@ def test_an_architecture_that_takes_no_positions_is_not_packed(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers.T5EncoderModel, "_supports_attention_backend", True)
-    assert "T5EncoderModel takes no positions" in refusal(tiny_folder("t5-mean"), attention="packed")
+    assert "T5EncoderModel takes no positions" in rejection(tiny_folder("t5-mean"), attention="packed")
 
 
 def test_packed_layout_holds_every_token_once(load_tiny: LoadTiny) -> None:
@@ -212,19 +212,19 @@ def test_the_sizes_of_a_batch_are_few_and_near() -> None:
 
 def test_a_cuda_device_that_is_not_there_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert refusal(folder, device="cuda") == "device='cuda': torch sees no CUDA device"
+    assert rejection(folder, device="cuda") == "device='cuda': torch sees no CUDA device"
 
 
 def test_a_cuda_device_beyond_those_that_are_there_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     message = "device='cuda:1,cuda:2': there is no cuda:2: torch sees 2 CUDA devices, from cuda:0 on"
-    assert refusal(folder, device="cuda:1,cuda:2") == message
+    assert rejection(folder, device="cuda:1,cuda:2") == message
 
 
 def test_float16_is_refused_on_a_cpu(folder: Path) -> None:
     message = "dtype='float16': is for GPUs; a CPU takes float32 or bfloat16"
-    assert refusal(folder, device="cpu", dtype="float16") == message
+    assert rejection(folder, device="cpu", dtype="float16") == message
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.requests import MODEL_MAX, PairInput
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder
-from tests.models.reading import STRANGE, WORDS, load, read, reader, refusal, some_text
+from tests.models.reading import STRANGE, WORDS, load, read, reader, rejection, some_text
 from tests.models.tiny.classify import RERANKER_TEMPLATE
 
 KIND = "ce-qwen3-lm"
@@ -87,7 +87,7 @@ def test_only_the_end_of_the_document_is_dropped(template: PairTemplate, tiny_fo
             ids = read(tokenizer, PairInput(first="a query", second=document, max_tokens=limit)).ids
             assert ids == (whole if limit >= len(whole) else whole[: limit - after] + whole[-after:])
         nothing = PairInput(first="a query", second=document, max_tokens=before + after - 2)
-        assert "more than the limit" in str(refusal(tokenizer, nothing))
+        assert "more than the limit" in str(rejection(tokenizer, nothing))
 
 
 @pytest.mark.parametrize("template", [PairTemplate(), PairTemplate(text=FIELDS, instruction=DEFAULT)])
@@ -176,23 +176,23 @@ def test_an_instruction_needs_a_place(tiny_folder: TinyFolder) -> None:
         ours(tiny_folder, PairTemplate(text="{query} {document}")),
         ours(tiny_folder, PairTemplate(), chat_template=without),
     ):
-        refused = refusal(tokenizer, pair)
+        refused = rejection(tokenizer, pair)
         assert "takes no instruction" in str(refused)
         assert refused.param == "instruction"
 
 
 def test_a_pair_that_is_too_long_is_refused_in_words(tiny_folder: TinyFolder) -> None:
     tokenizer = ours(tiny_folder, PairTemplate(), max_tokens=150)
-    long = refusal(tokenizer, PairInput(first="a", second="b " * 200))
+    long = rejection(tokenizer, PairInput(first="a", second="b " * 200))
     assert "maximum context length is 150 tokens" in str(long)
-    nowhere = refusal(tokenizer, PairInput(first="a " * 200, second="b " * 200, max_tokens=150))
+    nowhere = rejection(tokenizer, PairInput(first="a " * 200, second="b " * 200, max_tokens=150))
     assert "more than the limit of 150" in str(nowhere)
     for pair in (
         PairInput(first="\ud800", second="b"),
         PairInput(first="a", second="\ud800"),
         PairInput(first="a", second="b", instruction="\ud800"),
     ):
-        assert "surrogate" in str(refusal(tokenizer, pair))
+        assert "surrogate" in str(rejection(tokenizer, pair))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokeniz
 from staged_pool.runtime.requests import DENSE_ONLY, PairInput, TextInput
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder
-from tests.models.reading import STRANGE, load, read, reader, refusal, some_text
+from tests.models.reading import STRANGE, load, read, reader, rejection, some_text
 
 KINDS = ["real", "ce-bert-1label", "ce-xlmr-reranker", "ce-modernbert", "ce-qwen3-seqcls", "seqcls-distilbert"]
 """WordPiece, Unigram, byte-BPE with two tokens between, one without any, and WordPiece whose types nobody reads."""
@@ -157,7 +157,7 @@ def test_texts_and_pairs_of_one_call_keep_their_order(tiny_folder: TinyFolder) -
 def test_a_pair_that_cannot_be_used_is_refused_in_words(
     pair: PairInput, param: str, message: str, tiny_folder: TinyFolder
 ) -> None:
-    refused = refusal(reader(load("ce-bert-1label", tiny_folder)[0], max_tokens=12), pair)
+    refused = rejection(reader(load("ce-bert-1label", tiny_folder)[0], max_tokens=12), pair)
     assert refused.param == param
     with pytest.raises(type(refused), match=message):
         raise refused
@@ -176,7 +176,7 @@ def test_a_pair_template_that_is_not_understood_refuses_pairs_only(
     )
     ours = reader(source)
     assert read(ours, TextInput("a")).ids[0] == 2
-    assert message in str(refusal(ours, PairInput(first="a", second="b")))
+    assert message in str(rejection(ours, PairInput(first="a", second="b")))
     with pytest.raises(ConfigError, match=message):
         ours.require_pairs()
 

@@ -153,7 +153,7 @@ def ask(folder: Path, question: Callable[[Engine], Any], **settings: Any) -> Any
     return anyio.run(program)
 
 
-def refusal(folder: Path, **settings: Any) -> str:
+def rejection(folder: Path, **settings: Any) -> str:
     with pytest.raises(ConfigError) as refused:
         load_model(EngineConfig(model=str(folder), **settings))
     return str(refused.value)
@@ -324,7 +324,7 @@ def test_a_card_goes_before_a_name_and_files_before_both(tmp_path: Path) -> None
     edit_json(folder / "config.json", auto_map={"AutoConfig": "modeling_zeranker.ZEConfig"})
     assert "read as zerank, as its files say" in read_folder(folder).notes[0]
     both = rerankers.card(rerankers.qwen3(tmp_path / "both"), CARDS[4][1] + CARDS[5][1])
-    assert "Qwen3-Reranker and ctxl-rerank-v2" in refusal(both)
+    assert "Qwen3-Reranker and ctxl-rerank-v2" in rejection(both)
 
 
 def test_a_known_reranker_gives_vectors_where_the_user_says_so(root: Path) -> None:
@@ -356,19 +356,19 @@ def test_rerankers_that_are_known_and_not_supported_say_why(
 ) -> None:
     folder = shutil.copytree(root / "some-llm", tmp_path / "model")
     edit_json(folder / "config.json", architectures=[name], is_causal=False)
-    assert why in refusal(folder, **settings)
+    assert why in rejection(folder, **settings)
 
 
 @pytest.mark.parametrize("name", ["jina-reranker-v3-mlx", "bge-reranker-v2.5-gemma2-lightweight"])
 def test_their_names_are_enough(name: str, root: Path, tmp_path: Path) -> None:
-    assert "which is not supported" in refusal(shutil.copytree(root / "some-llm", tmp_path / name), task="score")
+    assert "which is not supported" in rejection(shutil.copytree(root / "some-llm", tmp_path / name), task="score")
 
 
 # Language models of which nothing is known
 
 
 def test_a_language_model_of_which_nothing_is_known_is_refused(root: Path) -> None:
-    message = refusal(root / "some-llm")
+    message = rejection(root / "some-llm")
     assert message.startswith("config.json: LlamaForCausalLM is a language model, and nothing in some-llm says")
     for way_out in ("--task embed", "--task score", "--score-template", "--score-tokens"):
         assert way_out in message
@@ -383,7 +383,7 @@ def test_a_language_model_of_which_nothing_is_known_is_refused(root: Path) -> No
     ],
 )
 def test_it_scores_only_with_a_template_and_tokens(settings: dict[str, Any], missing: str, root: Path) -> None:
-    assert missing in refusal(root / "some-llm", task="score", **settings)
+    assert missing in rejection(root / "some-llm", task="score", **settings)
 
 
 @pytest.mark.parametrize(
@@ -396,12 +396,12 @@ def test_a_language_model_whose_card_calls_it_an_embedder_gives_vectors(line: st
     assert read.scoring == "bi-encoder"
     assert "lasttoken pooling" in read.notes[0]
     rerankers.card(folder, f"---\n{line}\npipeline_tag: text-ranking\n---\n")
-    assert "is a language model" in refusal(folder)
+    assert "is a language model" in rejection(folder)
 
 
 def test_qwen3_is_asked_qwen3_rerankers_question_where_the_user_says_that_it_scores(root: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(root / "Qwen3-Reranker-0.6B", tmp_path / "model")
-    assert "is a language model" in refusal(folder)
+    assert "is a language model" in rejection(folder)
     assert "assumed to be a Qwen3-Reranker" in read_folder(folder, task="score").doubts[0]
     note, *_ = load_model(EngineConfig(model=str(folder), task="score")).card.notes
     assert "the softmax of the logits of yes and no" in note
@@ -410,8 +410,8 @@ def test_qwen3_is_asked_qwen3_rerankers_question_where_the_user_says_that_it_sco
 def test_models_with_an_lm_head_of_another_name_are_language_models_too(root: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(root / "some-llm", tmp_path / "model")
     edit_json(folder / "config.json", architectures=["GPT2LMHeadModel"])
-    assert "GPT2LMHeadModel is a language model" in refusal(folder)
-    assert "nothing says how it is to be asked" in refusal(folder, task="score")
+    assert "GPT2LMHeadModel is a language model" in rejection(folder)
+    assert "nothing says how it is to be asked" in rejection(folder, task="score")
 
 
 # Sequence classifiers that were made of such rerankers
@@ -494,7 +494,7 @@ def test_tokens_and_template_of_the_user_make_the_score(tokens: str, task: str, 
     ],
 )
 def test_tokens_and_templates_that_cannot_be_used_are_named(settings: dict[str, Any], message: str, root: Path) -> None:
-    assert message in refusal(root / "some-llm", task="score", **settings)
+    assert message in rejection(root / "some-llm", task="score", **settings)
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_tokens_and_templates_that_cannot_be_used_are_named(settings: dict[str, 
 def test_half_a_recipe_beside_that_of_a_known_family_is_refused(
     settings: dict[str, Any], message: str, root: Path
 ) -> None:
-    assert message in refusal(root / "bge-reranker-v2-gemma", **settings)
+    assert message in rejection(root / "bge-reranker-v2-gemma", **settings)
     note = read_folder(root / "bge-reranker-v2-gemma", score_template="{query} {document}", score_tokens="yes,no").notes
     assert "bge-reranker-v2-gemma is trained for is replaced" in note[0]
     assert read_folder(root / "bge-reranker-v2-gemma", score_tokens="Yes").notes  # what its authors read, too
@@ -518,13 +518,13 @@ def test_answers_that_are_one_token_are_rejected(tmp_path: Path) -> None:
     write_modules(folder, ("LogitScore", {"true_token_id": 7, "false_token_id": 7}))
     write_json(folder / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
     message = "the answers 7 and 7 are both token 7 of this tokenizer: every score would be the same"
-    assert refusal(folder) == message
+    assert rejection(folder) == message
 
 
 def test_an_answer_that_is_read_as_another_is_named(root: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(root / "some-llm", tmp_path / "model")
     edit_json(folder / "tokenizer.json", normalizer={"type": "Lowercase"})
-    message = refusal(folder, task="score", score_template="{query} {document}", score_tokens="YES,no")
+    message = rejection(folder, task="score", score_template="{query} {document}", score_tokens="YES,no")
     assert message.endswith("no token 'YES', so the model cannot be asked for it: it is read as 'yes'")
 
 
@@ -545,10 +545,10 @@ def test_a_line_break_that_a_shell_has_left_as_two_characters_is_said(root: Path
 
 def test_tokens_are_for_language_models_alone(root: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(root / "some-llm", tmp_path / "model")
-    assert "score_tokens='yes,no': this model is no language model" in refusal(
+    assert "score_tokens='yes,no': this model is no language model" in rejection(
         folder, task="embed", score_tokens="yes,no"
     )
     config = json.loads((folder / "config.json").read_text())
     edit_json(folder / "config.json", architectures=["LlamaForSequenceClassification"], id2label={"0": "x"})
     assert config["architectures"] == ["LlamaForCausalLM"]
-    assert "score_tokens='yes,no': this model is no language model" in refusal(folder, score_tokens="yes,no")
+    assert "score_tokens='yes,no': this model is no language model" in rejection(folder, score_tokens="yes,no")

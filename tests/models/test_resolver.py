@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def refusal(model: str | None, *, revision: str | None = None) -> str:
+def rejection(model: str | None, *, revision: str | None = None) -> str:
     with pytest.raises(ConfigError) as refused:
         resolve(model, revision=revision, offline=True)
     return str(refused.value)
@@ -61,7 +61,7 @@ def test_an_installed_model_with_other_weights_is_refused(tmp_path: Path, monkey
     (tmp_path / PACKAGE / "__init__.py").touch()
     weights.write_bytes(b"other weights")
     monkeypatch.syspath_prepend(tmp_path)
-    message = refusal(None)
+    message = rejection(None)
     assert message.startswith(f"{weights}: sha256 is ")
     assert message.endswith(f"reinstall {PACKAGE}, or name the model to serve")
 
@@ -69,7 +69,7 @@ def test_an_installed_model_with_other_weights_is_refused(tmp_path: Path, monkey
 @pytest.mark.usefixtures("cache")
 def test_without_a_name_and_an_installed_model_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, PACKAGE, None)  # how Python marks a module that cannot be imported
-    message = refusal(None)
+    message = rejection(None)
     assert message.startswith(
         "no model is named (--model FOLDER, or a hub id), and the first-run model is not installed"
     )
@@ -95,7 +95,7 @@ def test_a_folder_with_the_form_of_a_hub_id_is_a_folder(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("model", ["/no/such", "./nowhere", "../org/nowhere", "~/no-such-model", "a/b/c", "org/.name"])
 def test_a_missing_folder_is_named(model: str) -> None:
-    assert refusal(model) == (
+    assert rejection(model) == (
         f"model={model!r}: there is no such folder; name one that holds a config.json, or a hub id (organisation/name)"
     )
 
@@ -103,16 +103,18 @@ def test_a_missing_folder_is_named(model: str) -> None:
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
-    assert refusal(str(file)) == f"model={str(file)!r}: is a file; name the folder that holds it"
+    assert rejection(str(file)) == f"model={str(file)!r}: is a file; name the folder that holds it"
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    assert refusal(str(tmp_path)) == f"model={str(tmp_path)!r}: the folder is empty; name one that holds a config.json"
+    assert (
+        rejection(str(tmp_path)) == f"model={str(tmp_path)!r}: the folder is empty; name one that holds a config.json"
+    )
 
 
 def test_a_folder_has_no_revision(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
-    message = refusal(str(tmp_path), revision="main")
+    message = rejection(str(tmp_path), revision="main")
     assert message == f"revision='main': only a hub id has revisions, and {tmp_path} is a folder"
 
 
@@ -181,7 +183,7 @@ def test_what_a_repository_has_instead_of_weights_is_named(
 
 @pytest.mark.usefixtures("cache")
 def test_a_model_that_is_not_cached_cannot_be_had_offline() -> None:
-    assert refusal("org/tiny", revision="v1") == (
+    assert rejection("org/tiny", revision="v1") == (
         "model='org/tiny' at revision 'v1': there is no such folder, it is not in the hub's local cache, and the hub "
         "may not be asked (offline): download it where there is a network, or name a model folder"
     )
@@ -189,7 +191,7 @@ def test_a_model_that_is_not_cached_cannot_be_had_offline() -> None:
 
 @pytest.mark.parametrize("model", ["org/name--x", "x" * 100])
 def test_a_name_that_the_hub_does_not_allow_is_refused(model: str) -> None:
-    assert refusal(model) == f"model={model!r}: is neither a folder nor a hub id (organisation/name)"
+    assert rejection(model) == f"model={model!r}: is neither a folder nor a hub id (organisation/name)"
 
 
 REFUSALS: Mapping[str, tuple[int, str]] = {
@@ -213,7 +215,7 @@ class Hub(BaseHTTPRequestHandler):
     """A hub that gives no file."""
 
     def do_GET(self) -> None:
-        status, code = next((refusal for model, refusal in REFUSALS.items() if model in self.path), (404, ""))
+        status, code = next((rejection for model, rejection in REFUSALS.items() if model in self.path), (404, ""))
         body = b""
         for line, content in TORN.items():
             if self.requestline.startswith(line):

@@ -29,7 +29,7 @@ from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, use_thr
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.fused import FusedLayers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
-from staged_pool.runtime.threads.workers import OwnThreads, is_first
+from staged_pool.runtime.threads.workers import DedicatedThreads, is_first
 from tests.doubles import captured_logs
 from tests.models.asking import embed, text_tower
 from tests.models.conftest import LoadTiny, TinyFolder
@@ -207,7 +207,7 @@ async def test_only_the_first_thread_has_enough_for_all_cores() -> None:
             counts.append(torch.get_num_threads())
         meeting.wait()
 
-    async with OwnThreads("forwards").running(2) as threads:
+    async with DedicatedThreads("forwards").running(2) as threads:
         await threads.run_on_each(use, ThreadPlan(8))
     assert seen == {True: [8, 4, 2], False: [4, 4, 2]}
 

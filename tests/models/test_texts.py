@@ -13,7 +13,7 @@ from staged_pool.runtime.requests import DENSE_ONLY, Output, TextInput
 from staged_pool.stages.errors import InvalidInput
 from staged_pool.stages.work import Prepared
 from tests.models.conftest import TinyFolder
-from tests.models.reading import STRANGE, WORDS, load, parts, read, reader, refusal, some_text
+from tests.models.reading import STRANGE, WORDS, load, parts, read, reader, rejection, some_text
 
 KINDS = [
     "real",
@@ -90,7 +90,7 @@ def test_a_text_can_be_cut_to_its_own_tokens_first(kind: str, tiny_folder: TinyF
     assert both.ids == bare[:9]
     last = TextInput(text, max_tokens=9, max_own_tokens=12, add_special_tokens=False, truncate_side="left")
     assert read(ours, last).ids == bare[3:12]
-    assert "at least 0" in str(refusal(ours, TextInput(text, max_own_tokens=-1)))
+    assert "at least 0" in str(rejection(ours, TextInput(text, max_own_tokens=-1)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -202,8 +202,8 @@ def test_what_fits_or_is_cut_is_not_split(tiny_folder: TinyFolder) -> None:
 def test_a_text_is_split_into_so_many_parts_and_no_more(tiny_folder: TinyFolder) -> None:
     ours = reader(load("bert-mean", tiny_folder)[0], max_tokens=5)
     assert len(parts(ours, TextInput("x " * 3 * 1024))) == 1024
-    refused = refusal(ours, TextInput("x " * (3 * 1024 + 1)), may_split=True)
+    refused = rejection(ours, TextInput("x " * (3 * 1024 + 1)), may_split=True)
     assert "more than 1024 parts" in str(refused)
-    refused = refusal(ours, TextInput("x " * 9), may_split=True, prompt="a b c ")
+    refused = rejection(ours, TextInput("x " * 9), may_split=True, prompt="a b c ")
     assert "leaves no room" in str(refused)
     assert isinstance(refused, InvalidInput)

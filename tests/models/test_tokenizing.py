@@ -16,7 +16,7 @@ from staged_pool.runtime.requests import DENSE_ONLY, MODEL_MAX, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
 from tests.models.conftest import TinyFolder
-from tests.models.reading import STRANGE, TokenizerOf, load, read, reader, refusal
+from tests.models.reading import STRANGE, TokenizerOf, load, read, reader, rejection
 from tests.models.test_oracle import MIXED, TEXTS
 
 Side = Literal["left", "right"]
@@ -147,7 +147,7 @@ def test_no_inputs_give_no_outputs(small: TextTokenizer) -> None:
 def test_an_input_that_cannot_be_used_is_refused_in_words(
     given: TextInput, param: str, message: str, small: TextTokenizer
 ) -> None:
-    refused = refusal(small, given)
+    refused = rejection(small, given)
     assert str(refused) == message
     assert refused.param == param
 
@@ -161,7 +161,7 @@ def test_a_text_with_a_token_that_the_weights_lack_is_refused(tiny_folder: TinyF
     source, _ = load("bert-mean", tiny_folder)
     source.backend.add_tokens(["unheardof"])
     tokenizer = reader(source, max_tokens=12, vocabulary=1500)
-    assert str(refusal(tokenizer, TextInput("an unheardof word"))) == "Token id 1500 is out of vocabulary"
+    assert str(rejection(tokenizer, TextInput("an unheardof word"))) == "Token id 1500 is out of vocabulary"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ import transformers as hf
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.heads.labels import LabelsHead, TokenLabelsHead
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, run_alone
-from staged_pool.runtime.models.transformer.packed_transformer import Body
+from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
@@ -72,7 +72,7 @@ def sequences(output: Output) -> list[TokenSequence]:
     return [TokenSequence(each, frozenset({output})) for each in ids]
 
 
-def run(head: Any, body: Body, output: Output) -> list[Any]:
+def run(head: Any, body: PackedTransformer, output: Output) -> list[Any]:
     with torch.inference_mode():
         batch = PackedBatch.of(sequences(output), body.model.device)
         return list(head(body.hidden(batch), batch)())
@@ -82,7 +82,7 @@ def run(head: Any, body: Body, output: Output) -> list[Any]:
 def test_the_row_that_a_head_reads_is_found(kind: str) -> None:
     make, row = ROWS[kind]
     whole = made(make)
-    body = Body(whole.base_model)
+    body = PackedTransformer(whole.base_model)
     head = LabelsHead(whole, body, 3)
     assert head.row == row
     expected = [one.logits for one in run_alone(whole, sequences(Output.LABELS))]
@@ -95,7 +95,7 @@ def test_the_row_that_a_head_reads_is_found(kind: str) -> None:
 @pytest.mark.parametrize("kind", TOKENS)
 def test_a_head_on_every_token_gives_what_the_whole_model_gives(kind: str) -> None:
     whole = made(TOKENS[kind])
-    body = Body(whole.base_model)
+    body = PackedTransformer(whole.base_model)
     head = TokenLabelsHead(whole, body, 3)
     expected = [one.logits for one in run_alone(whole, sequences(Output.TOKEN_LABELS))]
     for found, logits in zip(run(head, body, Output.TOKEN_LABELS), expected, strict=True):
@@ -107,12 +107,12 @@ def test_a_head_on_every_token_gives_what_the_whole_model_gives(kind: str) -> No
 def test_the_row_is_found_in_bfloat16_too(kind: str) -> None:
     make, row = ROWS[kind]
     whole = made(make, torch.bfloat16)
-    assert LabelsHead(whole, Body(whole.base_model), 3).row == row
+    assert LabelsHead(whole, PackedTransformer(whole.base_model), 3).row == row
 
 
 def test_the_last_token_that_is_not_padding_is_read_where_the_architecture_does_so() -> None:
     whole = made(ROWS["qwen3"][0])
-    body = Body(whole.base_model)
+    body = PackedTransformer(whole.base_model)
     head = LabelsHead(whole, body, 3)
     padding = whole.config.pad_token_id
     ids = [[5, 6, 7, padding], [padding, padding], [8, padding, 9]]
@@ -132,7 +132,7 @@ def test_a_head_that_reads_more_than_one_row_is_refused() -> None:
 
     whole = made(lambda: Largest(three(bert_config)))
     with pytest.raises(ConfigError, match="Largest: its head reads neither the first nor the last token"):
-        LabelsHead(whole, Body(whole.base_model), 3)
+        LabelsHead(whole, PackedTransformer(whole.base_model), 3)
 
 
 def test_a_head_that_mixes_tokens_is_refused() -> None:
@@ -143,13 +143,13 @@ def test_a_head_that_mixes_tokens_is_refused() -> None:
 
     whole = made(lambda: Neighbours(three(bert_config)))
     with pytest.raises(ConfigError, match="Neighbours: its head reads more than token vectors"):
-        TokenLabelsHead(whole, Body(whole.base_model), 3)
+        TokenLabelsHead(whole, PackedTransformer(whole.base_model), 3)
 
 
 def test_another_number_of_labels_than_the_heads_is_refused() -> None:
     whole = made(ROWS["bert"][0])
     with pytest.raises(ConfigError, match=r"gives \[3\] logits for an input, and there are 2 labels"):
-        LabelsHead(whole, Body(whole.base_model), 2)
+        LabelsHead(whole, PackedTransformer(whole.base_model), 2)
 
 
 def test_a_transplanted_head_leaves_the_whole_model_as_it_is() -> None:

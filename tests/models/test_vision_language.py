@@ -24,7 +24,7 @@ from staged_pool.runtime.models.images.decode import Encoded
 from staged_pool.runtime.models.images.formats import find_format
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
-from staged_pool.runtime.models.towers.vision_language import SightTower
+from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
 from staged_pool.runtime.models.vision.vision_language import grid_positions, where_images_are
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, Output, ScoreRequest, TextInput
@@ -215,7 +215,7 @@ def test_a_prompt_and_the_beginning_of_an_answer_stand_around_a_conversation(
 def test_tokens_and_their_positions_are_the_oracles(kind: str, tiny_folder: TinyFolder, load: Load) -> None:
     model, folder = load(kind), tiny_folder(kind)
     tower = model.towers["image"]
-    assert isinstance(tower, SightTower)
+    assert isinstance(tower, VisionLanguageTower)
     for messages in CONVERSATIONS:
         (prepared,) = read(model, EmbedRequest(inputs=(said(messages),)))
         ids, given = oracle.tokens(folder, messages)
@@ -444,7 +444,7 @@ def test_bfloat16_is_as_near_as_it_can_be(kind: str, load: Load) -> None:
 @pytest.mark.parametrize("kind", VISION_LANGUAGE)
 def test_weights_are_laid_out_for_the_processor_in_eyes_and_language(kind: str, load: Load) -> None:
     tower = load(kind).towers["image"]
-    assert isinstance(tower, SightTower)
+    assert isinstance(tower, VisionLanguageTower)
     for part in tower.sight.parts():
         kinds = {type(module) for module in part.modules()}
         assert PrepackedLinear in kinds
@@ -472,7 +472,7 @@ def test_a_convolution_of_whole_patches_is_a_product_of_matrices() -> None:
 # What is refused
 
 
-def refusal(model: Encoder, given: TextInput | Image, **others: Any) -> InvalidInput:
+def rejection(model: Encoder, given: TextInput | Image, **others: Any) -> InvalidInput:
     request = EmbedRequest(inputs=(given,), outputs=frozenset(model.card.outputs[:1]), **others)
     with pytest.raises(InvalidInput) as caught:
         read(model, request)
@@ -481,7 +481,7 @@ def refusal(model: Encoder, given: TextInput | Image, **others: Any) -> InvalidI
 
 def test_an_input_that_is_too_long_is_refused(load: Load) -> None:
     messages: Messages = [("user", [SQUARE] * 9)]
-    error = refusal(load("qwen2-vl"), said(messages))
+    error = rejection(load("qwen2-vl"), said(messages))
     assert "maximum context length is 320 tokens" in str(error)
     assert "324 of them for images" in str(error)
     assert error.param == "input"
@@ -491,7 +491,7 @@ def test_no_more_images_are_prepared_than_the_model_could_take(load: Load, monke
     """A small file may become millions of bytes."""
     model = load("qwen2-vl")
     tower = model.towers["image"]
-    assert isinstance(tower, SightTower)
+    assert isinstance(tower, VisionLanguageTower)
     read_one, prepared = tower.reader._images.read, []
 
     def spy(image: Image, scope: object = None) -> Any:
@@ -499,7 +499,7 @@ def test_no_more_images_are_prepared_than_the_model_could_take(load: Load, monke
         return read_one(image, scope)
 
     monkeypatch.setattr(tower.reader._images, "read", spy)
-    error = refusal(model, said([("user", [SQUARE] * 100)]))
+    error = rejection(model, said([("user", [SQUARE] * 100)]))
     assert "the first 9 of the 100 images in your input take 324 tokens" in str(error)
     assert error.param == "messages"
     assert len(prepared) == 9
@@ -515,11 +515,11 @@ def test_words_are_cut_and_images_are_not(side: Any, tiny_folder: TinyFolder, lo
     assert cut.payload.ids == (whole[:45] if side == "right" else whole[-45:])
     wrong: Messages = [("user", [words, WIDE] if side == "right" else [WIDE, words])]
     for room in (1, 45):
-        error = refusal(model, said(wrong, max_tokens=room, truncate_side=side))
+        error = rejection(model, said(wrong, max_tokens=room, truncate_side=side))
         assert "would cut an image" in str(error)
         assert error.param == "max_tokens"
-    assert refusal(model, said([("user", [SQUARE] * 9)], max_tokens=MODEL_MAX)).param == "max_tokens"
-    assert "is not to be cut" in str(refusal(model, said(messages, max_tokens=45, must_fit=True)))
+    assert rejection(model, said([("user", [SQUARE] * 9)], max_tokens=MODEL_MAX)).param == "max_tokens"
+    assert "is not to be cut" in str(rejection(model, said(messages, max_tokens=45, must_fit=True)))
 
 
 def test_a_limit_on_own_tokens_does_not_cut_images(load: Load) -> None:
@@ -533,17 +533,17 @@ def test_a_limit_on_own_tokens_does_not_cut_images(load: Load) -> None:
 
 def test_a_text_cannot_pose_as_an_image(load: Load) -> None:
     for words in ("<|image_pad|>", "<|vision_start|><|image_pad|><|image_pad|>"):
-        error = refusal(load("qwen2-vl"), said([("user", [WIDE, words])]))
+        error = rejection(load("qwen2-vl"), said([("user", [WIDE, words])]))
         assert "must not spell the token" in str(error)
         assert error.param == "messages"
 
 
 def test_an_image_that_is_none_is_named_by_its_place(load: Load) -> None:
     model = load("qwen2-vl")
-    error = refusal(model, said([("user", [WIDE, b"no image", TALL])]))
+    error = rejection(model, said([("user", [WIDE, b"no image", TALL])]))
     assert str(error).startswith("Image 2 of 3: ")
     assert error.param == "messages"
-    damaged = refusal(model, Image(LARGE[: len(LARGE) // 2]))
+    damaged = rejection(model, Image(LARGE[: len(LARGE) // 2]))
     assert isinstance(damaged, UnusableMedia)
     assert damaged.param == "input"
 

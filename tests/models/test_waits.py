@@ -39,11 +39,14 @@ numbers that are copied. They cannot be told not to."""
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     """Nothing is laid out for a CPU, and copies are told apart by the memory that they come from."""
-    for kind, names in ((body.Body, ("fuse", "prepack", "call_parts")), (eye.Eye, ("fuse", "prepack"))):
+    for kind, names in (
+        (body.PackedTransformer, ("fuse", "prepack", "call_parts")),
+        (eye.ImageEncoder, ("fuse", "prepack")),
+    ):
         for name in names:
             monkeypatch.setattr(kind, name, lambda *_: None)
     for name in ("fuse", "prepack"):
-        monkeypatch.setattr(sight.Sight, name, lambda _: None)
+        monkeypatch.setattr(sight.VisionLanguage, name, lambda _: None)
     watch = Waits()
     monkeypatch.setattr(transfer, "pinned", watch.pinned)
     monkeypatch.setattr(transfer, "Mark", NoMark)
@@ -76,7 +79,7 @@ def test_nobody_waits_for_the_device_while_a_forward_is_launched(
         with torch.inference_mode():
             seen = [looking.sight._look([looking.sight._sample] * count) for count in range(1, 5)]
         monkeypatch.setattr(
-            sight.Sight, "_look", lambda self, given: torch.empty_like(seen[len(given) - 1], device=META)
+            sight.VisionLanguage, "_look", lambda self, given: torch.empty_like(seen[len(given) - 1], device=META)
         )
     for tower in model.towers.values():
         payloads = varied(tower)

@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from perf.cores import threads_of
 from perf.servers import ROOT
-from staged_pool.runtime.threads.workers import OwnThreads
+from staged_pool.runtime.threads.workers import DedicatedThreads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no other system says it")
 
@@ -27,9 +27,9 @@ def work(seconds: float) -> None:
 async def measure() -> None:
     before, _ = await to_thread.run_sync(threads_of, os.getpid())
     async with (
-        OwnThreads("staged-pool image device").running(2) as device,
-        OwnThreads("staged-pool image preprocess").running() as preprocess,
-        OwnThreads("staged-pool offload").running() as offload,
+        DedicatedThreads("staged-pool image device").running(2) as device,
+        DedicatedThreads("staged-pool image preprocess").running() as preprocess,
+        DedicatedThreads("staged-pool offload").running() as offload,
     ):
         await device.run_on_each(work, 0.04)
         await preprocess(work, 0.03)

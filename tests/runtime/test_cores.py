@@ -14,9 +14,9 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import run_engine
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.threads import core_limiter as cores_module
-from staged_pool.runtime.threads.core_limiter import Cores
+from staged_pool.runtime.threads.core_limiter import CoreLimiter
 from staged_pool.runtime.threads.device import DeviceThreads
-from staged_pool.runtime.threads.workers import OwnThreads
+from staged_pool.runtime.threads.workers import DedicatedThreads
 from tests.doubles import Gate, LetterModel, expected, until
 
 A = TypeVar("A")
@@ -37,15 +37,15 @@ class Calls:
         self.gates[number]()
 
 
-def waiting(cores: Cores) -> int:
+def waiting(cores: CoreLimiter) -> int:
     """Threads that wait for a core."""
     return len(cores._changed._waiters)  # type: ignore[attr-defined]  # nothing else says so
 
 
 async def test_threads_of_two_pools_compute_on_no_more_cores_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 60.0)
-    cores, calls = Cores(2), Calls(4)
-    async with OwnThreads("some").running(0) as some, OwnThreads("others").running(0) as others:
+    cores, calls = CoreLimiter(2), Calls(4)
+    async with DedicatedThreads("some").running(0) as some, DedicatedThreads("others").running(0) as others:
         for threads in (some, others):
             threads.grow(2)
             threads.core = cores.one
@@ -67,8 +67,8 @@ async def test_threads_of_two_pools_compute_on_no_more_cores_than_there_are(monk
 
 
 async def test_a_core_comes_back_after_an_error() -> None:
-    cores = Cores(1)
-    async with OwnThreads("failing").running(0) as threads:
+    cores = CoreLimiter(1)
+    async with DedicatedThreads("failing").running(0) as threads:
         threads.grow(1)
         threads.core = cores.one
         for _ in range(3):
@@ -79,8 +79,8 @@ async def test_a_core_comes_back_after_an_error() -> None:
 
 async def test_a_call_that_hangs_does_not_keep_the_others_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 0.001)
-    cores, calls = Cores(1), Calls(1)
-    async with OwnThreads("hanging").running(0) as hanging, OwnThreads("others").running(0) as others:
+    cores, calls = CoreLimiter(1), Calls(1)
+    async with DedicatedThreads("hanging").running(0) as hanging, DedicatedThreads("others").running(0) as others:
         for threads in (hanging, others):
             threads.grow(1)
             threads.core = cores.one
@@ -96,8 +96,8 @@ async def test_what_is_urgent_waits_for_nobody_and_one_less_of_the_others_goes_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 60.0)
-    cores, calls = Cores(1), Calls(4)
-    async with OwnThreads("urgent").running(2) as urgent, OwnThreads("others").running(2) as others:
+    cores, calls = CoreLimiter(1), Calls(4)
+    async with DedicatedThreads("urgent").running(2) as urgent, DedicatedThreads("others").running(2) as others:
         urgent.core, others.core = cores.at_once, cores.one
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(others, calls, 0)
@@ -121,7 +121,7 @@ async def test_what_is_urgent_waits_for_nobody_and_one_less_of_the_others_goes_o
 
 async def test_threads_without_cores_wait_for_none() -> None:
     calls = Calls(3)
-    async with OwnThreads("free").running(3) as threads, anyio.create_task_group() as tasks:
+    async with DedicatedThreads("free").running(3) as threads, anyio.create_task_group() as tasks:
         for number in range(3):
             tasks.start_soon(threads, calls, number)
             await calls.gates[number].arrived()

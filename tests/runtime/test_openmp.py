@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from staged_pool.runtime.threads import openmp
-from staged_pool.runtime.threads.openmp import VARIABLES, dismiss_helpers, spin_briefly
+from staged_pool.runtime.threads.openmp import VARIABLES, release_omp_team, spin_briefly
 
 TORCH_HAS_LIBGOMP = any(
     any((Path(folder) / "lib").glob("libgomp*"))
@@ -32,9 +32,9 @@ import torch
 
 DISMISS = """
 import os, sys, time
-from staged_pool.runtime.threads.openmp import dismiss_helpers
+from staged_pool.runtime.threads.openmp import release_omp_team
 
-dismiss_helpers()
+release_omp_team()
 assert "torch" not in sys.modules
 import torch
 
@@ -46,14 +46,14 @@ def threads(wanted):
 
 torch.set_num_threads(3)
 values = torch.ones(4_000_000)
-dismiss_helpers()
+release_omp_team()
 alone = len(os.listdir("/proc/self/task"))
 for _ in range(2):
     values + values
     assert len(os.listdir("/proc/self/task")) == alone + 2
-    dismiss_helpers()
+    release_omp_team()
     assert threads(alone) == alone
-dismiss_helpers()
+release_omp_team()
 """
 
 
@@ -105,7 +105,7 @@ def test_helpers_end_and_are_started_again() -> None:
 
 def test_without_libgomp_nobody_is_dismissed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openmp, "find_spec", lambda name: None)
-    dismiss_helpers()
+    release_omp_team()
     assert openmp._pause() is None
 
 
@@ -115,7 +115,7 @@ def test_a_process_that_may_open_no_files_goes_on() -> None:
     try:
         with pytest.raises(OSError, match="Too many open files"):
             os.listdir(".")
-        dismiss_helpers()
+        release_omp_team()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    dismiss_helpers()
+    release_omp_team()

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from staged_pool.runtime.threads.workers import OwnThreads, is_first
+from staged_pool.runtime.threads.workers import DedicatedThreads, is_first
 from tests.doubles import Gate, until
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ def priority(_: object = None) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
 async def test_a_nice_thread_stands_back_and_no_other_does() -> None:
     before = priority()
-    async with OwnThreads("nice", nice=3).running(2) as nice, OwnThreads("others").running() as others:
+    async with DedicatedThreads("nice", nice=3).running(2) as nice, DedicatedThreads("others").running() as others:
         assert await nice(priority, None) == min(19, before + 3)
         assert await others(priority, None) == before
     assert priority() == before
@@ -37,7 +37,7 @@ async def test_the_system_shows_a_thread_by_its_name() -> None:
     def shown(_: object) -> str:
         return Path("/proc/thread-self/comm").read_text()
 
-    async with OwnThreads("staged-pool counts letters").running() as threads:
+    async with DedicatedThreads("staged-pool counts letters").running() as threads:
         assert await threads(shown, None) == "counts letters \n"
 
 
@@ -53,7 +53,7 @@ async def test_what_a_call_was_made_of_is_gone_as_soon_as_its_error() -> None:
 
     body = Body()
     gone = weakref.ref(body)
-    async with OwnThreads("reader").running() as threads:
+    async with DedicatedThreads("reader").running() as threads:
         gc.disable()
         try:
             with contextlib.suppress(ValueError):
@@ -65,7 +65,7 @@ async def test_what_a_call_was_made_of_is_gone_as_soon_as_its_error() -> None:
 
 
 async def test_threads_can_come_later() -> None:
-    async with OwnThreads("later").running(0) as threads:
+    async with DedicatedThreads("later").running(0) as threads:
         threads.grow(2)
         assert await threads(len, "abc") == 3
 
@@ -76,7 +76,7 @@ async def test_a_thread_that_has_waited_for_a_while_does_what_it_does_at_rest() 
     def thread_of(_: object = None) -> int:
         return threading.get_ident()
 
-    async with OwnThreads("rests", at_rest=lambda: rested.append(thread_of())).running() as threads:
+    async with DedicatedThreads("rests", on_idle=lambda: rested.append(thread_of())).running() as threads:
         await until(lambda: len(rested) == 1, within_s=10)
         mine = await threads(thread_of, None)
         await until(lambda: rested == [mine, mine], within_s=10)
@@ -90,7 +90,7 @@ async def test_the_first_thread_that_is_idle_gets_the_call() -> None:
         gates[wanted](None)
         return is_first()
 
-    async with OwnThreads("first").running(3) as threads, anyio.create_task_group() as tasks:
+    async with DedicatedThreads("first").running(3) as threads, anyio.create_task_group() as tasks:
         assert [await threads(lambda _: is_first(), None) for _ in range(3)] == [True] * 3
         firsts: list[bool] = []
 
@@ -114,7 +114,7 @@ async def test_the_first_thread_that_is_idle_gets_the_call() -> None:
 async def test_a_thread_goes_on_with_a_call_that_waits_before_the_event_loop_hears_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    threads = OwnThreads("busy")
+    threads = DedicatedThreads("busy")
     first, second = Gate(), Gate()
     untold: list[tuple[object, ...]] = []
     hears = threads._has_ended
@@ -136,7 +136,7 @@ async def test_a_thread_goes_on_with_a_call_that_waits_before_the_event_loop_hea
 
 async def test_as_many_calls_as_there_are_run_each_once_and_on_every_thread() -> None:
     seen: list[int] = []
-    async with OwnThreads("many").running(4) as threads, anyio.create_task_group() as tasks:
+    async with DedicatedThreads("many").running(4) as threads, anyio.create_task_group() as tasks:
         for number in range(500):
             tasks.start_soon(threads, seen.append, number)
     assert sorted(seen) == list(range(500))
@@ -150,7 +150,7 @@ async def test_a_call_on_each_thread_runs_on_all_of_them_at_once() -> None:
         meeting.wait()
         met.append(threading.current_thread().name)
 
-    async with OwnThreads("each").running(3) as threads:
+    async with DedicatedThreads("each").running(3) as threads:
         await threads.run_on_each(meet, None)
         assert sorted(met) == ["each 0", "each 1", "each 2"]
         with pytest.raises(ZeroDivisionError):
@@ -167,7 +167,7 @@ async def test_calls_that_wait_and_are_cancelled_never_begin() -> None:
         begun.append(number)
         gate()
 
-    async with OwnThreads("cancelled").running() as threads:
+    async with DedicatedThreads("cancelled").running() as threads:
         async with anyio.create_task_group() as tasks:
             for number in range(5):
                 tasks.start_soon(threads, call, number)

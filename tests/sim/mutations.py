@@ -18,7 +18,7 @@ import anyio.lowlevel
 
 from staged_pool.api.http.connections import Connection
 from staged_pool.api.http.fast_path import FastPath
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.runtime.admission import accounting
 from staged_pool.runtime.admission.accounting import InFlight, Reservation
 from staged_pool.runtime.admission.controller import Admission
@@ -35,7 +35,7 @@ from staged_pool.stages import batch as batch_module
 from staged_pool.stages import isolate, preprocess, supervise, ticket_check
 from staged_pool.stages import parse as parse_module
 from staged_pool.stages.batch import BatchStage
-from staged_pool.stages.channel import Inlet, Outlet
+from staged_pool.stages.channel import Receiver, Sender
 from staged_pool.stages.device_slots import DeviceSlots
 from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError
 from staged_pool.stages.feeding import FeedQueue
@@ -284,7 +284,7 @@ def no_sweep_of_what_closed_channels_still_held() -> Plan:
         if message != "The engine is stopped.":
             original(self, message)
 
-    return [(Engine, "_fail_all", fail_all), (Inlet, "close", lambda self: self._stream.close())]
+    return [(Engine, "_fail_all", fail_all), (Receiver, "close", lambda self: self._stream.close())]
 
 
 @mutation
@@ -311,15 +311,15 @@ def caller_at_the_door_not_woken() -> Plan:
 
 @mutation
 def closed_door_not_understood() -> Plan:
-    original = Outlet._put
+    original = Sender._put
 
-    def put(self: Outlet[Any], message: Any, size: int) -> None:
+    def put(self: Sender[Any], message: Any, size: int) -> None:
         try:
             original(self, message, size)
         except anyio.ClosedResourceError as error:
             raise RuntimeError from error
 
-    return [(Outlet, "_put", put)]
+    return [(Sender, "_put", put)]
 
 
 @mutation
@@ -467,7 +467,7 @@ def stop_waits_for_a_whole_bisection() -> Plan:
 
 @mutation
 def room_in_the_channel_not_announced_to_those_who_are_fed() -> Plan:
-    return [(Outlet, "on_room", _nothing)]
+    return [(Sender, "on_room", _nothing)]
 
 
 @mutation
@@ -495,7 +495,7 @@ def waiting_work_not_announced() -> Plan:
                     await self._outlet.send(found)
                 held.handed_on()
         self._ended = True
-        self._work_waits.ring_for_all()
+        self._work_waits.notify_all()
 
     return [(BatchStage, "_fill_queue", fill)]
 
@@ -778,7 +778,7 @@ def settled_ticket_wakes_its_caller_late() -> Plan:
 
 @mutation
 def first_lane_to_end_closes_postprocess() -> Plan:
-    return [(Outlet, "clone", lambda self: self)]
+    return [(Sender, "clone", lambda self: self)]
 
 
 @mutation
@@ -851,10 +851,10 @@ def followers_still_count_as_inside() -> Plan:
 def tokens_of_an_heir_not_counted_again() -> Plan:
     original = Reservation.spared
 
-    def spared(self: Reservation, lane: Lane, tokens: int) -> None:
+    def adjust_tokens(self: Reservation, lane: Lane, tokens: int) -> None:
         original(self, lane, max(tokens, 0))
 
-    return [(Reservation, "spared", spared)]
+    return [(Reservation, "adjust_tokens", adjust_tokens)]
 
 
 @mutation
@@ -922,7 +922,7 @@ def turn_of_bodies_held_while_one_waits_for_its_client() -> Plan:
             return bool(await original(self, fast_path, request))
 
     original = Connection._has_arrived
-    return [(Connection, "_has_arrived", has_arrived), (Traffic, "turn", lambda self: anyio.lowlevel.checkpoint())]
+    return [(Connection, "_has_arrived", has_arrived), (ServerState, "turn", lambda self: anyio.lowlevel.checkpoint())]
 
 
 @mutation
@@ -952,12 +952,12 @@ def what_comes_behind_a_request_is_lost() -> Plan:
 
 @mutation
 def client_that_does_not_read_is_waited_for_for_ever() -> Plan:
-    original = Traffic.patience
+    original = ServerState.patience
 
-    def patience(self: Traffic, seconds: float) -> Any:
+    def patience(self: ServerState, seconds: float) -> Any:
         return original(self, 10**6)
 
-    return [(Traffic, "patience", patience)]
+    return [(ServerState, "patience", patience)]
 
 
 OF_CONNECTIONS = frozenset(list(MUTATIONS)[-5:])

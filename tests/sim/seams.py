@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from staged_pool.stages.channel import Channel, Inlet, Outlet
+from staged_pool.stages.channel import Channel, Receiver, Sender
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.stage import Stage
@@ -201,7 +201,7 @@ def _ticket(message: object) -> Ticket | None:
 class SimOutlet(Generic[T]):
     """A sending end with its points."""
 
-    def __init__(self, inner: Outlet[T], name: str, seams: Seams) -> None:
+    def __init__(self, inner: Sender[T], name: str, seams: Seams) -> None:
         self._inner = inner
         self._name = name
         self._seams = seams
@@ -222,7 +222,7 @@ class SimOutlet(Generic[T]):
 class SimInlet(Generic[T]):
     """A receiving end with its points."""
 
-    def __init__(self, inner: Inlet[T], name: str, seams: Seams) -> None:
+    def __init__(self, inner: Receiver[T], name: str, seams: Seams) -> None:
         self._inner = inner
         self._name = name
         self._seams = seams

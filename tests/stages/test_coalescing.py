@@ -43,7 +43,7 @@ class CountingLoad(NoLoad):
     def computed(self, lane: Hashable, tokens: int) -> None:
         self.tokens -= tokens
 
-    def spared(self, lane: Hashable, tokens: int) -> None:
+    def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         self.tokens -= tokens
 
     def delivered(self, numbers: int) -> None:
@@ -78,7 +78,7 @@ class World:
         self.loads[ticket] = load
         for index, work in enumerate(works):
             cost = self.COST if self.even else ord(work) * 7 % self.MOST + 1
-            load.prepared(None, cost)
+            load.tokenized(None, cost)
             self.flights.add(Item(ticket, index, work, 0.0, cost, None, 0, work.encode()))
         return ticket
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from staged_pool.stages.channel import Bell, Channel
+from staged_pool.stages.channel import Channel, WorkerNotifier
 from staged_pool.stages.errors import Abandoned, DeviceLost, EngineStopped, ModelFailed, StagedPoolError, StageFailed
 from staged_pool.stages.isolate import run_isolated
 from staged_pool.stages.meter import BUCKETS_S, Histogram, StageMeter
@@ -230,21 +230,21 @@ async def test_a_worker_for_what_comes_in_one_turn_and_another_for_what_it_leave
 
 
 async def test_who_is_rung_for_and_leaves_has_another_come_instead() -> None:
-    bell = Bell()
+    notifier = WorkerNotifier()
     came: list[int] = []
     scopes = [anyio.CancelScope() for _ in range(2)]
 
     async def wait(number: int) -> None:
         with scopes[number]:
-            await bell.wait()
+            await notifier.wait()
             came.append(number)
 
     async with anyio.create_task_group() as tasks:
         for number in range(2):
             tasks.start_soon(wait, number)
             await anyio.wait_all_tasks_blocked()
-        bell.ring()
-        bell.ring()  # one is on its way: for the same work no other is
+        notifier.notify()
+        notifier.notify()  # one is on its way: for the same work no other is
         scopes[0].cancel()
         await anyio.wait_all_tasks_blocked()
         scopes[1].cancel()

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from staged_pool.stages.channel import Channel, Outlet
+from staged_pool.stages.channel import Channel, Sender
 from staged_pool.stages.offload import Offload, ThreadOffload
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.scheduling.tuning import ANSWERING_S
@@ -37,7 +37,7 @@ async def postprocess_of(
     *,
     clock: Callable[[], float] = anyio.current_time,
     offload: Offload | None = None,
-) -> AsyncIterator[Outlet[Rows]]:
+) -> AsyncIterator[Sender[Rows]]:
     """A stage that finds these lists when it begins."""
     channel = Channel[Rows]("postprocess", len(lists))
     for rows in lists:

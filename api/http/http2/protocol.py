@@ -29,7 +29,7 @@ from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
 from staged_pool.api.http.protocol.request_head import Malformed, check_trailers, scope_of
 from staged_pool.api.http.protocol.streams import RequestStream
 from staged_pool.api.limits.allowance import ANSWER_UNITS
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.log import get_logger
 
 SLICE_UNITS: Final = 32
@@ -93,7 +93,7 @@ class Http2:
         self._client = client
         self._server = server
         self._send = send
-        self._traffic: Traffic = config.traffic
+        self._traffic: ServerState = config.traffic
         self._allowance = self._traffic.allowances.of(client)
         self._waited_s = 0.0
         """Since its last answer, for its client to pay."""

@@ -17,7 +17,7 @@ from staged_pool.api.http.protocol.hypercorn_protocols import PIECE_BYTES
 from staged_pool.api.http.protocol.request_head import Malformed, scope_of
 from staged_pool.api.http.protocol.streams import RequestStream
 from staged_pool.api.limits.allowance import Allowance
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.log import get_logger
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Endpoint:
 
     app: App
     config: ServerConfig
-    traffic: Traffic
+    traffic: ServerState
     handshakes: Handshakes
     sending: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     """Held while sending: one task at a time may send on a socket."""

@@ -18,7 +18,7 @@ import anyio.abc
 from staged_pool.api.asgi import App
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http.http3.connection import Address, Endpoint, Http3Connection
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
 
@@ -54,7 +54,7 @@ class Http3:
         traffic: Where connections are counted.
     """
 
-    def __init__(self, app: App, config: ServerConfig, traffic: Traffic) -> None:
+    def __init__(self, app: App, config: ServerConfig, traffic: ServerState) -> None:
         from staged_pool.api.http.http3.handshakes import Handshakes
 
         self._endpoint = Endpoint(app, config, traffic, Handshakes())

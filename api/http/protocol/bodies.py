@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio.to_thread
 
-from staged_pool.api.limits.server_state import Traffic
+from staged_pool.api.limits.server_state import ServerState
 
 GATHERED_BYTES: Final = 2**18
 """Small pieces of a body are joined as they come, until they are so large."""
@@ -41,7 +41,7 @@ class Body:
         while self.pieces:
             yield bytes(self.pieces.pop())
 
-    async def whole(self, traffic: Traffic) -> bytes | bytearray:
+    async def whole(self, traffic: ServerState) -> bytes | bytearray:
         """All of it, in one piece. A large one is joined in a thread, one at a time: it is there twice meanwhile."""
         if len(self.pieces) == 1:
             return self.pieces[0]

@@ -12,8 +12,8 @@ import anyio.to_thread
 from staged_pool.api import status
 from staged_pool.api.asgi import Headers
 from staged_pool.api.http.protocol.bodies import Body
-from staged_pool.api.limits.server_state import Traffic
-from staged_pool.api.status import HttpRefusal
+from staged_pool.api.limits.server_state import ServerState
+from staged_pool.api.status import HttpError
 from staged_pool.stages.errors import shortened
 
 GZIP: Final = b"gzip"
@@ -43,7 +43,7 @@ def coding_of(headers: Headers) -> bytes | None:
     """Read how a body is compressed: `GZIP`, `DEFLATE`, or None where it is not.
 
     Raises:
-        HttpRefusal: In another way, or more than once (415).
+        HttpError: In another way, or more than once (415).
     """
     given = [value for name, value in headers if name == b"content-encoding"]
     if not given:
@@ -54,12 +54,12 @@ def coding_of(headers: Headers) -> bytes | None:
         return None
     if len(names) > 1 or names[0] not in _NAMES:
         said = shortened(", ".join(name.decode("latin-1") for name in names))
-        raise HttpRefusal(status.UNSUPPORTED_CODING, f"Unsupported Content-Encoding '{said}': {_ALLOWED}")
+        raise HttpError(status.UNSUPPORTED_CODING, f"Unsupported Content-Encoding '{said}': {_ALLOWED}")
     return _NAMES[names[0]]
 
 
 async def unpack(
-    body: bytes | bytearray, coding: bytes, take: Callable[[int], None], traffic: Traffic
+    body: bytes | bytearray, coding: bytes, take: Callable[[int], None], traffic: ServerState
 ) -> bytes | bytearray:
     """Undo a content coding.
 
@@ -71,7 +71,7 @@ async def unpack(
         traffic: Has the limiter of the thread.
 
     Raises:
-        HttpRefusal: It is damaged, ends early, or something follows it (400); or what `take` raises.
+        HttpError: It is damaged, ends early, or something follows it (400); or what `take` raises.
     """
     if not body:
         return body
@@ -109,7 +109,7 @@ class _Unpacker:
         """Undo the next bytes, at most `most` and seldom much fewer.
 
         Raises:
-            HttpRefusal: The body is damaged, ends early, or something follows it.
+            HttpError: The body is damaged, ends early, or something follows it.
         """
         pieces: list[bytes] = []
         room = most
@@ -119,7 +119,7 @@ class _Unpacker:
             except zlib.error:
                 what = f"it is no {self._coding.decode()}, is damaged, or ends early"
                 message = f"The body is not what its Content-Encoding says: {what}"
-                raise HttpRefusal(status.BAD_CODING, message) from None
+                raise HttpError(status.BAD_CODING, message) from None
             room -= len(pieces[-1])
         return b"".join(pieces)
 

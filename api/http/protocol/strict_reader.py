@@ -208,7 +208,7 @@ def _check_first(line: bytes) -> None:
 
 
 class _Chunks:
-    """Reads a chunked body (RFC 9112, section 7.1), in the place of h11's reader.
+    """FileReads a chunked body (RFC 9112, section 7.1), in the place of h11's reader.
 
     Args:
         most: Bytes that one chunk may have.

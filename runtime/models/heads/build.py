@@ -25,13 +25,13 @@ from staged_pool.runtime.models.specs.model import (
     TokenLabelsSpec,
     TokenWeightsSpec,
 )
-from staged_pool.runtime.models.transformer.packed_transformer import Body
+from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
 
 def build_heads(
-    folder: ModelFolder, loaded: Loaded, body: Body, tokenizer: Tokenizer, *, max_tokens: int
+    folder: ModelFolder, loaded: Loaded, body: PackedTransformer, tokenizer: Tokenizer, *, max_tokens: int
 ) -> dict[Output, Head]:
     """What the folder says is on top of its transformer, by what it gives. A dense model also gives its token vectors.
 

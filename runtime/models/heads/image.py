@@ -14,7 +14,7 @@ from staged_pool.runtime.models.heads.modules import build_modules
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback
 from staged_pool.runtime.models.specs.model import DenseSpec, LabelsSpec, ModelFolder, OwnVectorSpec, PoolingMode
 from staged_pool.runtime.models.transformer.pooling import pool
-from staged_pool.runtime.models.vision.image_encoder import Seen
+from staged_pool.runtime.models.vision.image_encoder import ImageFeatures
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
@@ -22,7 +22,7 @@ from staged_pool.stages.errors import ConfigError
 class ImageHead(Protocol):
     """Makes one output of a model of images. Called on the device's thread, in inference mode."""
 
-    def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
+    def __call__(self, seen: ImageFeatures) -> Later[Sequence[Values]]:
         """What this output is for each image, on the host."""
         ...
 
@@ -46,7 +46,7 @@ class ImageVector:
     width: int
     """Values of one vector."""
 
-    def __init__(self, spec: DenseSpec | OwnVectorSpec, sample: Seen, whole: PreTrainedModel) -> None:
+    def __init__(self, spec: DenseSpec | OwnVectorSpec, sample: ImageFeatures, whole: PreTrainedModel) -> None:
         self._pooling: Sequence[PoolingMode] = ()
         if isinstance(spec, DenseSpec):
             self._pooling = [mode for mode in spec.pooling if mode != "end"]
@@ -59,11 +59,11 @@ class ImageVector:
     def parameters(self) -> int:
         return sum(p.numel() for p in self._modules.parameters())
 
-    def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
+    def __call__(self, seen: ImageFeatures) -> Later[Sequence[Values]]:
         rows = begin_readback(self._modules(self._pooled(seen))[:, : self.width])
         return lambda: list(rows())
 
-    def _pooled(self, seen: Seen) -> Tensor:
+    def _pooled(self, seen: ImageFeatures) -> Tensor:
         if not self._pooling:
             assert seen.own is not None
             return seen.own.float()
@@ -77,7 +77,7 @@ class PatchVectors:
     def parameters(self) -> int:
         return 0
 
-    def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
+    def __call__(self, seen: ImageFeatures) -> Later[Sequence[Values]]:
         assert seen.hidden is not None
         vectors, ends = begin_readback(seen.hidden), np.cumsum(seen.counts)
         # Copies: a row that is kept must not keep those of the whole batch.
@@ -90,13 +90,13 @@ class ImageLabels:
     def parameters(self) -> int:
         return 0
 
-    def __call__(self, seen: Seen) -> Later[Sequence[Values]]:
+    def __call__(self, seen: ImageFeatures) -> Later[Sequence[Values]]:
         assert seen.own is not None
         logits = begin_readback(seen.own)
         return lambda: list(logits())
 
 
-def build_image_heads(folder: ModelFolder, whole: PreTrainedModel, sample: Seen) -> dict[Output, ImageHead]:
+def build_image_heads(folder: ModelFolder, whole: PreTrainedModel, sample: ImageFeatures) -> dict[Output, ImageHead]:
     """What the folder says is made of images, by what it gives. A model of images alone also gives their patches.
 
     Args:

@@ -14,7 +14,7 @@ from staged_pool.runtime.model import TokenSequence, Values
 from staged_pool.runtime.models.heads.transplant import Alone, TransplantedHead, probe_sequences, run_alone, takes_types
 from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, send_arrays
-from staged_pool.runtime.models.transformer.packed_transformer import Body
+from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.pooling import cls_pool, last_token_pool, mean_pool
 from staged_pool.runtime.requests import Output
@@ -39,7 +39,7 @@ class LabelsHead:
         ConfigError: No row gives what the whole model gives.
     """
 
-    def __init__(self, whole: PreTrainedModel, body: Body, labels: int) -> None:
+    def __init__(self, whole: PreTrainedModel, body: PackedTransformer, labels: int) -> None:
         self._head = TransplantedHead(whole, dtype=torch.float32)
         self._padding: int = -1 if (padding := _padding(whole)) is None else padding
         alone = _probe(whole, body, Output.LABELS, ends_in_padding=True)
@@ -92,7 +92,7 @@ class TokenLabelsHead:
         ConfigError: The head does not read each token by itself.
     """
 
-    def __init__(self, whole: PreTrainedModel, body: Body, labels: int) -> None:
+    def __init__(self, whole: PreTrainedModel, body: PackedTransformer, labels: int) -> None:
         self._head = TransplantedHead(whole, dtype=torch.float32)
         alone = _probe(whole, body, Output.TOKEN_LABELS)
         expected = torch.cat([one.logits for one in alone])
@@ -126,7 +126,13 @@ class LogitScoreHead:
     """
 
     def __init__(
-        self, whole: PreTrainedModel, body: Body, true_token: int, false_token: int | None, *, rounded: bool = False
+        self,
+        whole: PreTrainedModel,
+        body: PackedTransformer,
+        true_token: int,
+        false_token: int | None,
+        *,
+        rounded: bool = False,
     ) -> None:
         self._rounded = rounded
         entries = [true_token] if false_token is None else [true_token, false_token]
@@ -168,7 +174,9 @@ _ROWS: Final[Mapping[str, _Pick]] = {
 """What a head may read of a sequence."""
 
 
-def _probe(whole: PreTrainedModel, body: Body, output: Output, *, ends_in_padding: bool = False) -> list[Alone]:
+def _probe(
+    whole: PreTrainedModel, body: PackedTransformer, output: Output, *, ends_in_padding: bool = False
+) -> list[Alone]:
     """Run the whole model on a few sequences, and see that its transformer by itself gives the same token vectors.
 
     Raises:

@@ -50,7 +50,7 @@ class Choice:
 
 
 class Options:
-    """Reads the options of images for one model.
+    """FileReads the options of images for one model.
 
     The names are those of transformers' image processors. What they ask for is refused where it is more than the
     folder's own settings ask for: those are what the operator chose to serve.

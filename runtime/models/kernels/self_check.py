@@ -28,7 +28,7 @@ def difference(found: Tensor, reference: Tensor) -> float:
     return float((found - reference).norm() / spread.clamp_min(torch.finfo(torch.float32).tiny))
 
 
-def keep_if_right(
+def keep_if_equal(
     change: Callable[[], Callable[[], None]], compute: Callable[[], Tensor], *, name: str, dtype: torch.dtype
 ) -> str | None:
     """Change a model, unless it then computes something else.

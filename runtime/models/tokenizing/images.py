@@ -34,7 +34,7 @@ class MultimodalReader:
         tokenizer: Of the texts beside them.
         spec: What the folder says of images.
         layout: What the model's config says of them.
-        images: Reads one image.
+        images: FileReads one image.
 
     Raises:
         ConfigError: The tokenizer joins what goes around an image with other text.

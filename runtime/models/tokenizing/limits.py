@@ -127,6 +127,6 @@ def check_characters(text: str) -> None:
 
 
 def not_to_be_cut(limit: int) -> InvalidInput:
-    """The refusal of an input with `TextInput.must_fit` that is longer."""
+    """The rejection of an input with `TextInput.must_fit` that is longer."""
     message = f"The input has more than {limit} tokens, and is not to be cut. Please reduce its length."
     return InvalidInput(message, param="input")

@@ -29,7 +29,7 @@ _QUERY_SHARE: Final = (3, 4)
 
 
 class PieceReader:
-    """Reads pairs as `PairPieces` says. `read` may run in several threads at once.
+    """FileReads pairs as `PairPieces` says. `read` may run in several threads at once.
 
     Args:
         shared: The tokenizer.

@@ -20,7 +20,7 @@ from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.chat import plain_text
 from staged_pool.runtime.models.towers.tower import Outcome
-from staged_pool.runtime.models.vision.image_encoder import Eye
+from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
 from staged_pool.runtime.requests import Chat, Image, Output, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.log import get_logger
@@ -38,7 +38,7 @@ class ImageTower:
 
     architecture: str
     reader: ImageReader
-    eye: Eye
+    eye: ImageEncoder
     heads: Mapping[Output, ImageHead]
     max_tokens: int
     parameters: int
@@ -120,7 +120,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
         ConfigError: Reader, transformer and heads do not fit each other, or cannot be run here.
     """
     assert loaded.image is not None
-    eye = Eye(loaded.whole, loaded.image, reader.scale)
+    eye = ImageEncoder(loaded.whole, loaded.image, reader.scale)
     samples = [_sample(reader, *size) for size in _SAMPLES]
     _check_fit(eye, samples[0])
     first = _patches(samples[0], eye)
@@ -152,7 +152,7 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
     )
 
 
-def _patches(pixels: Pixels, eye: Eye) -> int:
+def _patches(pixels: Pixels, eye: ImageEncoder) -> int:
     """How many the model cuts an image into, or has been given of it."""
     if eye.any_shape:
         return len(pixels.values)
@@ -161,7 +161,7 @@ def _patches(pixels: Pixels, eye: Eye) -> int:
     return int(pixels.values.shape[1] // tall) * int(pixels.values.shape[2] // wide)
 
 
-def _check_fit(eye: Eye, pixels: Pixels) -> None:
+def _check_fit(eye: ImageEncoder, pixels: Pixels) -> None:
     """Refuse a folder whose image processor makes what its model does not take, and say it in terms of its files."""
     config = eye.image.config
     patches = pixels.grid is not None
@@ -177,7 +177,7 @@ def _check_fit(eye: Eye, pixels: Pixels) -> None:
             )
 
 
-def _misfit(eye: Eye, pixels: Pixels, error: Exception) -> str:
+def _misfit(eye: ImageEncoder, pixels: Pixels, error: Exception) -> str:
     """Why a model fails on an image: most often because its two configs do not agree on a size."""
     name, size = type(eye.image).__name__, getattr(eye.image.config, "image_size", None)
     edges = pixels.values.shape[1:]

@@ -21,8 +21,8 @@ from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
 from staged_pool.runtime.models.tokenizing.roles import filling_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.towers.tower import Outcome
-from staged_pool.runtime.models.transformer.packed_transformer import Body
-from staged_pool.runtime.models.vision.vision_language import Sight
+from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
+from staged_pool.runtime.models.vision.vision_language import VisionLanguage
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
@@ -36,7 +36,7 @@ class TextTower:
 
     architecture: str
     tokenizer: TextTokenizer
-    body: Body
+    body: PackedTransformer
     heads: Mapping[Output, Head]
     max_tokens: int
     parameters: int
@@ -77,7 +77,7 @@ def build_text_tower(
     loaded: Loaded,
     *,
     attention: Attention,
-    sight: Sight | None = None,
+    sight: VisionLanguage | None = None,
 ) -> TextTower:
     """Build the tower that a folder describes, in the fastest form that is found to be right.
 
@@ -92,7 +92,7 @@ def build_text_tower(
     Raises:
         ConfigError: Tokenizer, transformer and heads do not fit each other, or cannot be run here.
     """
-    body = Body(loaded.base if sight is None else sight.language)
+    body = PackedTransformer(loaded.base if sight is None else sight.language)
     check_vocabulary(source.backend, body.vocabulary)
     max_tokens = _max_tokens(folder, source.max_tokens, body)
     _check_body(name, partial(body.check_state, max_tokens))
@@ -163,7 +163,7 @@ def build_text_tower(
     )
 
 
-def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: Body) -> int:
+def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: PackedTransformer) -> int:
     """The longest input: what the folder's author wants, within what the model has positions for.
 
     Raises:

@@ -16,7 +16,7 @@ Outcome: TypeAlias = Prepared[Payload] | tuple[Prepared[Payload], ...] | Invalid
 
 
 class Tower(Protocol):
-    """Reads inputs, and runs them through a transformer and its heads.
+    """FileReads inputs, and runs them through a transformer and its heads.
 
     A model of texts has one, and so has one of images; CLIP has both. A language model that sees has one for both
     lanes. Every method may run in several threads at once.

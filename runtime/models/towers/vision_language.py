@@ -17,7 +17,7 @@ from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.towers.tower import Outcome
-from staged_pool.runtime.models.vision.vision_language import Sight, read_image_layout
+from staged_pool.runtime.models.vision.vision_language import VisionLanguage, read_image_layout
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
@@ -26,13 +26,13 @@ _SAMPLE_PIXELS = (84, 56)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SightTower:
+class VisionLanguageTower:
     """See `Tower`; its payloads are token sequences with images."""
 
     texts: TextTower
     """What the model's other lane goes through: the same weights, which count there."""
     reader: MultimodalReader
-    sight: Sight
+    sight: VisionLanguage
 
     @property
     def architecture(self) -> str:
@@ -73,7 +73,7 @@ class SightTower:
         return [self.sight.made_up(size, self.texts.text, frozenset(self.texts.heads)) for size in sizes]
 
 
-def open_eyes(loaded: Loaded, reader: ImageReader) -> Sight:
+def load_vision(loaded: Loaded, reader: ImageReader) -> VisionLanguage:
     """What of a checkpoint looks at images.
 
     Args:
@@ -89,7 +89,7 @@ def open_eyes(loaded: Loaded, reader: ImageReader) -> Sight:
             f"preprocessor_config.json: merge_size={reader.settings.merge_size}, "
             f"but config.json: spatial_merge_size={layout.merge}"
         )
-    return Sight(loaded.base, layout, reader.scale, _sample(reader))
+    return VisionLanguage(loaded.base, layout, reader.scale, _sample(reader))
 
 
 def _sample(reader: ImageReader) -> Pixels:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shown:
+class ImageEmbeds:
     """What a packed batch has where its images are."""
 
     vectors: Tensor
@@ -22,9 +22,11 @@ class Shown:
     positions: Tensor | None
     """[3, tokens], int64: each token's positions in its sequence. None: the tokens are counted as those of a text."""
 
-    def between(self, start: int, end: int) -> Shown:
+    def between(self, start: int, end: int) -> ImageEmbeds:
         """Of the sequences whose tokens are from `start` up to `end` in the batch."""
         first, last = np.searchsorted(self.places_on_host, [start, end])
         inside = slice(int(first), int(last))
         positions = None if self.positions is None else self.positions[:, start:end]
-        return Shown(self.vectors[inside], self.places[inside] - start, self.places_on_host[inside] - start, positions)
+        return ImageEmbeds(
+            self.vectors[inside], self.places[inside] - start, self.places_on_host[inside] - start, positions
+        )

@@ -26,10 +26,10 @@ from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.kernels.linear import prepack_linears
 from staged_pool.runtime.models.kernels.long_rows import take_long_rows
 from staged_pool.runtime.models.kernels.module_state import ModuleState
-from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference, keep_if_right
+from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference, keep_if_equal
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
-from staged_pool.runtime.models.transformer.image_embeds import Shown
+from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.probes import Probes
 from staged_pool.runtime.models.transformer.rows import Rows, token_embedding
@@ -111,7 +111,7 @@ class Body:
         """Begin to bring a batch to where the weights are."""
         return PackedBatch.of(sequences, self._device)
 
-    def hidden(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+    def hidden(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
         """The last layer's token vectors: [tokens, width], in the dtype of the weights.
 
         Args:
@@ -150,7 +150,7 @@ class Body:
         return f"forwards change {', '.join(changed[:4])}: each text has one to itself, from the state as loaded"
 
     def choose_layout(
-        self, wanted: Attention, max_tokens: int, probe: tuple[PackedBatch, Shown] | None = None
+        self, wanted: Attention, max_tokens: int, probe: tuple[PackedBatch, ImageEmbeds] | None = None
     ) -> str | None:
         """Use packed batches where `wanted` allows them and they are right.
 
@@ -302,7 +302,7 @@ class Body:
             probes = [PackedBatch.of(one, self._device) for one in self._in_bucket(bucket, max_tokens)]
             name = f"{type(self.model).__name__}, recorded for {bucket.tokens} tokens,"
             self._graphs = None
-            why = keep_if_right(
+            why = keep_if_equal(
                 partial(self._recorded, graphs, bucket),
                 # What a replay gives lies where the next one writes.
                 lambda probes=probes: torch.cat([self.hidden(one).clone() for one in probes]),  # type: ignore[misc]
@@ -330,7 +330,7 @@ class Body:
             yield probes.made_up([max(1, length - place % 3) for place in range(count)], random)
 
     def _change(self, change: Callable[[], Callable[[], None]], max_tokens: int) -> str | None:
-        """As `keep_if_right`. What was computed behind the last change is what stands before this one."""
+        """As `keep_if_equal`. What was computed behind the last change is what stands before this one."""
         known, self._computed = self._computed, None
         computed = [] if known is None else [known]
         asked = 0
@@ -342,12 +342,12 @@ class Body:
                 computed.append(self.hidden(self._probe(max_tokens)))
             return computed[asked - 1]
 
-        why = keep_if_right(change, compute, name=type(self.model).__name__, dtype=self.model.dtype)
+        why = keep_if_equal(change, compute, name=type(self.model).__name__, dtype=self.model.dtype)
         if computed:
             self._computed = computed[-1] if why is None else computed[0]
         return why
 
-    def _why_not_packed(self, probes: Sequence[tuple[PackedBatch, Shown | None]]) -> str | None:
+    def _why_not_packed(self, probes: Sequence[tuple[PackedBatch, ImageEmbeds | None]]) -> str | None:
         name = type(self.model).__name__
         if not self.model.is_backend_compatible():
             return f"{name} does not let its attention be replaced"
@@ -381,14 +381,14 @@ class Body:
         attend_by(self.model, PACKED if layout == "packed" else self._padded_attention)
         self.layout = layout
 
-    def _packed(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+    def _packed(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
         if self._graphs is not None and shown is None and _sees_all(batch):
             recorded = self._graphs.hidden(batch)
             if recorded is not None:
                 return recorded
         return self._run(batch, shown)
 
-    def _run(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+    def _run(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
         rest = len(batch.ids) - batch.tokens  # sequences of one token each, whose vectors nobody looks at
         groups = [*batch.groups, Group(rest, 1, 1)] if rest else batch.groups
         more: dict[str, Any] = {}
@@ -410,7 +410,7 @@ class Body:
             )[0]
         return hidden[0, : batch.tokens]
 
-    def _from_fresh(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+    def _from_fresh(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
         """Each sequence in a forward of its own, from the state that the model was loaded in."""
         assert self._state is not None
         vectors, token = [], 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from staged_pool.runtime.models.kernels.encoder_layers import Group
-from staged_pool.runtime.models.transformer.image_embeds import Shown
+from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.rotary import per_sequence_rotary
 
@@ -62,7 +62,7 @@ class Rows:
         """A block that runs one forward of these sequences, see `SequenceLengths.of`."""
         return nullcontext() if self._lengths is None else self._lengths.of(groups, packed=packed)
 
-    def padded(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+    def padded(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
         """[tokens, width], of one forward with rows that are filled up to the longest."""
         shape = len(batch.sequences), max(group.tokens for group in batch.groups)
         places = torch.arange(shape[1], device=batch.ids.device)
@@ -85,15 +85,15 @@ class Rows:
             hidden: Tensor = self._model(**tokens, attention_mask=seen.long(), **more)[0]
         return hidden.flatten(0, 1).index_select(0, each)
 
-    def each_length(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+    def each_length(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
         """As `padded`, with a forward for neighbours of equal length: without any padding."""
         return self._each(batch, shown, [group.sequences for group in batch.groups])
 
-    def one_by_one(self, batch: PackedBatch, shown: Shown | None = None) -> Tensor:
+    def one_by_one(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
         """As `padded`, with a forward for each sequence."""
         return self._each(batch, shown, [1] * len(batch.sequences))
 
-    def tokens(self, ids: Tensor, shown: Shown | None) -> dict[str, Tensor]:
+    def tokens(self, ids: Tensor, shown: ImageEmbeds | None) -> dict[str, Tensor]:
         """Token ids by the name that the model has for them, or their vectors where images put some there."""
         if shown is None:
             return {"input_ids": ids} | ({"token_type_ids": torch.zeros_like(ids)} if self._says_types else {})
@@ -101,7 +101,7 @@ class Rows:
         embedded: Tensor = token_embedding(self._model)(known)
         return {"inputs_embeds": embedded.index_copy(0, shown.places, shown.vectors)}
 
-    def _each(self, batch: PackedBatch, shown: Shown | None, counts: Sequence[int]) -> Tensor:
+    def _each(self, batch: PackedBatch, shown: ImageEmbeds | None, counts: Sequence[int]) -> Tensor:
         """So many neighbours, which are equally long, in each forward."""
         start = token = 0
         vectors = []

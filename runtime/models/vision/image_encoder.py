@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.kernels.linear import prepack_linears
-from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference, keep_if_right
+from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference, keep_if_equal
 from staged_pool.runtime.models.kernels.transfer import send_arrays
 from staged_pool.runtime.models.transformer.fused import fuse_layers, fusible_layers
 from staged_pool.runtime.models.vision.patches import flatten_patches
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ImageFeatures:
     """What a model makes of images. The vectors of all of them lie one behind the other, without padding."""
 
     hidden: Tensor | None
@@ -37,7 +37,7 @@ class Seen:
     """[images, width]: what the model's own class makes of each, a vector or logits. None: it makes nothing."""
 
 
-class Eye:
+class ImageEncoder:
     """The part of a model that looks at images. May be used by several threads at once.
 
     Args:
@@ -65,7 +65,7 @@ class Eye:
         """Whether images of different shapes are padded to the largest one in a batch."""
         return self._any_shape and not self._alone
 
-    def see(self, images: Sequence[Pixels]) -> Seen:
+    def see(self, images: Sequence[Pixels]) -> ImageFeatures:
         """Look at images, which are all of one height and width unless they come as patches.
 
         Raises:
@@ -136,9 +136,9 @@ class Eye:
 
     def _change(self, change: Callable[[], Callable[[], None]], images: Sequence[Pixels]) -> str | None:
         name = type(self.image).__name__
-        return keep_if_right(change, lambda: _vectors(self.see(images)), name=name, dtype=self.image.dtype)
+        return keep_if_equal(change, lambda: _vectors(self.see(images)), name=name, dtype=self.image.dtype)
 
-    def _padded(self, images: Sequence[Pixels]) -> Seen:
+    def _padded(self, images: Sequence[Pixels]) -> ImageFeatures:
         """Patches of different numbers, each image's behind those that are missing to the largest one."""
         device = self.image.device
         patches = to_device(images, self._scale, device, self.image.dtype)
@@ -156,30 +156,30 @@ class Eye:
         found = _seen(given, count)
         if found.hidden is None:
             return found
-        return Seen(found.hidden.index_select(0, each), lengths, counts, found.own)
+        return ImageFeatures(found.hidden.index_select(0, each), lengths, counts, found.own)
 
 
-def _seen(given: Any, count: int) -> Seen:
+def _seen(given: Any, count: int) -> ImageFeatures:
     """What the model has made of so many images, which have equally many vectors."""
     hidden: Tensor | None = getattr(given, "last_hidden_state", None)
     own: Tensor | None = given.logits if hidden is None else getattr(given, "pooler_output", None)
     if hidden is None:
-        return Seen(None, torch.ones(count, dtype=torch.int64), [1] * count, own)
+        return ImageFeatures(None, torch.ones(count, dtype=torch.int64), [1] * count, own)
     lengths = torch.full((count,), hidden.shape[1], device=hidden.device)
-    return Seen(hidden.flatten(0, 1), lengths, [hidden.shape[1]] * count, own)
+    return ImageFeatures(hidden.flatten(0, 1), lengths, [hidden.shape[1]] * count, own)
 
 
-def _vectors(seen: Seen) -> Tensor:
+def _vectors(seen: ImageFeatures) -> Tensor:
     """What can be compared: [rows, values]."""
     found = seen.hidden if seen.own is None else seen.own
     assert found is not None
     return found.float()
 
 
-def _joined(seen: Sequence[Seen]) -> Seen:
+def _joined(seen: Sequence[ImageFeatures]) -> ImageFeatures:
     hidden = [one.hidden for one in seen if one.hidden is not None]
     own = [one.own for one in seen if one.own is not None]
-    return Seen(
+    return ImageFeatures(
         torch.cat(hidden) if hidden else None,
         torch.cat([one.lengths for one in seen]),
         [count for one in seen for count in one.counts],

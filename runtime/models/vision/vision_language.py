@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.model import Pixels, TokenSequence
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.kernels.linear import prepack_linears
-from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference, keep_if_right
+from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference, keep_if_equal
 from staged_pool.runtime.models.kernels.transfer import send_arrays
 from staged_pool.runtime.models.transformer.fused import fuse_layers, fusible_layers
-from staged_pool.runtime.models.transformer.image_embeds import Shown
+from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
 from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.vision.patches import flatten_patches
 from staged_pool.runtime.requests import Outputs
@@ -74,7 +74,7 @@ def read_image_layout(model: PreTrainedModel) -> ImageLayout:
     raise ConfigError(f"config.json: model_type={config.model_type!r} is not known to be shown images between texts")
 
 
-class Sight:
+class VisionLanguage:
     """Turns the images of a batch into what its language model gets in the places of their image tokens.
 
     Args:
@@ -99,7 +99,7 @@ class Sight:
         if getattr(text_config, "use_bidirectional_attention", False):
             text_config.is_causal = False  # which its masks go by when it is run by itself
 
-    def see(self, sequences: Sequence[TokenSequence]) -> Shown | None:
+    def see(self, sequences: Sequence[TokenSequence]) -> ImageEmbeds | None:
         """Look at the images of sequences that lie one behind the other. None: there are none.
 
         Images are looked at together, and none sees another.
@@ -115,7 +115,7 @@ class Sight:
         if self.layout.grid_positions:
             counted = [grid_positions(s, found, self.layout) for s, found in zip(sequences, where, strict=True)]
             positions = send_arrays([np.concatenate(counted, axis=1)], device)
-        return Shown(self._look(images), send_arrays([places], device), places, positions)
+        return ImageEmbeds(self._look(images), send_arrays([places], device), places, positions)
 
     def _look(self, images: Sequence[Pixels]) -> Tensor:
         """[image tokens, width]."""
@@ -135,7 +135,7 @@ class Sight:
         model: PreTrainedModel = self._model.language_model
         return model
 
-    def check(self, hidden: Callable[[PackedBatch, Shown | None], Tensor]) -> None:
+    def check(self, hidden: Callable[[PackedBatch, ImageEmbeds | None], Tensor]) -> None:
         """Compare what is made of an image between words with what the model makes of it when it is left to itself,
         which it can be only until its attention is replaced.
 
@@ -177,7 +177,7 @@ class Sight:
         others = [word if word != self.layout.image_token else self._words[0] for word in words[:more]]
         return TokenSequence([*shown, *others], outputs, images=(self._sample,))
 
-    def probe(self) -> tuple[PackedBatch, Shown]:
+    def probe(self) -> tuple[PackedBatch, ImageEmbeds]:
         """A batch of sequences with and without images between random words, of different lengths."""
         random = np.random.default_rng(1)
         image = self.made_up(0, (), frozenset())
@@ -224,7 +224,7 @@ class Sight:
         return self._change(change)
 
     def _change(self, change: Callable[[], Callable[[], None]]) -> str | None:
-        return keep_if_right(change, lambda: self._look([self._sample]), name="its sight", dtype=self._model.dtype)
+        return keep_if_equal(change, lambda: self._look([self._sample]), name="its sight", dtype=self._model.dtype)
 
     def parts(self) -> Iterator[torch.nn.Module]:
         """Everything but the language model."""

@@ -488,7 +488,7 @@ async def test_a_unix_socket_leads_to_the_server(blocking: bool, tmp_path: Path)
 
 async def test_a_server_that_drains_says_that_it_is_not_ready(blocking: bool) -> None:
     async with letters() as (url, served), asking(blocking, url, retry=NOT_AGAIN) as ask:
-        served.server.lobby.close("draining")
+        served.server.registry.close("draining")
         ready = await ask("ready")
         assert (bool(ready), ready.reason) == (False, "draining")
         with pytest.raises(EngineStopped, match="draining"):

@@ -19,7 +19,7 @@ DONE = Answer(200, {}, b"{}")
 UNREACHABLE, CUT_OFF = NoAnswer("unreachable", "no one there"), NoAnswer("cut off", "gone")
 
 
-def refusal(status: int = 429, **headers: str) -> Answer:
+def rejection(status: int = 429, **headers: str) -> Answer:
     return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, b"")
 
 
@@ -77,14 +77,14 @@ def test_a_result_is_returned_at_once() -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_refusal_is_repeated_when_the_server_says(status: int) -> None:
-    drive = Drive([refusal(status, retry_after="3"), refusal(status, retry_after="2"), DONE])
+    drive = Drive([rejection(status, retry_after="3"), rejection(status, retry_after="2"), DONE])
     assert drive.run() == DONE
     assert drive.pauses == [3.0, 2.0]
 
 
 def test_without_a_word_of_the_server_pauses_grow_up_to_their_limit() -> None:
     policy = RetryPolicy(retries=5, first_pause_s=1, max_pause_s=4)
-    drive = Drive([*[refusal()] * 5, DONE], policy=policy, luck=1.0)
+    drive = Drive([*[rejection()] * 5, DONE], policy=policy, luck=1.0)
     drive.run()
     assert drive.pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
 
@@ -114,7 +114,7 @@ def test_those_who_were_refused_together_do_not_come_back_together() -> None:
 
 
 def test_a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for() -> None:
-    drive = Drive([refusal(retry_after="31")])
+    drive = Drive([rejection(retry_after="31")])
     with pytest.raises(Overloaded) as raised:
         drive.run()
     assert raised.value.retry_after_s == 31
@@ -122,14 +122,14 @@ def test_a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for() -> No
 
 
 def test_a_retry_that_would_come_after_the_deadline_is_not_waited_for() -> None:
-    drive = Drive([refusal(503, retry_after="2"), refusal(503, retry_after="2"), DONE], timeout_s=4)
+    drive = Drive([rejection(503, retry_after="2"), rejection(503, retry_after="2"), DONE], timeout_s=4)
     with pytest.raises(EngineStopped):
         drive.run()
     assert (drive.pauses, drive.now) == ([2.0], 102.0)
 
 
 def test_the_server_is_told_how_much_time_is_left() -> None:
-    drive = Drive([refusal(retry_after="2"), DONE], timeout_s=10, try_s=0.5)
+    drive = Drive([rejection(retry_after="2"), DONE], timeout_s=10, try_s=0.5)
     drive.run()
     assert [ask.headers["x-request-timeout"] for ask in drive.asks] == ["10.000", "7.500"]
     assert [ask.timeout_s for ask in drive.asks] == [10.0, 7.5]
@@ -184,7 +184,7 @@ def test_a_connection_that_ends_early_is_repeated_once_and_not_twice() -> None:
 
 @pytest.mark.parametrize("status", [400, 404, 413, 424, 500, 501, 502, 504])
 def test_what_fails_again_is_not_sent_again(status: int) -> None:
-    drive = Drive([refusal(status), DONE])
+    drive = Drive([rejection(status), DONE])
     with pytest.raises(Exception, match="server"):
         drive.run()
     assert len(drive.asks) == 1
@@ -192,7 +192,7 @@ def test_what_fails_again_is_not_sent_again(status: int) -> None:
 
 def test_an_error_carries_what_an_operator_looks_for() -> None:
     with pytest.raises(ServerFailed) as raised:
-        Drive([refusal(500, x_request_id="abc")]).run()
+        Drive([rejection(500, x_request_id="abc")]).run()
     assert raised.value.__notes__ == ["POST /v1/embeddings: HTTP 500, request id abc"]
     assert raised.value.status == 500
 

@@ -47,7 +47,7 @@ def json_of(body: bytes) -> Any:
     return json.loads(read_form(body, B).json)
 
 
-def refusal(body: bytes) -> str:
+def rejection(body: bytes) -> str:
     with pytest.raises(InvalidInput) as caught:
         read(body)
     assert type(caught.value) is InvalidInput
@@ -179,7 +179,7 @@ LIMITED = needs("python-multipart", "0.0.27", "a limit on the headers of a part"
 )
 def test_what_is_wrong_with_a_form_is_told_and_not_repeated(body: bytes, message: str) -> None:
     if message:
-        found = refusal(body)
+        found = rejection(body)
         assert found.startswith(message)
         assert "secret" not in found
         assert len(found) < 200

@@ -54,7 +54,7 @@ def content(**part: Any) -> object:
     return given_.source.messages[0]["content"]
 
 
-def refusal(reader: Read = openai.read_embeddings, **fields: Any) -> tuple[str, str | None, int | None]:
+def rejection(reader: Read = openai.read_embeddings, **fields: Any) -> tuple[str, str | None, int | None]:
     with pytest.raises(InvalidInput) as caught:
         read(reader, **fields)
     return str(caught.value), caught.value.param, caught.value.index
@@ -111,7 +111,7 @@ def test_with_the_modality_of_images_a_text_says_where_an_image_is() -> None:
     assert inputs(input=[URL, BASE64, DATA_URL], modality="image") == (Image(URL), Image(DATA), Image(DATA))
     assert inputs(input=URL, modality="image") == (Image(URL),)
     assert inputs(input=[URL]) == (TextInput(URL),)
-    assert refusal(input=["cat.png"], modality="image")[1:] == ("input", 0)
+    assert rejection(input=["cat.png"], modality="image")[1:] == ("input", 0)
 
 
 def test_coheres_images_and_inputs_are_images() -> None:
@@ -157,7 +157,7 @@ def test_queries_and_documents_are_texts_images_or_both(given_: object, wanted: 
 
 def test_a_document_that_is_two_things_must_say_which() -> None:
     message = "documents[0]: expected either `text` or `image`, or a `type`"
-    assert refusal(RERANK, query="a", documents=[{"text": "a", "image": URL}])[0] == message
+    assert rejection(RERANK, query="a", documents=[{"text": "a", "image": URL}])[0] == message
 
 
 def test_a_ranking_repeats_urls_and_no_images() -> None:
@@ -213,18 +213,18 @@ def test_the_salt_of_a_request_goes_with_it(reader: Read, fields: dict[str, Any]
     assert read(reader, **fields).cache_salt is None
     assert read(reader, **fields, cache_salt="pepper").cache_salt == "pepper"
     for wrong in ("", "x" * 1025, 1):
-        assert refusal(reader, **fields, cache_salt=wrong)[1] == "cache_salt"
+        assert rejection(reader, **fields, cache_salt=wrong)[1] == "cache_salt"
 
 
 @pytest.mark.parametrize("field", ["mm_processor_kwargs", "media_io_kwargs"])
 def test_settings_of_the_image_processor_are_objects(field: str) -> None:
-    assert refusal(openai.read_embeddings, **{"input": "a", field: 1})[1] == field
+    assert rejection(openai.read_embeddings, **{"input": "a", field: 1})[1] == field
 
 
 @pytest.mark.parametrize("colour", ["red", None, 5, [0, 0], [0, 0, 256], [0, 0, -1], [0, 0, True], [0, 0, 1.5]])
 def test_a_background_is_a_colour(colour: object) -> None:
     fields = {"input": "a", "media_io_kwargs": {"image": {"rgba_background_color": colour}}}
-    message, param, _ = refusal(openai.read_embeddings, **fields)
+    message, param, _ = rejection(openai.read_embeddings, **fields)
     assert message == "media_io_kwargs.image.rgba_background_color: expected three whole numbers from 0 to 255"
     assert param == "media_io_kwargs"
 
@@ -255,7 +255,7 @@ def test_a_background_is_a_colour(colour: object) -> None:
 )
 def test_what_is_no_image_is_refused_by_its_place_and_not_repeated(url: object, what: str) -> None:
     shown = {"type": "image_url", "image_url": {"url": url}}
-    message, param, index = refusal(input=[[{"role": "u", "content": "a"}], [{"role": "u", "content": [shown]}]])
+    message, param, index = rejection(input=[[{"role": "u", "content": "a"}], [{"role": "u", "content": [shown]}]])
     assert message.startswith(f"input[1][0].content[0].image_url.url: {what}")
     assert (param, index) == ("input", 1)
     assert len(message) < 200
@@ -317,7 +317,7 @@ def test_percent_encoding_is_undone_as_by_the_standard_library(data: bytes) -> N
 
 def test_what_calls_an_image_is_a_text() -> None:
     part = {"type": "image_url", "image_url": {"url": URL}, "uuid": 1}
-    message, _, _ = refusal(messages=[{"role": "user", "content": [part]}])
+    message, _, _ = rejection(messages=[{"role": "user", "content": [part]}])
     assert message == "messages[0].content[0].uuid: expected a text"
 
 

@@ -36,7 +36,7 @@ def request(**fields: Any) -> EmbedRequest:
     return openai.read_embeddings(json.dumps(fields).encode(), CARD)[0]
 
 
-def refusal(body: bytes) -> InvalidInput:
+def rejection(body: bytes) -> InvalidInput:
     with pytest.raises(InvalidInput) as caught:
         openai.read_embeddings(body, CARD)
     assert "\n" not in str(caught.value)
@@ -157,7 +157,7 @@ def test_minus_one_cuts_at_what_the_model_takes() -> None:
 def test_a_wrong_body_is_refused_in_one_line_that_says_where(
     body: bytes, message: str, param: str | None, index: int | None
 ) -> None:
-    error = refusal(body)
+    error = rejection(body)
     assert (str(error), error.param, error.index) == (message, param, index)
 
 
@@ -172,20 +172,20 @@ def test_a_wrong_body_is_refused_in_one_line_that_says_where(
     ],
 )
 def test_half_of_a_surrogate_pair_is_refused(body: bytes) -> None:
-    assert str(refusal(body)) == "The body is not valid JSON: a text in it holds half of a surrogate pair"
+    assert str(rejection(body)) == "The body is not valid JSON: a text in it holds half of a surrogate pair"
 
 
 @pytest.mark.parametrize("body", [b"", rb'{"input":"\ud83d', rb'{"input":"\ud83d\ude0'])
 def test_a_body_that_is_cut_off_is_refused_as_such(body: bytes) -> None:
-    assert str(refusal(body)) == "The body is not valid JSON: Input data was truncated"
+    assert str(rejection(body)) == "The body is not valid JSON: Input data was truncated"
 
 
 def test_of_what_the_caller_wrote_an_error_repeats_little_and_in_one_line() -> None:
-    error = refusal(b'{"input":"a","encoding_format":"' + b"x" * 10**6 + b'"}')
+    error = rejection(b'{"input":"a","encoding_format":"' + b"x" * 10**6 + b'"}')
     assert str(error) == f"encoding_format: Invalid enum value '{'x' * 39}…'; expected one of {FORMS}"
-    error = refusal(b'{"input":"a","encoding_format":"it\'s ' + b"x" * 10**6 + rb'\n"}')
+    error = rejection(b'{"input":"a","encoding_format":"it\'s ' + b"x" * 10**6 + rb'\n"}')
     assert str(error) == f"encoding_format: Invalid enum value 'it's {'x' * 34}…'; expected one of {FORMS}"
-    assert len(str(refusal(b'{"input":"a","model":"' + b"x" * 10**6 + b'"}'))) < 100
+    assert len(str(rejection(b'{"input":"a","model":"' + b"x" * 10**6 + b'"}'))) < 100
 
 
 @given(st.binary(max_size=200))
@@ -285,7 +285,7 @@ def test_a_prompt_is_named_in_either_way_or_given(
     ],
 )
 def test_two_prompts_are_refused(fields: dict[str, str]) -> None:
-    assert refusal(json.dumps({"input": "a", **fields}).encode()).param in fields
+    assert rejection(json.dumps({"input": "a", **fields}).encode()).param in fields
 
 
 def test_the_list_of_models_holds_the_one_that_is_served() -> None:

@@ -7,7 +7,7 @@ import socket
 import time
 from collections import Counter
 
-from tests.hostile.attack import Seen, Target, attack
+from tests.hostile.attack import ImageFeatures, Target, attack
 
 WORDS = 250
 """Of one text: 252 tokens, which become as many vectors of 384 numbers."""
@@ -16,7 +16,7 @@ READERS = 8
 
 
 @attack("answers of token vectors that are hardly read (F6)", work_s=0.5)
-def slow_readers_of_token_vectors(target: Target) -> Seen:
+def slow_readers_of_token_vectors(target: Target) -> ImageFeatures:
     """100 KB of texts become 120 MB of JSON, eight times."""
     seen: Counter[str] = Counter()
     texts = [" ".join(["word"] * WORDS + [str(place)]) for place in range(TEXTS)]

@@ -14,7 +14,7 @@ from functools import cache
 
 from PIL import Image as Pillow
 
-from tests.hostile.attack import ATTACKER_KEY, Seen, Setting, Target, attack
+from tests.hostile.attack import ATTACKER_KEY, ImageFeatures, Setting, Target, attack
 
 THREADS = 16
 """Requests at once, and threads that the server decodes in."""
@@ -88,7 +88,7 @@ def _bodies(kind: Callable[[], Mapping[str, Callable[[], bytes]]]) -> dict[str, 
     return found
 
 
-def _send(target: Target, bodies: Mapping[str, bytes]) -> Seen:
+def _send(target: Target, bodies: Mapping[str, bytes]) -> ImageFeatures:
     """Have as many clients as the server has threads send one image after the other, each at least one."""
     seen: Counter[str] = Counter()
     headers = {"authorization": f"Bearer {ATTACKER_KEY}", "content-type": "application/json"}
@@ -118,13 +118,13 @@ def _send(target: Target, bodies: Mapping[str, bytes]) -> Seen:
 
 
 @attack("images that unpack to a hundred times their bytes (F5)", SEEING)
-def large_images(target: Target) -> Seen:
+def large_images(target: Target) -> ImageFeatures:
     """Sixteen at a time, for as much memory as the server lets them have."""
     return _send(target, _bodies(_large))
 
 
 @attack("images that unpack, with 4 GiB of address space", UNDER_ULIMIT)
-def images_in_an_address_space(target: Target) -> Seen:
+def images_in_an_address_space(target: Target) -> ImageFeatures:
     """Where an allocation fails beyond the limit, and nothing is freed by ending a process."""
     seen = _send(target, _bodies(_large))
     if set(seen) - {"200", "413", "429"}:
@@ -133,6 +133,6 @@ def images_in_an_address_space(target: Target) -> Seen:
 
 
 @attack("images of endless scans, chunks and comments (F11)", SEEING)
-def slow_images(target: Target) -> Seen:
+def slow_images(target: Target) -> ImageFeatures:
     """Files that kept a core, and the interpreter's lock, for up to ten seconds each."""
     return _send(target, _bodies(_slow))

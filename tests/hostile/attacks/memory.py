@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 
-from tests.hostile.attack import ATTACKER_KEY, Seen, Setting, Target, attack
+from tests.hostile.attack import ATTACKER_KEY, ImageFeatures, Setting, Target, attack
 
 SENDERS = 24
 TEXTS = 1500
@@ -19,7 +19,7 @@ TEXT = "many words of one text " * 200
 
 
 @attack("bodies against a small memory limit", Setting(("--memory-limit", "800M")), work_s=1.0, may_lose=True)
-def many_large_bodies(target: Target) -> Seen:
+def many_large_bodies(target: Target) -> ImageFeatures:
     """Each sender has 7 MB on its way all the time."""
     seen: Counter[str] = Counter()
     body = json.dumps({"inputs": [f"{number} {TEXT}" for number in range(TEXTS)], "truncate": True}).encode()

@@ -58,7 +58,7 @@ def outcome(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]] | InvalidInput:
         return error
 
 
-def refusal(data: bytes, limits: Limits = LIMITS) -> InvalidInput:
+def rejection(data: bytes, limits: Limits = LIMITS) -> InvalidInput:
     with pytest.raises(InvalidInput) as caught:
         decode(data, limits)
     return caught.value
@@ -98,7 +98,7 @@ def test_every_format_of_the_list_is_read(format: str) -> None:
     ],
 )
 def test_another_format_is_refused_by_its_name_and_never_opened(data: bytes, name: str) -> None:
-    refused = refusal(data)
+    refused = rejection(data)
     assert type(refused) is UnsupportedMedia
     assert f"in the format {name}:" in str(refused)
     assert "JPEG, PNG, WebP, GIF or BMP" in str(refused)
@@ -116,14 +116,14 @@ def test_another_format_is_refused_by_its_name_and_never_opened(data: bytes, nam
     ],
 )
 def test_what_is_no_image_is_refused_without_repeating_it(data: bytes) -> None:
-    refused = refusal(data)
+    refused = rejection(data)
     assert type(refused) is UnsupportedMedia
     assert str(refused).startswith("The image is in no known format")
     assert "secret" not in str(refused)
 
 
 def test_an_image_of_no_bytes_is_refused() -> None:
-    refused = refusal(b"")
+    refused = rejection(b"")
     assert type(refused) is UnusableMedia
     assert "0 bytes" in str(refused)
 
@@ -358,7 +358,7 @@ def test_an_image_above_the_limit_of_pixels_is_refused_by_its_header() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for format, data in bombs.items():
-            refused = refusal(data)
+            refused = rejection(data)
             assert type(refused) is TooLarge, format
             assert "at most 64000000 are taken" in str(refused)
 
@@ -385,16 +385,16 @@ def test_the_limit_of_pixels_is_the_server_s_and_not_pillow_s() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         data = encode(Pillow.new("1", (10_000, 9000)))  # Pillow would warn from 89 million on
-        assert type(refusal(data)) is TooLarge
+        assert type(rejection(data)) is TooLarge
         assert decode(data, Limits(20 * 2**20, 90_000_000)).shape == (9000, 10_000, 3)
     small = encode(drawing(10, 10))
     assert decode(small, Limits(2**20, 100)).shape == (10, 10, 3)
-    assert type(refusal(small, Limits(2**20, 99))) is TooLarge
+    assert type(rejection(small, Limits(2**20, 99))) is TooLarge
 
 
 def test_an_image_above_the_limit_of_bytes_is_refused() -> None:
     data = encode(drawing(10, 10))
-    refused = refusal(data, Limits(len(data) - 1, 1000))
+    refused = rejection(data, Limits(len(data) - 1, 1000))
     assert type(refused) is TooLarge
     assert f"has {len(data)} bytes: at most {len(data) - 1}" in str(refused)
     assert decode(data, Limits(len(data), 1000)).shape == (10, 10, 3)
@@ -411,9 +411,9 @@ def test_a_text_or_a_profile_that_unpacks_to_megabytes_is_refused() -> None:
         encode(drawing(4, 4), pnginfo=info),
     ]
     for data in bombs:
-        assert type(refusal(data)) is UnusableMedia
+        assert type(rejection(data)) is UnusableMedia
     many = [(b"zTXt", b"comment\x00\x00" + zlib.compress(bytes(2**20 - 1)))] * 70
-    assert type(refusal(png(4, 4, *many, data=bytes(4 * 13)))) is UnusableMedia
+    assert type(rejection(png(4, 4, *many, data=bytes(4 * 13)))) is UnusableMedia
 
 
 def test_a_jpeg_of_very_many_scans_is_refused() -> None:
@@ -423,7 +423,7 @@ def test_a_jpeg_of_very_many_scans_is_refused() -> None:
     while data[end + 1] == 0:
         end = data.index(b"\xff", end + 2)
     slow = data[:end] + data[scan:end] * MAX_SCANS + data[end:]
-    refused = refusal(slow)
+    refused = rejection(slow)
     assert type(refused) is UnusableMedia
     assert f"at most {MAX_SCANS} are read" in str(refused)
     assert decode(data).shape == (64, 64, 3)
@@ -483,14 +483,14 @@ def test_a_jpeg_with_restarts_counts_its_own_scans(progressive: bool) -> None:
 
 def test_a_jpeg_of_endless_segments_is_refused() -> None:
     data = SMALL["JPEG"]
-    refused = refusal(data[:2] + b"\xff\xfe\x00\x02" * (MAX_SEGMENTS + 1) + data[2:])
+    refused = rejection(data[:2] + b"\xff\xfe\x00\x02" * (MAX_SEGMENTS + 1) + data[2:])
     assert f"more than {MAX_SEGMENTS} segments" in str(refused)
 
 
 def test_a_jpeg_of_twelve_bits_is_refused_by_that_name() -> None:
     data = bytearray(SMALL["JPEG"])
     data[data.index(b"\xff\xc0") + 4] = 12
-    refused = refusal(bytes(data))
+    refused = rejection(bytes(data))
     assert type(refused) is UnsupportedMedia
     assert "12 bits a channel" in str(refused)
 
@@ -512,7 +512,7 @@ def test_scans_of_a_jpeg_are_bounded_by_what_they_go_over() -> None:
     assert read_structure(encode(Pillow.new("RGB", (100, 60)), "JPEG", subsampling=2)).samples == 104 * 64 + 2 * 56 * 32
     slow = _scans(5000, 80)
     assert len(slow) < 200_000
-    assert re.search(r"go over its \d+ samples 8\d\.\d times: at most 10 times are read", str(refusal(slow)))
+    assert re.search(r"go over its \d+ samples 8\d\.\d times: at most 10 times are read", str(rejection(slow)))
     assert decode(_scans(500, 80)).shape == (500, 500, 3)
 
 
@@ -536,12 +536,12 @@ def test_pillow_does_not_see_what_decoding_a_jpeg_does_not_need(kind: str) -> No
 def test_what_lies_between_the_end_of_a_jpeg_and_its_scans_is_not_looked_for() -> None:
     data = SMALL["JPEG"][:2] + b"\xff\xd9" + b"\xff\xfe\x00\x02" * 10**5 + SMALL["JPEG"][2:]
     assert len(decodable(data, read_structure(data))) < 10
-    assert "damaged or ends early" in str(refusal(data))
+    assert "damaged or ends early" in str(rejection(data))
 
 
 def test_a_jpeg_of_endless_tables_is_refused() -> None:
     tables = (b"\xff\xdb\x00\x43\x00" + bytes([1] * 64)) * 1000
-    refused = refusal(SMALL["JPEG"][:2] + tables + SMALL["JPEG"][2:])
+    refused = rejection(SMALL["JPEG"][:2] + tables + SMALL["JPEG"][2:])
     assert f"at most {MAX_TABLE_BYTES} are read" in str(refused)
 
 
@@ -565,7 +565,7 @@ PARTS: dict[str, tuple[str, bytes]] = {
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_file_of_very_many_parts_is_refused(kind: str) -> None:
     format, data = PARTS[kind]
-    assert f"is a {format} of very many small parts: at most {FREE_READS} are read" in str(refusal(data))
+    assert f"is a {format} of very many small parts: at most {FREE_READS} are read" in str(rejection(data))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -586,7 +586,7 @@ def test_a_png_of_very_many_packed_texts_is_refused(kind: bytes) -> None:
     # Their checksums are wrong, so that Pillow unpacks each and counts none.
     text = (b"p\x00\x01\x00\x00\x00" if kind == b"iTXt" else b"p\x00\x00") + zlib.compress(bytes(1000))[:-4] + bytes(4)
     assert decode(_with_chunks(kind, MAX_PACKED, b"IDAT", body=text)).shape == (24, 24, 3)
-    refused = refusal(_with_chunks(kind, MAX_PACKED + 1, b"IDAT", body=text))
+    refused = rejection(_with_chunks(kind, MAX_PACKED + 1, b"IDAT", body=text))
     assert f"more than {MAX_PACKED} compressed texts" in str(refused)
 
 
@@ -602,7 +602,7 @@ def test_a_bmp_in_run_length_codes_is_read_up_to_a_size() -> None:
     found = decode(_bmp_in_runs(300, 100, rows + b"\x00\x01"))
     assert found[99, :3].tolist() == [[255 - value, value, value] for value in range(3)]
     for data in (_bmp_in_runs(8000, 8000, b"\x01\x01\x00\x00" * 8000), _bmp_in_runs(1000, 1000, bytes(2**20))):
-        assert f"at most {MAX_RUN_PIXELS} pixels and {MAX_RUN_BYTES} bytes are read" in str(refusal(data))
+        assert f"at most {MAX_RUN_PIXELS} pixels and {MAX_RUN_BYTES} bytes are read" in str(rejection(data))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -610,7 +610,7 @@ def test_a_file_that_ends_early_is_refused(format: str) -> None:
     data = encode(drawing(64, 64), format)
     # A GIF or JPEG that lacks its last byte or two shows all of its image.
     for length in (1, 5, 12, 20, 31, len(data) // 4, len(data) // 2, len(data) * 3 // 4):
-        refused = refusal(data[:length])
+        refused = rejection(data[:length])
         assert type(refused) in (UnusableMedia, UnsupportedMedia), length
         if length >= 20:
             assert type(refused) is UnusableMedia

@@ -19,7 +19,7 @@ CLIP = {"image_processor_type": "CLIPImageProcessor"}
 QWEN = {"image_processor_type": "Qwen2VLImageProcessor"}
 
 
-def refusal(folder: Path) -> str:
+def rejection(folder: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         read_image_settings(folder)
     return str(caught.value)
@@ -116,7 +116,7 @@ def test_a_processor_that_fails_on_a_plain_image_is_refused_at_load(tmp_path: Pa
     ],
 )
 def test_what_cannot_be_read_is_refused_by_its_name(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
-    assert said in refusal(save_settings(tmp_path, **settings))
+    assert said in rejection(save_settings(tmp_path, **settings))
 
 
 @pytest.mark.parametrize("name", ["Qwen2VLImageProcessor", "Siglip2ImageProcessorFast", "ConvNextImageProcessor"])
@@ -125,14 +125,14 @@ def test_a_class_is_read_or_said_to_want_torchvision(name: str, tmp_path: Path) 
     own = name.removesuffix("Fast")
     if is_older("transformers", "5.5") and find_spec("torchvision") is None:
         said = f"has {own} with torchvision only, which is not installed; 5.5 and newer have most classes without"
-        assert refusal(tmp_path).endswith(said)
+        assert rejection(tmp_path).endswith(said)
     else:
         assert read_image_settings(tmp_path).processor == f"{own}Pil"
 
 
 def test_a_folder_without_an_image_processor_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path).startswith("preprocessor_config.json is missing")
+    assert rejection(tmp_path).startswith("preprocessor_config.json is missing")
     (tmp_path / "preprocessor_config.json").write_text("{")
-    assert refusal(tmp_path).startswith("preprocessor_config.json: cannot be read as JSON")
+    assert rejection(tmp_path).startswith("preprocessor_config.json: cannot be read as JSON")
     (tmp_path / "preprocessor_config.json").write_text("[]")
-    assert refusal(tmp_path) == "preprocessor_config.json: must hold an object"
+    assert rejection(tmp_path) == "preprocessor_config.json: must hold an object"

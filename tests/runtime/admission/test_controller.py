@@ -148,12 +148,12 @@ def test_after_a_refusal_more_are_expected_for_a_moment(limits: dict[str, Any]) 
     clock = Clock()
     admission = door(measured(1000), clock, **limits)
     admission.enter(body_bytes=3200, timeout_s=FOREVER)
-    assert not admission.expects_refusals()
+    assert not admission.expects_rejections()
     with pytest.raises((Overloaded, DeadlineExceeded)):
         admission.enter(body_bytes=3200, timeout_s=0.01 if not limits else FOREVER)
-    assert admission.expects_refusals()
+    assert admission.expects_rejections()
     clock.now += EXPECTED_S
-    assert not admission.expects_refusals()
+    assert not admission.expects_rejections()
 
 
 def test_a_small_request_does_not_pay_for_a_large_one() -> None:

@@ -141,7 +141,7 @@ async def test_an_image_of_unknown_length_is_read_to_its_end() -> None:
 # Where a URL may lead
 
 
-async def refusal(
+async def rejection(
     url: str, names: Names | None = None, *, error: type[InvalidInput] = UrlNotAllowed, **settings: Any
 ) -> str:
     with pytest.raises(InvalidInput) as caught:
@@ -155,9 +155,9 @@ async def test_nothing_is_fetched_unless_the_settings_say_from_where() -> None:
     message = "The URL of the image leads to a host that this server does not fetch from."
     names = Names()
     nothing = "The URL of the image is not followed: this server fetches nothing; send the image itself."
-    assert await refusal(f"http://{NAME}/", names, allow_media_domains=()) == nothing
-    assert await refusal(f"http://{NAME}/", names, allow_media_domains=("other.example",)) == message
-    assert await refusal("http://93.184.216.34/", names, allow_media_domains=("example",)) == message
+    assert await rejection(f"http://{NAME}/", names, allow_media_domains=()) == nothing
+    assert await rejection(f"http://{NAME}/", names, allow_media_domains=("other.example",)) == message
+    assert await rejection("http://93.184.216.34/", names, allow_media_domains=("example",)) == message
     assert names.asked == []
 
 
@@ -181,23 +181,23 @@ PRIVATE = [
 @pytest.mark.parametrize("address", PRIVATE)
 async def test_a_name_that_leads_to_no_public_address_is_refused(address: str) -> None:
     message = "The URL of the image leads to an address that is not public."
-    assert await refusal("http://a.example/", Names({"a.example": [address]}), allow_media_domains=("*",)) == message
+    assert await rejection("http://a.example/", Names({"a.example": [address]}), allow_media_domains=("*",)) == message
     mixed = Names({"a.example": ["93.184.216.34", address]})
-    assert await refusal("http://a.example/", mixed, allow_media_domains=("*",)) == message
+    assert await rejection("http://a.example/", mixed, allow_media_domains=("*",)) == message
 
 
 @pytest.mark.parametrize("address", [one for one in PRIVATE if "%" not in one])
 async def test_an_address_that_is_not_public_is_refused(address: str) -> None:
     host = f"[{address}]" if ":" in address else address
-    assert "does not fetch from" in await refusal(f"http://{host}:2222/", allow_media_domains=("*",))
+    assert "does not fetch from" in await rejection(f"http://{host}:2222/", allow_media_domains=("*",))
 
 
 async def test_an_address_that_the_settings_name_may_be_asked_and_no_other_like_it() -> None:
     async with origin() as host:
         only = fetcher(allow_media_domains=(LOCAL,))
         assert (await only.fetch(Image(host.url(host=LOCAL)))).source == IMAGE
-        assert "does not fetch from" in await refusal(host.url(), allow_media_domains=(LOCAL,))
-        assert "does not fetch from" in await refusal(host.url(host="127.0.0.2"), allow_media_domains=(LOCAL,))
+        assert "does not fetch from" in await rejection(host.url(), allow_media_domains=(LOCAL,))
+        assert "does not fetch from" in await rejection(host.url(host="127.0.0.2"), allow_media_domains=(LOCAL,))
 
 
 async def test_what_is_dialled_is_the_address_that_was_checked() -> None:
@@ -205,13 +205,13 @@ async def test_what_is_dialled_is_the_address_that_was_checked() -> None:
     async with origin() as host:
         assert (await fetcher(rebinding).fetch(Image(host.url()))).source == IMAGE
         assert rebinding.asked == [NAME]
-        assert "not public" in await refusal(host.url(), rebinding)
+        assert "not public" in await rejection(host.url(), rebinding)
     assert host.connections == 1
 
 
 async def test_one_address_of_several_that_may_not_be_asked_is_enough_to_ask_none() -> None:
     async with origin() as host:
-        assert "not public" in await refusal(host.url(), Names({NAME: [LOCAL, "10.0.0.1"]}))
+        assert "not public" in await rejection(host.url(), Names({NAME: [LOCAL, "10.0.0.1"]}))
     assert host.connections == 0
 
 
@@ -264,7 +264,7 @@ async def test_an_address_that_does_not_answer_is_left_for_the_next(monkeypatch:
 )
 async def test_a_url_that_is_not_one_is_refused_and_not_repeated(url: str, why: str) -> None:
     names = Names()
-    message = await refusal(url, names, error=InvalidInput if why.startswith(MALFORMED) else UrlNotAllowed)
+    message = await rejection(url, names, error=InvalidInput if why.startswith(MALFORMED) else UrlNotAllowed)
     assert message.startswith(f"The URL of the image {why}")
     assert "secret" not in message
     assert names.asked == []
@@ -299,7 +299,7 @@ async def test_a_redirect_is_checked_as_the_first_url_is(location: str, why: str
     names = Names({NAME: [LOCAL], "inside.example": ["192.168.0.1"]})
     async with origin() as host:
         host.pages["/"] = redirect(location)
-        assert why in await refusal(host.url(), names)
+        assert why in await rejection(host.url(), names)
     assert host.connections == 1
 
 
@@ -307,7 +307,7 @@ async def test_a_redirect_to_another_name_needs_that_name_to_be_allowed() -> Non
     names = Names({NAME: [LOCAL], "other.example": [LOCAL]})
     async with origin() as host:
         host.pages["/"] = redirect(host.url("/b", host="other.example"))
-        assert "does not fetch from" in await refusal(host.url(), names, allow_media_domains=(NAME, LOCAL))
+        assert "does not fetch from" in await rejection(host.url(), names, allow_media_domains=(NAME, LOCAL))
     assert names.asked == [NAME]
 
 
@@ -315,7 +315,7 @@ async def test_a_name_is_looked_up_and_checked_again_at_each_redirect() -> None:
     rebinding = Names({NAME: [LOCAL]}, later={NAME: ["10.0.0.1"]})
     async with origin() as host:
         host.pages["/"] = redirect("/again")
-        assert "not public" in await refusal(host.url(), rebinding)
+        assert "not public" in await rejection(host.url(), rebinding)
     assert host.connections == 1
 
 

@@ -123,7 +123,7 @@ def test_the_setting_must_be_a_folder(tmp_path: Path) -> None:
 
 
 class Disk:
-    """Reads what is there; and does not answer about files called `hung`, until the test is over."""
+    """FileReads what is there; and does not answer about files called `hung`, until the test is over."""
 
     def __init__(self) -> None:
         self.gate = Gate()

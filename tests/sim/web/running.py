@@ -200,7 +200,7 @@ async def _serve(world: WebWorld, violations: list[str], clients: list[Client]) 
 
 async def _end(at: float, server: Server) -> None:
     await anyio.sleep(at)
-    server.lobby.close("the server is draining")
+    server.registry.close("the server is draining")
     server.traffic.end()
 
 
@@ -229,8 +229,8 @@ def _door(world: WebWorld, engine: Engine) -> tuple[Server, Service]:
         access_log=False,
     )
     server = Server(config, [EngineConfig()])
-    server.lobby.open(engine)
-    application = Application(server.lobby, server.traffic, config)
+    server.registry.open(engine)
+    application = Application(server.registry, server.traffic, config)
     settings = server._hypercorn_config()
     fast_path = FastPath(application, lambda: settings.response_headers("h11"))
     acceptor = Acceptor(server._wrapped(application), fast_path, settings, None)
