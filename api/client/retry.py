@@ -16,8 +16,8 @@ class RetryPolicy:
     """How often and how patiently a client repeats a request that was not taken.
 
     Repeated are rejections for overload (429), answers of a server that starts or drains (503), and connections that
-    cannot be made. Requests of this package change nothing on the server, so one whose connection ends before its answer is
-    complete is repeated too, but only once: it may be what ended the server.
+    cannot be made. Requests of this package change nothing on the server, so one whose connection ends before its
+    answer is complete is repeated too, but only once: it may be what ended the server.
 
     Raises:
         ConfigError: A value is out of its range; the message names field, value and range.
