@@ -96,9 +96,9 @@ def run(options: Options, *, rounds: int, seconds: float) -> None:
     ):
         for inputs in (Inputs.texts(TextSource(options.model)), Inputs.images(clip)):
             served = replace(options, model=str(inputs.folder))
-            own = [cell for cell in cells if cell.scenario in (inputs.images or inputs.lists)]
+            own = [cell for cell in cells if cell.scenario in (inputs.encoded_images or inputs.lists)]
             with serving(served.serve_command()) as server:
-                record.results["images" if inputs.images else "texts"] = server.card()
+                record.results["images" if inputs.encoded_images else "texts"] = server.card()
                 for _ in range(rounds):
                     for cell in own:
                         _measure(server, inputs, cell, seconds)

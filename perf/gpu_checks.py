@@ -18,7 +18,7 @@ from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.kernels.self_check import TOLERANCE, difference
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.text import TextTower
-from staged_pool.runtime.models.transformer.packed_transformer import Body
+from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.requests import DENSE_ONLY, Image, Output, TextInput
 from staged_pool.stages.work import Prepared
 
@@ -98,7 +98,7 @@ def _vectors(model: Encoder, given: Sequence[ModelInput]) -> NDArray[np.float32]
     return np.stack(vectors)
 
 
-def text_body(model: Encoder) -> Body:
+def text_body(model: Encoder) -> PackedTransformer:
     """The transformer of a model that reads texts."""
     tower = model.towers["text"]
     assert isinstance(tower, TextTower)

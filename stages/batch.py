@@ -212,7 +212,7 @@ class BatchStage(Stage, Generic[P, R]):
             if row is None:
                 self._coalescer.add(item)
             else:
-                item.ticket.load.recalled(self._former.lane, item.cost)
+                item.ticket.load.cached(self._former.lane, item.cost)
                 self._observe_wait(item, now)
                 found.append(self._with_row(item, row, now))
         self.recalled += len(found)

@@ -74,7 +74,7 @@ class Load(Protocol):
     def fed(self, lane: Hashable, inputs: int) -> None:
         """Count inputs that go to preprocess."""
 
-    def prepared(self, lane: Hashable, tokens: int) -> None:
+    def tokenized(self, lane: Hashable, tokens: int) -> None:
         """Count an input that is prepared and has so many tokens."""
 
     def computed(self, lane: Hashable, tokens: int) -> None:
@@ -83,7 +83,7 @@ class Load(Protocol):
     def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
         """Count tokens whose rows come with those of another item. Negative: they go through the device, after all."""
 
-    def recalled(self, lane: Hashable, tokens: int) -> None:
+    def cached(self, lane: Hashable, tokens: int) -> None:
         """Count tokens whose rows are kept from earlier."""
 
     def delivered(self, numbers: int) -> StagedPoolError | None:

@@ -184,7 +184,7 @@ class NoLoad:
     def fed(self, lane: Hashable, inputs: int) -> None:
         """Nobody counts."""
 
-    def prepared(self, lane: Hashable, tokens: int) -> None:
+    def tokenized(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
     def computed(self, lane: Hashable, tokens: int) -> None:
@@ -196,7 +196,7 @@ class NoLoad:
     def delivered(self, numbers: int) -> None:
         pass
 
-    def recalled(self, lane: Hashable, tokens: int) -> None:
+    def cached(self, lane: Hashable, tokens: int) -> None:
         """Nobody counts."""
 
 

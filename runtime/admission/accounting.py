@@ -144,10 +144,10 @@ class Reservation:
         if self.is_inside and (usage := self.lanes.get(cast(Lane, lane))) is not None:
             self._in_flight.feed(usage, cast(Lane, lane), inputs * usage.estimate)
 
-    def prepared(self, lane: Hashable, tokens: int) -> None:
+    def tokenized(self, lane: Hashable, tokens: int) -> None:
         """See `Load.prepared`."""
         if self.is_inside:
-            self._in_flight.prepared(self, cast(Lane, lane), tokens)
+            self._in_flight.tokenized(self, cast(Lane, lane), tokens)
 
     def computed(self, lane: Hashable, tokens: int) -> None:
         """See `Load.computed`."""
@@ -161,7 +161,7 @@ class Reservation:
             usage.spared += tokens
             self._in_flight.correct(self, cast(Lane, lane), -tokens)
 
-    def recalled(self, lane: Hashable, tokens: int) -> None:
+    def cached(self, lane: Hashable, tokens: int) -> None:
         """See `Load.recalled`."""
         self.adjust_tokens(lane, tokens)
 
@@ -259,13 +259,13 @@ class InFlight:
         if tokens < 0:
             self.room_freed(lane)
 
-    def prepared(self, reservation: Reservation, lane: Lane, tokens: int) -> None:
+    def tokenized(self, reservation: Reservation, lane: Lane, tokens: int) -> None:
         """One of a request's inputs is prepared and has so many tokens."""
         usage = reservation.lanes.get(lane)
         if usage is not None and usage.unprepared:
             usage.unprepared -= 1
             self.unprepared[lane] -= 1
-            self._estimates.prepared(lane, tokens)
+            self._estimates.tokenized(lane, tokens)
             self.correct(reservation, lane, tokens - usage.estimate)
 
     def correct(self, reservation: Reservation, lane: Lane, tokens: float) -> None:

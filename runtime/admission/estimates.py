@@ -127,7 +127,7 @@ class Estimates:
             return {"text": share * self._alone("text", body_bytes)}
         return {lane: share * count * self._input_tokens[lane].value for lane, count in inputs.items()}
 
-    def prepared(self, lane: Lane, tokens: int) -> None:
+    def tokenized(self, lane: Lane, tokens: int) -> None:
         """An input of a lane turned out to have so many tokens."""
         self._input_tokens[lane].observe(tokens)
 

@@ -116,9 +116,9 @@ async def _all_running(
                 if "image" in model.card.lanes:
                     image_device.grow(threads)
                     image_preprocess.grow(first.image_preprocess_threads)
-                    image_preprocess.core = turns.one
+                    image_preprocess.core = turns.acquire
                     if _needs_cores(model):
-                        image_device.core, device.core = turns.one, turns.at_once
+                        image_device.core, device.core = turns.acquire, turns.bypass
             models[:] = await device.run(_share_memory, models)
             for model in models:
                 for lane in model.card.lanes:

@@ -18,7 +18,9 @@ class Priority(enum.StrEnum):
 
 
 class Claim(Protocol):
-    """A request that has entries in queues, such as a `Ticket`. Its identity is the object's."""
+    """A request that has entries in queues, such as a `Ticket`."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def priority(self) -> Priority: ...

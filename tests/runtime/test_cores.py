@@ -48,7 +48,7 @@ async def test_threads_of_two_pools_compute_on_no_more_cores_than_there_are(monk
     async with DedicatedThreads("some").running(0) as some, DedicatedThreads("others").running(0) as others:
         for threads in (some, others):
             threads.grow(2)
-            threads.core = cores.one
+            threads.core = cores.acquire
         async with anyio.create_task_group() as tasks:
             for number, threads in enumerate((some, others)):
                 tasks.start_soon(threads, calls, number)
@@ -70,7 +70,7 @@ async def test_a_core_comes_back_after_an_error() -> None:
     cores = CoreLimiter(1)
     async with DedicatedThreads("failing").running(0) as threads:
         threads.grow(1)
-        threads.core = cores.one
+        threads.core = cores.acquire
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 await threads(lambda _: 1 // 0, None)
@@ -83,7 +83,7 @@ async def test_a_call_that_hangs_does_not_keep_the_others_for_ever(monkeypatch: 
     async with DedicatedThreads("hanging").running(0) as hanging, DedicatedThreads("others").running(0) as others:
         for threads in (hanging, others):
             threads.grow(1)
-            threads.core = cores.one
+            threads.core = cores.acquire
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hanging, calls, 0)
             await calls.gates[0].arrived()
@@ -98,7 +98,7 @@ async def test_what_is_urgent_waits_for_nobody_and_one_less_of_the_others_goes_o
     monkeypatch.setattr(cores_module, "CORE_PATIENCE_S", 60.0)
     cores, calls = CoreLimiter(1), Calls(4)
     async with DedicatedThreads("urgent").running(2) as urgent, DedicatedThreads("others").running(2) as others:
-        urgent.core, others.core = cores.at_once, cores.one
+        urgent.core, others.core = cores.bypass, cores.acquire
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(others, calls, 0)
             await calls.gates[0].arrived()

@@ -622,7 +622,7 @@ def admission_room_leaked_when_a_request_fails() -> Plan:
 
 @mutation
 def estimates_not_corrected() -> Plan:
-    return [(Reservation, "prepared", _nothing)]
+    return [(Reservation, "tokenized", _nothing)]
 
 
 @mutation
@@ -844,12 +844,12 @@ def rows_shared_between_salts() -> Plan:
 
 @mutation
 def followers_still_count_as_inside() -> Plan:
-    return [(Reservation, "spared", _nothing)]
+    return [(Reservation, "adjust_tokens", _nothing)]
 
 
 @mutation
 def tokens_of_an_heir_not_counted_again() -> Plan:
-    original = Reservation.spared
+    original = Reservation.adjust_tokens
 
     def adjust_tokens(self: Reservation, lane: Lane, tokens: int) -> None:
         original(self, lane, max(tokens, 0))

@@ -37,7 +37,7 @@ class CountingLoad(NoLoad):
     def __init__(self) -> None:
         self.tokens = 0
 
-    def prepared(self, lane: Hashable, tokens: int) -> None:
+    def tokenized(self, lane: Hashable, tokens: int) -> None:
         self.tokens += tokens
 
     def computed(self, lane: Hashable, tokens: int) -> None:
@@ -49,7 +49,7 @@ class CountingLoad(NoLoad):
     def delivered(self, numbers: int) -> None:
         pass
 
-    def recalled(self, lane: Hashable, tokens: int) -> None:
+    def cached(self, lane: Hashable, tokens: int) -> None:
         self.tokens -= tokens
 
 

@@ -42,7 +42,7 @@ _LONGEST_TABLE: Final = 1024
 """Rows of a table of positions. Finding out what becomes of rows beyond a longer one would take too long."""
 
 
-class Body:
+class PackedTransformer:
     """A transformer that takes packed batches.
 
     Args:

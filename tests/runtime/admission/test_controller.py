@@ -62,7 +62,7 @@ def answer(admission: Admission, inputs: dict[Lane, int], *, body_bytes: int) ->
     room = admission.enter(body_bytes=body_bytes, timeout_s=FOREVER)
     admission.count_items(room, dict.fromkeys(inputs, 1))
     for lane, tokens in inputs.items():
-        room.prepared(lane, tokens)
+        room.tokenized(lane, tokens)
         room.computed(lane, tokens)
     admission.leave(room, answered=True)
 
@@ -72,7 +72,7 @@ def test_what_enters_leaves_again_whole() -> None:
     rooms = [admission.enter(body_bytes=n * 100, timeout_s=FOREVER) for n in range(5)]
     for room in rooms:
         admission.count_items(room, {"text": 3})
-        room.prepared("text", 7)
+        room.tokenized("text", 7)
         room.computed("text", 7)
     for room in rooms:
         admission.leave(room, answered=True)
@@ -85,9 +85,9 @@ def test_the_estimate_becomes_the_true_cost_as_items_are_tokenized() -> None:
     room = admission.enter(body_bytes=400, timeout_s=FOREVER)
     assert admission.statistics().tokens == 400 / FIRST_BYTES_PER_TOKEN
     admission.count_items(room, {"text": 2})
-    room.prepared("text", 10)
+    room.tokenized("text", 10)
     assert admission.statistics().tokens == 10 + 50
-    room.prepared("text", 20)
+    room.tokenized("text", 20)
     assert admission.statistics().tokens == 30
     room.computed("text", 20)
     assert admission.statistics().tokens == 10
@@ -168,7 +168,7 @@ def late(admission: Admission, clock: Clock, took_s: float, of: RequestClass = D
     """Take a request of a token through, in so many seconds."""
     room = admission.enter(body_bytes=4, timeout_s=FOREVER, of=of)
     admission.count_items(room, {"text": 1})
-    room.prepared("text", 1)
+    room.tokenized("text", 1)
     room.computed("text", 1)
     clock.now += took_s
     admission.leave(room, answered=True)
@@ -228,8 +228,8 @@ def test_rows_that_were_known_do_not_hide_how_late_the_others_are() -> None:
     def take(seconds: float, *, known: bool) -> None:
         room = admission.enter(body_bytes=4000, timeout_s=FOREVER)
         admission.count_items(room, {"text": 1})
-        room.prepared("text", 1000)
-        (room.recalled if known else room.computed)("text", 1000)
+        room.tokenized("text", 1000)
+        (room.cached if known else room.computed)("text", 1000)
         clock.now += seconds
         admission.leave(room, answered=True)
 
@@ -308,7 +308,7 @@ def test_images_that_are_slow_to_decode_drain_as_slowly() -> None:
     admission.count_items(room, {"image": 100})
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(2.56, rel=0.01)  # 25 600 tokens on the device
     for _ in range(100):
-        room.prepared("image", 10)
+        room.tokenized("image", 10)
     assert admission.statistics().lanes["image"].drain_s == pytest.approx(0.1, rel=0.01)
     room = admission.enter(body_bytes=IMAGE_BYTES, timeout_s=FOREVER)
     admission.count_items(room, {"image": 100})
@@ -343,7 +343,7 @@ def test_whatever_happens_what_is_counted_is_what_is_inside(
             elif move == "count":
                 admission.count_items(room, inputs)
             elif move == "prepare":
-                room.prepared(lane, number % 1000)
+                room.tokenized(lane, number % 1000)
             elif move == "compute":
                 room.computed(lane, number % 10)
             else:
@@ -449,7 +449,7 @@ def test_nothing_is_known_of_a_tenant_that_has_left(visits: list[tuple[str | Non
     for tenant, priority, answered in visits:
         room = admission.enter(body_bytes=400, timeout_s=FOREVER, of=RequestClass(priority, tenant))
         admission.count_items(room, {"text": 3})
-        room.prepared("text", 7)
+        room.tokenized("text", 7)
         rooms.append((room, answered))
     assert admission.statistics().tenants == len({visit[:2] for visit in visits})
     for room, answered in rooms:

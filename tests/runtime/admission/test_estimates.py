@@ -58,8 +58,8 @@ def test_a_small_body_may_be_a_text_whatever_was_seen() -> None:
 def test_what_is_known_of_the_inputs_is_better_than_any_guess() -> None:
     estimates = Estimates(BOTH)
     for _ in range(100):
-        estimates.prepared("image", 50)
-        estimates.prepared("text", 20)
+        estimates.tokenized("image", 50)
+        estimates.tokenized("text", 20)
     assert estimates.known(10**6, {"image": 4}) == {"image": pytest.approx(200)}
     assert estimates.known(10**6, {"image": 4, "text": 2}) == {"image": pytest.approx(200), "text": pytest.approx(40)}
     assert estimates.known(400, {"text": 3}) == {"text": 400 / FIRST_BYTES_PER_TOKEN}
@@ -72,7 +72,7 @@ def test_guesses_are_numbers_that_can_be_counted_and_one_lane_is_likely(
     estimates = Estimates(BOTH)
     for size, read in seen:
         for lane, tokens in read.items():
-            estimates.prepared(lane, tokens)
+            estimates.tokenized(lane, tokens)
         estimates.learn(size, read)
     guesses = estimates.guess(body_bytes)
     assert any(guess.likely for guess in guesses.values())
