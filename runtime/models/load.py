@@ -40,7 +40,7 @@ from staged_pool.runtime.models.images.settings import read_image_settings
 from staged_pool.runtime.models.kernels.torch_threads import ThreadPlan, short_tokens, use_threads, usual_workers
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
-from staged_pool.runtime.models.tokenizing.roles import with_written_markers
+from staged_pool.runtime.models.tokenizing.input_roles import with_written_markers
 from staged_pool.runtime.models.towers.image import build_image_tower
 from staged_pool.runtime.models.towers.text import TextTower, build_text_tower
 from staged_pool.runtime.models.towers.tower import Tower

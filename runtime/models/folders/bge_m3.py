@@ -20,7 +20,7 @@ from staged_pool.runtime.models.specs.model import (
     RoleSettings,
     TokenWeightsSpec,
 )
-from staged_pool.runtime.models.tokenizing.roles import ROLES
+from staged_pool.runtime.models.tokenizing.input_roles import ROLES
 
 _NAMES: Final = ("sparse_linear", "colbert_linear")
 

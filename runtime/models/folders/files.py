@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from transformers import CONFIG_MAPPING
 from transformers import __version__ as transformers_version
 
-from staged_pool.runtime.models.folders.classes import check_class
-from staged_pool.runtime.models.folders.foreign import quantised
+from staged_pool.runtime.models.folders.foreign_formats import quantised
 from staged_pool.runtime.models.folders.rope import check_rope
+from staged_pool.runtime.models.folders.unsupported_classes import check_class
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.stages.errors import ConfigError

@@ -11,15 +11,9 @@ from pathlib import Path
 
 from staged_pool.runtime.config import Task
 from staged_pool.runtime.models.folders import classifier
-from staged_pool.runtime.models.folders.asked import read_asked_model, replaced_answers, unasked_note
 from staged_pool.runtime.models.folders.bge_m3 import has_bge_m3_heads, with_bge_m3_heads
-from staged_pool.runtime.models.folders.chain import read_head, read_pooling_modes
-from staged_pool.runtime.models.folders.foreign import MODULES, check_layout
-from staged_pool.runtime.models.folders.gte import gives_token_weights, is_gte, with_token_weights
-from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
-from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
-from staged_pool.runtime.models.folders.pair import chat_template, pair_template
-from staged_pool.runtime.models.folders.parts import (
+from staged_pool.runtime.models.folders.chat_pairs import chat_template, pair_template
+from staged_pool.runtime.models.folders.common_files import (
     read_body_config,
     read_chain,
     read_matryoshka,
@@ -28,8 +22,14 @@ from staged_pool.runtime.models.folders.parts import (
     read_transformer_settings,
     required,
 )
+from staged_pool.runtime.models.folders.foreign_formats import MODULES, check_layout
+from staged_pool.runtime.models.folders.gte import gives_token_weights, is_gte, with_token_weights
+from staged_pool.runtime.models.folders.images import is_image_folder, read_image_folder
+from staged_pool.runtime.models.folders.llm_rerankers import read_asked_model, replaced_answers, unasked_note
+from staged_pool.runtime.models.folders.multi_vector import is_multi_vector, read_multi_vector_folder
+from staged_pool.runtime.models.folders.pooling_modules import read_head, read_pooling_modes
 from staged_pool.runtime.models.folders.readme import is_of_embeddings
-from staged_pool.runtime.models.folders.rerankers import INSTRUCTION, check_rejected, recognise
+from staged_pool.runtime.models.folders.reranker_families import INSTRUCTION, check_rejected, recognise
 from staged_pool.runtime.models.folders.sparse import read_sparse_folder
 from staged_pool.runtime.models.folders.transformer_settings import check_modalities, read_max_seq_length
 from staged_pool.runtime.models.folders.vision_language import (

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from staged_pool.runtime.config import Task
-from staged_pool.runtime.models.folders.chain import read_head, read_pooling_modes
 from staged_pool.runtime.models.folders.classifier import class_name, read_image_classifier
-from staged_pool.runtime.models.folders.parts import (
+from staged_pool.runtime.models.folders.common_files import (
     read_body_config,
     read_chain,
     read_matryoshka,
@@ -24,6 +23,7 @@ from staged_pool.runtime.models.folders.parts import (
     read_transformer_settings,
     required,
 )
+from staged_pool.runtime.models.folders.pooling_modules import read_head, read_pooling_modes
 from staged_pool.runtime.models.folders.transformer_settings import read_max_seq_length
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from staged_pool.runtime.model import Role
-from staged_pool.runtime.models.folders.parts import (
+from staged_pool.runtime.models.folders.common_files import (
     expect_level,
     read_body_config,
     read_chain,

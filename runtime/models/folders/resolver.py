@@ -20,7 +20,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
     RevisionNotFoundError,
 )
 
-from staged_pool.runtime.models.folders.foreign import check_layout, name_cause
+from staged_pool.runtime.models.folders.foreign_formats import check_layout, name_cause
 from staged_pool.runtime.models.folders.local import local_folder
 from staged_pool.stages.errors import ConfigError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, cast, get_args
 
 from staged_pool.runtime.model import Similarity
-from staged_pool.runtime.models.folders.parts import (
+from staged_pool.runtime.models.folders.common_files import (
     read_body_config,
     read_chain,
     read_prompts,

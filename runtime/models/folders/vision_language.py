@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from staged_pool.runtime.model import Role
 from staged_pool.runtime.models.folders.classifier import class_name
-from staged_pool.runtime.models.folders.parts import read_body_config, read_transformer_settings
+from staged_pool.runtime.models.folders.common_files import read_body_config, read_transformer_settings
 from staged_pool.runtime.models.folders.special_tokens import read_special_token
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import ImageSpec, ModelFolder, MultiVectorSpec, RoleSettings

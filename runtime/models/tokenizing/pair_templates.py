@@ -14,7 +14,7 @@ from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
 from staged_pool.runtime.models.specs.model import PairTemplate
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
 from staged_pool.runtime.models.tokenizing.limits import InputLimits
-from staged_pool.runtime.models.tokenizing.pair_readings import (
+from staged_pool.runtime.models.tokenizing.pending_pairs import (
     PairReading,
     begin_pair,
     cut_texts,

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 from staged_pool.runtime.model import ModelInput, Role, Span, TokenIds, TokenSequence
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate, plain_text
+from staged_pool.runtime.models.tokenizing.input_roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.limits import (
     InputLimits,
     check_text,
@@ -16,7 +17,6 @@ from staged_pool.runtime.models.tokenizing.limits import (
     own_limit,
     token_limit,
 )
-from staged_pool.runtime.models.tokenizing.roles import PLAIN, ROLES, RoleSpec
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import PORTION, Encoding, SharedTokenizer, shared_beginning
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens
 from staged_pool.runtime.requests import Chat, Output, Side, TextInput

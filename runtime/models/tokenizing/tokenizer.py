@@ -9,18 +9,18 @@ from tokenizers import Tokenizer
 from staged_pool.runtime.model import ModelInput, Role, Tokens, TokenSequence
 from staged_pool.runtime.models.specs.model import PairForm, PairPieces
 from staged_pool.runtime.models.tokenizing.chat import ChatTemplate
-from staged_pool.runtime.models.tokenizing.decoding import without_gaps
+from staged_pool.runtime.models.tokenizing.input_roles import RoleSpec
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, check_characters, check_text
-from staged_pool.runtime.models.tokenizing.pair_pieces import PieceReader
 from staged_pool.runtime.models.tokenizing.pair_templates import TemplateReader
 from staged_pool.runtime.models.tokenizing.pairs import PairReader
-from staged_pool.runtime.models.tokenizing.roles import RoleSpec
+from staged_pool.runtime.models.tokenizing.piecewise_pairs import PieceReader
 from staged_pool.runtime.models.tokenizing.shared_tokenizer import SharedTokenizer
 from staged_pool.runtime.models.tokenizing.special_tokens import (
     SpecialTokens,
     find_pair_special_tokens,
     find_special_tokens,
 )
+from staged_pool.runtime.models.tokenizing.text_cleanup import without_gaps
 from staged_pool.runtime.models.tokenizing.texts import TextReader
 from staged_pool.runtime.requests import Chat, PairInput, Side, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput

@@ -18,7 +18,7 @@ from staged_pool.runtime.models.heads.head import Head
 from staged_pool.runtime.models.kernels.self_check import MISFITS
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
-from staged_pool.runtime.models.tokenizing.roles import filling_roles, resolve_roles
+from staged_pool.runtime.models.tokenizing.input_roles import filling_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.towers.tower import Outcome
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from staged_pool.runtime.model import Similarity
-from staged_pool.runtime.models.folders.foreign import WEIGHT_FILES, check_quantization, file_names, name_cause
+from staged_pool.runtime.models.folders.foreign_formats import WEIGHT_FILES, check_quantization, file_names, name_cause
 from staged_pool.runtime.models.folders.gte import with_native_config
 from staged_pool.runtime.models.folders.readme import trained_for_shorter_vectors
 from staged_pool.runtime.models.specs.json_file import JsonFile

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from staged_pool.runtime.models.folders.classifier import Labelling, language_model
-from staged_pool.runtime.models.folders.rerankers import FAMILIES, QWEN3, Family, looks_like_qwen3, recognise
+from staged_pool.runtime.models.folders.reranker_families import FAMILIES, QWEN3, Family, looks_like_qwen3, recognise
 from staged_pool.runtime.models.specs.model import LogitScoreSpec, PairForm, PairTemplate
 from staged_pool.runtime.reranking import AskedFor
 from staged_pool.stages.errors import ConfigError

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from staged_pool.runtime.models.folders.folder import read_folder
 from staged_pool.runtime.models.specs.model import RoleSettings
-from staged_pool.runtime.models.tokenizing.roles import PLAIN, RoleSpec, resolve_roles, with_written_markers
+from staged_pool.runtime.models.tokenizing.input_roles import PLAIN, RoleSpec, resolve_roles, with_written_markers
 from staged_pool.runtime.requests import DENSE_ONLY, Output
 from staged_pool.stages.errors import ConfigError
 from tests.models.conftest import TinyFolder

@@ -12,7 +12,7 @@ from typing import Final
 from staged_pool.runtime.model import ModelInput, TokenIds, TokenSequence
 from staged_pool.runtime.models.specs.model import PairPieces
 from staged_pool.runtime.models.tokenizing.limits import InputLimits, kept
-from staged_pool.runtime.models.tokenizing.pair_readings import (
+from staged_pool.runtime.models.tokenizing.pending_pairs import (
     PairReading,
     begin_pair,
     cut_texts,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, get_args
 
-from staged_pool.runtime.models.folders.parts import expect_level, read_dense, required
+from staged_pool.runtime.models.folders.common_files import expect_level, read_dense, required
 from staged_pool.runtime.models.specs.json_file import JsonFile
 from staged_pool.runtime.models.specs.model import HeadModule, LayerNorm, Normalize, PoolingMode
 from staged_pool.stages.errors import ConfigError
