@@ -26,7 +26,8 @@ LONGER: Final = re.compile(r"^# Longer than 350 lines: .{10}", re.MULTILINE)
 """A module's line that says why it is longer."""
 
 _INDIRECT: Final = re.compile(
-    r"(Whether|What|Whatever|How|Who|Whoever|Whose|Which|Whichever|Where|When|Why|Of|Those|So many|So much|As many|As much)\b"
+    r"(Whether|What|Whatever|How|Who|Whoever|Whose|Which|Whichever|Where|When|Why|Of|Those|So many|So much"
+    r"|As many|As much)\b"
 )
 _GOES_ON: Final = re.compile(r"(and|or|but|of|so|how|which|than|what|in|for|with|by|as|to|the|an?)\b")
 _SENTENCE_END: Final = re.compile(r"(?<=[.?!:;])[)\"'`]*\s+")
