@@ -25,13 +25,12 @@ from staged_pool.api.config import ServerConfig
 from staged_pool.api.keys import OPEN
 from staged_pool.api.openapi.document import document
 from staged_pool.api.openapi.operations import OPERATIONS
-from staged_pool.api.wire import extract_images as aside
-from staged_pool.api.wire import inputs
+from staged_pool.api.wire import extract_images, inputs
 from staged_pool.api.wire.chunked_json import dump
-from staged_pool.api.wire.density import Limits, check_density, is_small
 from staged_pool.api.wire.dialects import infinity, invocations, openai, tei_tokens, tokens
 from staged_pool.api.wire.exchange import Body, Exchange, Received
 from staged_pool.api.wire.forms import read_form
+from staged_pool.api.wire.json_bounds import Limits, check_bounds, is_small
 from staged_pool.api.wire.ndjson import LineExchange
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
@@ -108,7 +107,7 @@ class Routes:
                 raise no_model(task, engines)
         if task.forms:
             body, boundary = await call.form_or_json_body()
-            await self._check_density(body, boundary)
+            await self._check_bounds(body, boundary)
         else:
             body, boundary = await self._json_body(call, any_type=task.any_type), None
         if task.at_once is not None and (at_once := task.at_once(body)) is not None:
@@ -225,7 +224,7 @@ class Routes:
         if await self._peek(tei_tokens.is_tokenize, body):
             call.describe = tei_tokens.tei_error
             return await self._tokenize_texts(body, call)
-        source, wanted = await self._read(partial(aside.read, tokens.decode_tokenize), body)
+        source, wanted = await self._read(partial(extract_images.read_json, tokens.decode_tokenize), body)
         engine = self._tokenizer(call, wanted.model)
         call.words = Words({"input": "prompt" if isinstance(source, str) else "messages"})
         found = await engine.tokenize(source, add_special_tokens=bool(wanted.add_special_tokens))
@@ -290,13 +289,13 @@ class Routes:
     async def _json_body(self, call: Call, *, any_type: bool = False) -> Body:
         """See `Call.json_body`; a body with more values than a request may have is rejected before it is read."""
         body = await call.json_body(any_type=any_type)
-        await self._check_density(body, None)
+        await self._check_bounds(body, None)
         return body
 
-    async def _check_density(self, body: Body, boundary: bytes | None) -> None:
+    async def _check_bounds(self, body: Body, boundary: bytes | None) -> None:
         limits = self._limits()
         if boundary is None and not is_small(body, limits):  # the parts of a form are looked at one by one
-            await self._readers(partial(check_density, limits=limits), body)
+            await self._readers(partial(check_bounds, limits=limits), body)
 
     def _limits(self) -> Limits:
         """Limits of the model that allows most: which one is meant is not known before a body is read."""
@@ -308,7 +307,7 @@ class Routes:
 
     async def _peek(self, reader: Callable[[Body], R], body: Body) -> R:
         """As `_read`, of what stands in short fields."""
-        return await self._read(partial(aside.peek, reader), body)
+        return await self._read(partial(extract_images.peek, reader), body)
 
     async def _read(self, decode: Callable[[Body], R], body: Body) -> R:
         """What a body says; read in a thread if it is large."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from staged_pool.api.app.call import Describe
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.dialects import (
     classify,
     cohere,
@@ -174,10 +174,10 @@ def _dialect_of_ranking(body: Body) -> Describe | None:
     if not texts and not scores:
         return None
     try:
-        fields = jsons.fields_of(body)
+        fields = json_decode.fields_of(body)
     except InvalidInput:
         return tei_error if texts else plain_error
-    if "texts" in fields and ("documents" not in fields or jsons.is_null(fields["documents"])):
+    if "texts" in fields and ("documents" not in fields or json_decode.is_null(fields["documents"])):
         return tei_error
     return plain_error if "property" in fields else None
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.fields import RequestFields
 from staged_pool.api.wire.images import Part, joined, with_options
 from staged_pool.runtime.requests import Chat, Image
@@ -56,11 +56,11 @@ def conversations(raw: msgspec.Raw, fields: ChatFields, root: str) -> list[Chat]
     Raises:
         InvalidInput: Says which part is wrong and what would be right.
     """
-    depth, first = jsons.shape(raw)
+    depth, first = json_decode.shape(raw)
     if depth == 1 and first == b"{":
-        return [_chat(jsons.decode(_MESSAGES, raw, root=root, single=True), fields, root, None)]
+        return [_chat(json_decode.decode(_MESSAGES, raw, root=root, single=True), fields, root, None)]
     if depth == 2:
-        lists = jsons.decode(_MESSAGE_LISTS, raw, root=root)
+        lists = json_decode.decode(_MESSAGE_LISTS, raw, root=root)
         return [_chat(messages, fields, f"{root}[{index}]", index) for index, messages in enumerate(lists)]
     if depth == 1 and first == b"]":
         raise _none_of(root, None)
@@ -80,31 +80,31 @@ def _chat(messages: list[dict[str, Any]], fields: ChatFields, where: str, index:
 
 
 def _none_of(where: str, index: int | None) -> InvalidInput:
-    return wrong(where, "at least one message is needed", index)
+    return field_error(where, "at least one message is needed", index)
 
 
 def _message(message: dict[str, Any], where: str, index: int | None) -> Mapping[str, object]:
     """A message with its content as `joined` has it; the rest as it was sent."""
     if "role" not in message:
-        raise wrong(f"{where}.role", "this field is required", index)
+        raise field_error(f"{where}.role", "this field is required", index)
     if not isinstance(message["role"], str):
-        raise wrong(f"{where}.role", "expected a text", index)
+        raise field_error(f"{where}.role", "expected a text", index)
     content = message.get("content")
     if isinstance(content, str):
         return message
     if content is None and message.get("tool_calls"):  # an assistant that only calls tools says nothing
         return message | {"content": ""}
     if "content" not in message:
-        raise wrong(f"{where}.content", "this field is required", index)
+        raise field_error(f"{where}.content", "this field is required", index)
     if not isinstance(content, list):
-        raise wrong(f"{where}.content", "expected a text or a list of parts", index)
+        raise field_error(f"{where}.content", "expected a text or a list of parts", index)
     parts = [_part(part, f"{where}.content[{place}]", index) for place, part in enumerate(content)]
     return message | {"content": joined(parts)}
 
 
 def _part(part: object, where: str, index: int | None) -> str | Image:
     if not isinstance(part, dict):
-        raise wrong(where, "expected an object with a `type`", index)
+        raise field_error(where, "expected an object with a `type`", index)
     if not isinstance(part.get("type"), str | None):
-        raise wrong(f"{where}.type", "expected a text", index)
+        raise field_error(f"{where}.type", "expected a text", index)
     return Part(**{name: part.get(name) for name in Part.__struct_fields__}).read(where, index)

@@ -23,7 +23,7 @@ PIECE_BYTES: Final = 2**16
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
 
 
-class Spelled:
+class EncodedJson:
     """JSON that is there already, in parts, to stand in a larger answer: they are copied once, into its pieces."""
 
     __slots__ = ("parts",)
@@ -34,14 +34,14 @@ class Spelled:
 
 def dump(answer: object) -> bytes:
     """JSON of an answer; arrays become lists of numbers, each the shortest that reads back as the same float32."""
-    return orjson.dumps(answer, _spelled, _OPTIONS)
+    return orjson.dumps(answer, _encoded, _OPTIONS)
 
 
-def dump_array(array: NDArray[Any]) -> Spelled:
+def dump_array(array: NDArray[Any]) -> EncodedJson:
     """JSON of an array that has too many numbers for one step: of one row, or of several."""
     step = STEP_VALUES if array.ndim < 2 else max(1, STEP_VALUES // array.shape[-1])
     rows = (array[start : start + step] for start in range(0, len(array), step))
-    return Spelled((b"[", *_separated([_inside(part)] for part in with_pauses(map(dump, rows))), b"]"))
+    return EncodedJson((b"[", *_separated([_inside(part)] for part in with_pauses(map(dump, rows))), b"]"))
 
 
 def average(total: int, count: int) -> int:
@@ -109,22 +109,24 @@ def _groups(items: Iterator[object], size: int) -> Iterator[list[object]]:
 
 def _parts(group: Sequence[object]) -> list[bytes | memoryview]:
     """JSON of some items of a list."""
-    if not any(map(_holds_spelled, group)):
+    if not any(map(_holds_encoded, group)):
         return [_inside(dump(group))]
     return list(_separated(map(_item_parts, group)))
 
 
-def _holds_spelled(item: object) -> bool:
-    return isinstance(item, Spelled) or (isinstance(item, dict) and any(isinstance(v, Spelled) for v in item.values()))
+def _holds_encoded(item: object) -> bool:
+    return isinstance(item, EncodedJson) or (
+        isinstance(item, dict) and any(isinstance(value, EncodedJson) for value in item.values())
+    )
 
 
 def _item_parts(item: object) -> Iterator[bytes | memoryview]:
-    if isinstance(item, Spelled):
+    if isinstance(item, EncodedJson):
         yield from item.parts
     elif isinstance(item, dict) and item:
         for place, (name, value) in enumerate(item.items()):
             yield (b"," if place else b"{") + dump(name) + b":"
-            yield from value.parts if isinstance(value, Spelled) else (dump(value),)
+            yield from value.parts if isinstance(value, EncodedJson) else (dump(value),)
         yield b"}"
     else:
         yield dump(item)
@@ -158,8 +160,8 @@ def _gathered(parts: Iterable[bytes | memoryview]) -> Pieces:
     return pieces[0] if len(pieces) == 1 else tuple(pieces)
 
 
-def _spelled(value: object) -> orjson.Fragment:
-    if isinstance(value, Spelled):
+def _encoded(value: object) -> orjson.Fragment:
+    if isinstance(value, EncodedJson):
         return orjson.Fragment(b"".join(value.parts))
     raise TypeError(f"no JSON of a {type(value).__name__}")
 

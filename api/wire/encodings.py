@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from staged_pool.api.wire.chunked_json import STEP_VALUES, Spelled, dump_array, with_pauses
+from staged_pool.api.wire.chunked_json import STEP_VALUES, EncodedJson, dump_array, with_pauses
 from staged_pool.stages.errors import InvalidInput
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -59,7 +59,7 @@ class Encoding:
         """Whether the answer is no JSON at all."""
         return self.form in ("bytes", "bytes_only")
 
-    def value(self, array: NDArray[Any]) -> NDArray[Any] | Spelled:
+    def value(self, array: NDArray[Any]) -> NDArray[Any] | EncodedJson:
         """An array as `dump` can write it; in base64 an array of several rows is one string.
 
         Args:
@@ -191,8 +191,8 @@ def _packed(array: Floats, dtype: DType) -> NDArray[np.uint8]:
     return np.packbits(array >= 0, axis=-1)
 
 
-def _base64(raw: NDArray[Any]) -> Spelled:
-    return Spelled((b'"', *with_pauses(_base64_parts(raw.reshape(-1).view(np.uint8).data)), b'"'))
+def _base64(raw: NDArray[Any]) -> EncodedJson:
+    return EncodedJson((b'"', *with_pauses(_base64_parts(raw.reshape(-1).view(np.uint8).data)), b'"'))
 
 
 def _base64_parts(raw: memoryview) -> Iterator[bytes]:

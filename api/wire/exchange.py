@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from staged_pool.api.wire import extract_images as aside
-from staged_pool.api.wire import forms
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import extract_images, forms, json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
-from staged_pool.api.wire.density import UNLIMITED, Limits
+from staged_pool.api.wire.json_bounds import UNLIMITED, Limits
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.results import Usage
 from staged_pool.stages.errors import ENGINE_WORDS, Words
@@ -45,7 +43,7 @@ class Write(Protocol):
 
 
 Read: TypeAlias = Callable[[Body, ModelCard], tuple[Request, Write]]
-"""FileReads the body of a request to a model. Raises `InvalidInput`, which says what is wrong and what would be right.
+"""Reads the body of a request to a model. Raises `InvalidInput`, which says what is wrong and what would be right.
 
 The second value holds what the answer needs of the request and the engine has no use for.
 """
@@ -91,12 +89,12 @@ class Received(Generic[W]):
     def decode(self) -> Request:
         """The request, once. Runs in the parse stage."""
         body, self._body = self._body, b""
-        with jsons.at_most(self._limits.items):
+        with json_decode.at_most(self._limits.items):
             if self._boundary is None:
-                request, self._writer = aside.read(self._read_json, body)
+                request, self._writer = extract_images.read_json(self._read_json, body)
             else:
                 form = forms.read_form(body, self._boundary, self._limits)
-                request, self._writer = aside.read_marked(self._read_json, form)
+                request, self._writer = extract_images.read_marked(self._read_json, form)
         self.words = request.words
         return replace(request, model=None) if self._placed else request
 
@@ -122,7 +120,7 @@ class Exchange(Received[Write]):
         return written if isinstance(written, Written) else Written(written)
 
 
-def named(write: Write, request_id: str | None) -> Write:
+def with_request_id(write: Write, request_id: str | None) -> Write:
     """The same, with the id that the body of the request asks for, if it does."""
     if request_id is None:
         return write

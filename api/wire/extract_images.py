@@ -37,33 +37,33 @@ _ESCAPES: Final = (
 _LONGEST_ESCAPE: Final = 6
 
 
-class Aside:
+class MarkedJson:
     """JSON with marks in it, and what they stand for. Made for one request."""
 
     def __init__(self) -> None:
         self._secret = ""
         self._held: dict[str, Held] = {}
         self.json: Body = b""
-        self.at_fault = False
+        self.has_invalid = False
         """Something that was set aside is not what it should be, so reading the request as it came is of no use."""
 
-    def put(self, held: Held) -> str:
+    def add(self, held: Held) -> str:
         """The mark that stands for something."""
         if not self._secret:  # a caller who could guess it could name what another field holds
             self._secret = secrets.token_hex(16)
-        mark = f"aside-{self._secret}-{len(self._held)}"
+        mark = f"extracted-{self._secret}-{len(self._held)}"
         self._held[mark] = held
         return mark
 
     def take(self, mark: str) -> Held | None:
         return self._held.pop(mark, None)
 
-    def holds(self) -> int:
+    def remaining(self) -> int:
         """How much has not been taken."""
         return len(self._held)
 
 
-_CURRENT: Final[ContextVar[Aside | None]] = ContextVar("aside", default=None)
+_CURRENT: Final[ContextVar[MarkedJson | None]] = ContextVar("extracted_images", default=None)
 
 
 def take(text: str) -> Held | None:
@@ -72,47 +72,47 @@ def take(text: str) -> Held | None:
     return None if current is None else current.take(text)
 
 
-def blame() -> None:
+def report_invalid() -> None:
     """Say that what was taken is not what it should be."""
     if (current := _CURRENT.get()) is not None:
-        current.at_fault = True
+        current.has_invalid = True
 
 
-def read(reader: Callable[[Body], T], body: Body) -> T:
+def read_json(reader: Callable[[Body], T], body: Body) -> T:
     """What `reader` makes of a JSON body."""
     if len(body) < BLOCK:  # as most are: there is nothing in it that is long
         return reader(body)
-    aside = set_aside(body)
-    if not aside.holds():
+    marked = extract(body)
+    if not marked.remaining():
         return reader(body)
     try:
-        found = read_marked(reader, aside)
+        found = read_marked(reader, marked)
     except InvalidInput:
-        if aside.at_fault:
+        if marked.has_invalid:
             raise
     else:
-        if not aside.holds():
+        if not marked.remaining():
             return found
     return reader(body)
 
 
 def peek(reader: Callable[[Body], T], body: Body) -> T:
     """What `reader` makes of the short fields of a JSON body; the long ones may be marks."""
-    return reader(set_aside(body).json)
+    return reader(extract(body).json)
 
 
-def read_marked(reader: Callable[[Body], T], aside: Aside) -> T:
+def read_marked(reader: Callable[[Body], T], marked: MarkedJson) -> T:
     """What `reader` makes of JSON with marks."""
-    token = _CURRENT.set(aside)
+    token = _CURRENT.set(marked)
     try:
-        return reader(aside.json)
+        return reader(marked.json)
     finally:
         _CURRENT.reset(token)
 
 
-def set_aside(body: Body) -> Aside:
+def extract(body: Body) -> MarkedJson:
     """Cut all long texts that look like base64 out of JSON."""
-    aside = Aside()
+    marked = MarkedJson()
     pieces: list[Body] = []
     kept = place = 0
     while place + BLOCK <= len(body):
@@ -123,11 +123,11 @@ def set_aside(body: Body) -> Aside:
         end = _end(body, place + BLOCK)
         held = _held(body, place, end)
         if held is not None:
-            pieces += (body[kept:place], aside.put(held).encode())
+            pieces += (body[kept:place], marked.add(held).encode())
             kept = end
         place = end + 1
-    aside.json = b"".join((*pieces, body[kept:])) if pieces else body
-    return aside
+    marked.json = b"".join((*pieces, body[kept:])) if pieces else body
+    return marked
 
 
 def _end(body: Body, place: int) -> int:

@@ -14,8 +14,8 @@ import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from staged_pool.api.wire.density import UNLIMITED, Limits, check_density
-from staged_pool.api.wire.extract_images import Aside
+from staged_pool.api.wire.extract_images import MarkedJson
+from staged_pool.api.wire.json_bounds import UNLIMITED, Limits, check_bounds
 from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 MAX_PARTS: Final = 1000
@@ -44,8 +44,8 @@ def boundary_of(content_type: bytes) -> bytes:
     return boundary
 
 
-def read_form(body: bytes | bytearray, boundary: bytes, limits: Limits = UNLIMITED) -> Aside:
-    """The JSON that a form stands for, with its files set aside.
+def read_form(body: bytes | bytearray, boundary: bytes, limits: Limits = UNLIMITED) -> MarkedJson:
+    """The JSON that a form stands for, with its files set marked.
 
     Raises:
         InvalidInput: It is no form, or says which field is wrong.
@@ -62,7 +62,7 @@ def read_form(body: bytes | bytearray, boundary: bytes, limits: Limits = UNLIMIT
     if not parts.ended:
         raise _not_a_form("it ends before its last boundary")
     for part in parts.found:
-        check_density(b"".join(part.data), limits)
+        check_bounds(b"".join(part.data), limits)
     return _as_json(parts.found)
 
 
@@ -116,8 +116,8 @@ class _Parts:
         self.ended = True
 
 
-def _as_json(parts: list[_Part]) -> Aside:
-    aside = Aside()
+def _as_json(parts: list[_Part]) -> MarkedJson:
+    marked = MarkedJson()
     fields: dict[str, object] = {}
     inputs: list[object] = []
     for part in parts:
@@ -128,12 +128,12 @@ def _as_json(parts: list[_Part]) -> Aside:
         data = b"".join(part.data)  # without the interpreter's lock, where it is large
         is_file = b"filename" in options
         if is_file and name in _INPUTS:
-            inputs.append({"image": aside.put(data)})
+            inputs.append({"image": marked.add(data)})
         elif is_file:
             known = ", ".join(sorted(_INPUTS))
             raise InvalidInput(f"{shortened(name)}: files are read in the fields {known}", param=shortened(name))
         elif name in _IMAGES:  # a URL or base64; or, of clients that name no file, the image itself
-            inputs.append({"image": data.decode() if _is_text(data) else aside.put(data)})
+            inputs.append({"image": data.decode() if _is_text(data) else marked.add(data)})
         elif name == "input":
             value = _input(_text(data, name))
             inputs += value if isinstance(value, list) else [value]
@@ -143,8 +143,8 @@ def _as_json(parts: list[_Part]) -> Aside:
             fields[name] = _value(_text(data, name))
     if inputs:
         fields["input"] = inputs
-    aside.json = msgspec.json.encode(fields)
-    return aside
+    marked.json = msgspec.json.encode(fields)
+    return marked
 
 
 def _is_text(data: bytes) -> bool:

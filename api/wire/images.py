@@ -9,9 +9,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from staged_pool.api.wire import extract_images as aside
+from staged_pool.api.wire import extract_images
 from staged_pool.api.wire.data_urls import decode_base64, decode_data_url
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
 from staged_pool.runtime.media.urls import MAX_CHARACTERS
 from staged_pool.runtime.requests import Chat, Content, Image, TextInput
 from staged_pool.stages.errors import InvalidInput, UrlNotAllowed, shortened
@@ -42,7 +42,7 @@ class ImageFields(msgspec.Struct, kw_only=True):
         if _BACKGROUND in reading:
             options[_BACKGROUND] = colour = reading[_BACKGROUND]
             if not _is_colour(colour):
-                raise wrong(f"media_io_kwargs.image.{_BACKGROUND}", "expected three whole numbers from 0 to 255")
+                raise field_error(f"media_io_kwargs.image.{_BACKGROUND}", "expected three whole numbers from 0 to 255")
         return options
 
 
@@ -76,7 +76,7 @@ class Part(msgspec.Struct):
         kind = default if self.type is None else self.type
         match kind:
             case None:
-                raise wrong(f"{where}.type", "this field is required", index)
+                raise field_error(f"{where}.type", "this field is required", index)
             case "text" | "input_text":
                 return self._text(where, index)
             case "image_url" | "input_image":
@@ -88,22 +88,22 @@ class Part(msgspec.Struct):
                 return self._image(self.image, f"{where}.image", index, bare=True)
             case _:
                 what = f"`{shortened(kind)}` is not supported; `text`, `image_url`, `input_image` and `image` are"
-                raise wrong(f"{where}.type", what, index)
+                raise field_error(f"{where}.type", what, index)
 
     def _text(self, where: str, index: int | None) -> str:
         if self.text is None:
-            raise wrong(f"{where}.text", "this field is required", index)
+            raise field_error(f"{where}.text", "this field is required", index)
         if not isinstance(self.text, str):
-            raise wrong(f"{where}.text", "expected a text", index)
+            raise field_error(f"{where}.text", "expected a text", index)
         return self.text
 
     def _image(self, given: object, where: str, index: int | None, *, bare: bool) -> Image:
         if given is None:
-            raise wrong(where, "this field is required", index)
+            raise field_error(where, "this field is required", index)
         if not isinstance(given, str):
-            raise wrong(where, "expected a text", index)
+            raise field_error(where, "expected a text", index)
         if self.uuid is not None and not isinstance(self.uuid, str):
-            raise wrong(f"{where.rpartition('.image')[0]}.uuid", "expected a text", index)
+            raise field_error(f"{where.rpartition('.image')[0]}.uuid", "expected a text", index)
         return replace(read_image(given, where, index, bare=bare), key=self.uuid)
 
 
@@ -120,7 +120,7 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
         InvalidInput: It is none of them, is no right base64, or is empty.
         UrlNotAllowed: It is a URL of another kind.
     """
-    held = aside.take(given)
+    held = extract_images.take(given)
     if isinstance(held, bytes):
         return Image(_not_empty(held, where, index))
     if held is None:
@@ -152,8 +152,8 @@ def _not_empty(data: bytes, where: str, index: int | None) -> bytes:
 
 
 def _bad(where: str, what: str, index: int | None, *, error: type[InvalidInput] = InvalidInput) -> InvalidInput:
-    aside.blame()
-    return wrong(where, what, index, error=error)
+    extract_images.report_invalid()
+    return field_error(where, what, index, error=error)
 
 
 def joined(parts: list[str | Image]) -> str | tuple[str | Image, ...]:

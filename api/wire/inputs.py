@@ -8,15 +8,15 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
-from staged_pool.api.wire.cutting import TruncationSide, side_of
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import NOT_SPECIFIED, MaxTokens, ModelName
 from staged_pool.api.wire.images import read_image, with_options
 from staged_pool.api.wire.jina import object_inputs
-from staged_pool.api.wire.sources import places_of_texts, texts_or_ids
-from staged_pool.api.wire.words import Places
+from staged_pool.api.wire.texts_or_ids import places_of_texts, texts_or_ids
+from staged_pool.api.wire.truncation import TruncationSide, side_of
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput
 
@@ -38,9 +38,9 @@ def model_of(body: bytes | bytearray) -> str | None:
     """The model that a request names; nothing else of it is looked at.
 
     Raises:
-        InvalidInput: As for `jsons.decode`.
+        InvalidInput: As for `json_decode.decode`.
     """
-    name = jsons.decode(_MODEL, body).model
+    name = json_decode.decode(_MODEL, body).model
     return None if name == NOT_SPECIFIED else name
 
 
@@ -57,7 +57,7 @@ class InputFields(ChatFields, kw_only=True):
     """None: to texts; not to conversations, whose template writes all that the model is to see."""
 
 
-def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[tuple[TextInput | Image, ...], Places]:
+def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[tuple[TextInput | Image, ...], InputPaths]:
     """The inputs one by one, and their paths.
 
     Args:
@@ -79,7 +79,7 @@ def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[tuple[T
     return inputs, places
 
 
-def text_inputs(fields: InputFields) -> tuple[tuple[TextInput, ...], Places]:
+def text_inputs(fields: InputFields) -> tuple[tuple[TextInput, ...], InputPaths]:
     """As `inputs_of`, for tasks of which images have none.
 
     Raises:
@@ -89,20 +89,20 @@ def text_inputs(fields: InputFields) -> tuple[tuple[TextInput, ...], Places]:
     for index, given in enumerate(inputs):
         if isinstance(given, Image):
             what = "expected a text, token ids or a conversation, which is what has tokens"
-            raise wrong(places("input", index), what, index)
+            raise field_error(places("input", index), what, index)
     return tuple(given for given in inputs if isinstance(given, TextInput)), places
 
 
-def text_or_pair_inputs(fields: InputFields) -> tuple[tuple[TextInput | PairInput | Image, ...], Places]:
+def text_or_pair_inputs(fields: InputFields) -> tuple[tuple[TextInput | PairInput | Image, ...], InputPaths]:
     """As `inputs_of`; a list of lists of two texts is a list of pairs.
 
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
     """
     field, raw = _given(fields)
-    if field == "input" and jsons.shape(raw) == (2, b'"'):
-        lists = jsons.decode(_TEXT_LISTS, raw, root="input")
-        return tuple(_pair_input(texts, index, fields) for index, texts in enumerate(lists)), Places("input")
+    if field == "input" and json_decode.shape(raw) == (2, b'"'):
+        lists = json_decode.decode(_TEXT_LISTS, raw, root="input")
+        return tuple(_pair_input(texts, index, fields) for index, texts in enumerate(lists)), InputPaths("input")
     return inputs_of(fields)
 
 
@@ -113,7 +113,7 @@ def check_max_tokens(value: int | None) -> None:
         InvalidInput: It is 0.
     """
     if value == 0:
-        raise wrong("truncate_prompt_tokens", "0 leaves nothing of an input; expected -1 or at least 1")
+        raise field_error("truncate_prompt_tokens", "0 leaves nothing of an input; expected -1 or at least 1")
 
 
 def _given(fields: InputFields) -> tuple[str, msgspec.Raw]:
@@ -121,21 +121,21 @@ def _given(fields: InputFields) -> tuple[str, msgspec.Raw]:
     check_max_tokens(fields.truncate_prompt_tokens)
     check_chat_fields(fields)
     messages, given = fields.messages, fields.input
-    if isinstance(messages, msgspec.Raw) and not jsons.is_null(messages):
-        if isinstance(given, msgspec.Raw) and not jsons.is_null(given):
-            raise wrong("messages", "give either `input` or `messages`")
+    if isinstance(messages, msgspec.Raw) and not json_decode.is_null(messages):
+        if isinstance(given, msgspec.Raw) and not json_decode.is_null(given):
+            raise field_error("messages", "give either `input` or `messages`")
         return "messages", messages
     if isinstance(given, msgspec.UnsetType):
-        raise wrong("input", "this field is required")
+        raise field_error("input", "this field is required")
     return "input", given
 
 
-def _conversations(raw: msgspec.Raw, fields: InputFields, root: str) -> tuple[Sequence[Source], Places]:
-    return conversations(raw, fields, root), Places(root, several=jsons.shape(raw)[0] == 2)
+def _conversations(raw: msgspec.Raw, fields: InputFields, root: str) -> tuple[Sequence[Source], InputPaths]:
+    return conversations(raw, fields, root), InputPaths(root, several=json_decode.shape(raw)[0] == 2)
 
 
-def _sources(raw: msgspec.Raw, fields: InputFields) -> tuple[Sequence[Source], Places]:
-    depth, first = jsons.shape(raw)
+def _sources(raw: msgspec.Raw, fields: InputFields) -> tuple[Sequence[Source], InputPaths]:
+    depth, first = json_decode.shape(raw)
     if first == b"{":
         objects = object_inputs(raw, "input") if depth < 2 else None
         return _conversations(raw, fields, "input") if objects is None else objects
@@ -144,7 +144,7 @@ def _sources(raw: msgspec.Raw, fields: InputFields) -> tuple[Sequence[Source], P
     except InvalidInput:
         if (depth, first) != (1, b'"') or not _OBJECT.search(memoryview(raw)):
             raise
-        return object_inputs(raw, "input") or ((), Places("input"))  # texts and objects
+        return object_inputs(raw, "input") or ((), InputPaths("input"))  # texts and objects
     return sources, places_of_texts(raw, "input")
 
 
@@ -153,7 +153,7 @@ def _named_image(source: Source, index: int) -> Image:
         return source
     if isinstance(source, str):
         return read_image(source, f"input[{index}]", index, bare=True)
-    raise wrong(f"input[{index}]", "expected an image: a URL, a data URL or base64", index)
+    raise field_error(f"input[{index}]", "expected an image: a URL, a data URL or base64", index)
 
 
 def _text_input(source: str | tuple[int, ...] | Chat, fields: InputFields) -> TextInput:
@@ -169,9 +169,9 @@ def _text_input(source: str | tuple[int, ...] | Chat, fields: InputFields) -> Te
 def _pair_input(texts: list[str], index: int, fields: InputFields) -> PairInput:
     """What says how one text is cut has no meaning for two, and must not look as if it had."""
     if len(texts) != 2:
-        raise wrong(f"input[{index}]", f"a pair has 2 texts, not {len(texts)}", index)
+        raise field_error(f"input[{index}]", f"a pair has 2 texts, not {len(texts)}", index)
     if fields.add_special_tokens is False:
-        raise wrong("add_special_tokens", "a pair is not a pair without the tokens between its texts")
+        raise field_error("add_special_tokens", "a pair is not a pair without the tokens between its texts")
     return PairInput(
         first=texts[0],
         second=texts[1],

@@ -6,11 +6,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.encodings import DType, Encoding
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.images import read_image
-from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Image
 
@@ -40,21 +40,21 @@ _OBJECT: Final = msgspec.json.Decoder(ObjectInput)
 _OBJECTS: Final = msgspec.json.Decoder(list[str | ObjectInput])
 
 
-def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], Places] | None:
+def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], InputPaths] | None:
     """The inputs of a list in which objects stand, or of one object, and their paths; None for messages.
 
     Raises:
         InvalidInput: Says which part is wrong and what would be right.
     """
-    depth, _ = jsons.shape(raw)
+    depth, _ = json_decode.shape(raw)
     if depth == 0:
-        alone = jsons.decode(_OBJECT, raw, root=root)
-        return [_source(alone, root, None)], Places(root, several=False, endings=[_ending(alone)])
-    given = jsons.decode(_OBJECTS, raw, root=root)
+        alone = json_decode.decode(_OBJECT, raw, root=root)
+        return [_source(alone, root, None)], InputPaths(root, several=False, endings=[_ending(alone)])
+    given = json_decode.decode(_OBJECTS, raw, root=root)
     if isinstance(given[0], ObjectInput) and given[0].role is not None:
         return None
     sources = [_source(each, f"{root}[{index}]", index) for index, each in enumerate(given)]
-    return sources, Places(root, endings=[_ending(each) for each in given])
+    return sources, InputPaths(root, endings=[_ending(each) for each in given])
 
 
 def _ending(given: str | ObjectInput) -> str:
@@ -66,7 +66,7 @@ def _source(given: str | ObjectInput, where: str, index: int | None) -> str | Im
     if isinstance(given, str):
         return given
     if (given.text is None) == (given.image is None):
-        raise wrong(where, "expected an object with either `text` or `image`, or a message with a `role`", index)
+        raise field_error(where, "expected an object with either `text` or `image`, or a message with a `role`", index)
     if given.image is not None:
         return read_image(given.image, f"{where}.image", index, bare=True)
     return given.text or ""
@@ -82,7 +82,7 @@ def prompt_name(task: str | None, card: ModelCard) -> str | None:
         return task
     if task not in TASKS:
         known = ", ".join(f"`{name}`" for name in dict.fromkeys((*card.prompts, *TASKS)))
-        raise wrong("task", f"expected one of {known}")
+        raise field_error("task", f"expected one of {known}")
     name = task.rpartition(".")[2]
     if name in card.prompts:
         return name

@@ -21,8 +21,7 @@ import h11
 from staged_pool.api.http.protocol.content_coding import DEFLATE, GZIP, _Unpacker
 from staged_pool.api.http.protocol.strict_reader import StrictReader
 from staged_pool.api.status import HttpError
-from staged_pool.api.wire import density, forms
-from staged_pool.api.wire import extract_images as aside
+from staged_pool.api.wire import extract_images, forms, json_bounds
 from staged_pool.api.wire.data_urls import decode_base64, decode_data_url
 from staged_pool.api.wire.dialects import openai, pooling, score, tei
 from staged_pool.api.wire.exchange import Exchange
@@ -85,7 +84,7 @@ def _events(pieces: list[bytes]) -> list[object]:
 
 def form(data: bytes) -> None:
     """A form is read or rejected; and one that is made of parts has these parts."""
-    limits = density.Limits(items=10, tokens=10_000)
+    limits = json_bounds.Limits(items=10, tokens=10_000)
     with suppress(StagedPoolError):
         found = forms.read_form(data, b"b", limits)
         json.loads(found.json)
@@ -112,10 +111,10 @@ def data_url(data: bytes) -> None:
             assert decode_base64(memoryview(data), in_lines=False) == theirs
 
 
-def set_aside(data: bytes) -> None:
+def extracted(data: bytes) -> None:
     """JSON with what was set aside put back is the JSON that came, but for the ends of lines within base64."""
-    with _patched(aside, BLOCK=16, SLICE=64):
-        found = aside.set_aside(data)
+    with _patched(extract_images, BLOCK=16, SLICE=64):
+        found = extract_images.extract(data)
         assert len(found.json) <= len(data) + 64 * len(found._held)
     try:
         whole = json.loads(data)
@@ -164,17 +163,17 @@ def values(data: bytes) -> None:
         marks += character in (b":", b"[", b"{") or (character == b"," and not after_digit)
         digits = digits + 1 if character.isdigit() else 0
         most_digits = max(most_digits, digits)
-    limits = density.Limits(items=0, tokens=0)
-    with _patched(density, SLICE=11, LEAST_VALUES=marks):
+    limits = json_bounds.Limits(items=0, tokens=0)
+    with _patched(json_bounds, SLICE=11, LEAST_VALUES=marks):
         for tokens in (numbers, numbers - 1):
             try:
-                density.check_density(data, density.Limits(items=0, tokens=tokens))
+                json_bounds.check_bounds(data, json_bounds.Limits(items=0, tokens=tokens))
             except TooLarge:
                 assert tokens < numbers
             except StagedPoolError:
-                assert most_digits > density.MAX_DIGITS
+                assert most_digits > json_bounds.MAX_DIGITS
             else:
-                assert tokens >= numbers or density.is_small(data, limits)
+                assert tokens >= numbers or json_bounds.is_small(data, limits)
 
 
 def _is_escaped(data: bytes, place: int) -> bool:
@@ -198,7 +197,7 @@ def request(data: bytes) -> None:
             return reader(body, card, **settings)
 
         with suppress(StagedPoolError):
-            Exchange(read, data, CARD, "r", density.Limits(items=100, tokens=10_000)).decode()
+            Exchange(read, data, CARD, "r", json_bounds.Limits(items=100, tokens=10_000)).decode()
             with suppress(RecursionError):
                 json.loads(data.decode(errors="replace"))  # a field that is ignored may hold what is no UTF-8
 
@@ -303,6 +302,6 @@ _MEDIA: Final[tuple[type[Exception], ...]] = tuple(StagedPoolError.__subclasses_
 TARGETS: Final[Mapping[str, Target]] = {
     target.__name__: target
     for target in (
-        http_head, form, data_url, set_aside, values, request, images_shown, image, orientation, lines, coding, url,
+        http_head, form, data_url, extracted, values, request, images_shown, image, orientation, lines, coding, url,
     )
 }  # fmt: skip

@@ -7,13 +7,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces
 from staged_pool.api.wire.dialects import infinity
-from staged_pool.api.wire.exchange import Body, Write, listing, named
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.exchange import Body, Write, listing, with_request_id
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import vllm_words
 from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
-from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Aggregation, ClassifyRequest, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, TokenClassifyResult
@@ -40,7 +40,7 @@ _CLASSIFY_TOKENS: Final = msgspec.json.Decoder(ClassifyTokensBody)
 
 def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
     """See `Read`."""
-    fields = jsons.decode(_CLASSIFY, body)
+    fields = json_decode.decode(_CLASSIFY, body)
     activate = fields.use_activation is not False and not fields.raw_scores
     if fields.raw_scores is not None and fields.truncate_prompt_tokens is None:
         fields.truncate_prompt_tokens = MODEL_MAX  # Infinity cuts long texts
@@ -49,17 +49,17 @@ def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
         inputs=inputs, words=vllm_words(places), model=fields.model, cache_salt=fields.cache_salt, activate=activate
     )
     write = encode_classify if fields.raw_scores is None else infinity.encode_classify
-    return request, named(write, fields.request_id)
+    return request, with_request_id(write, fields.request_id)
 
 
 def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequest, Write]:
     """See `Read`."""
-    fields = jsons.decode(_CLASSIFY_TOKENS, body)
+    fields = json_decode.decode(_CLASSIFY_TOKENS, body)
     inputs, places = text_inputs(fields)
     for index, given in enumerate(inputs):
         if not isinstance(given.source, str):
             what = "expected a text or a list of texts, which is what entities are found in"
-            raise wrong(places("input", index), what, index)
+            raise field_error(places("input", index), what, index)
     request = TokenClassifyRequest(
         inputs=inputs,
         words=vllm_words(places),
@@ -67,7 +67,7 @@ def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequ
         cache_salt=fields.cache_salt,
         aggregation=fields.aggregation_strategy or "simple",
     )
-    return request, named(encode_classify_tokens, fields.request_id)
+    return request, with_request_id(encode_classify_tokens, fields.request_id)
 
 
 def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Pieces:

@@ -8,17 +8,17 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump, dump_list, joined
-from staged_pool.api.wire.cutting import Truncate
 from staged_pool.api.wire.encodings import check_bits
-from staged_pool.api.wire.exchange import Body, Write, named
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.exchange import Body, Write, with_request_id
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Dimensions, Limit, RequestFields
 from staged_pool.api.wire.images import Part, document, read_image, with_options
+from staged_pool.api.wire.input_types import prompt_for
 from staged_pool.api.wire.jina import EmbeddingType, encoding_of
-from staged_pool.api.wire.purposes import prompt_for
-from staged_pool.api.wire.words import Places
+from staged_pool.api.wire.truncation import Truncate
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
@@ -54,7 +54,7 @@ _BODY: Final = msgspec.json.Decoder(EmbedBody)
 
 def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
-    fields = jsons.decode(_BODY, body)
+    fields = json_decode.decode(_BODY, body)
     types = tuple(dict.fromkeys(fields.embedding_types or ("float",)))
     for name in types:
         check_bits(encoding_of(name).dtype, fields.output_dimension or card.width, "embedding_types")
@@ -75,7 +75,7 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
         images=any(map(_shows, inputs)),
         version=version,
     )
-    return request, named(write, fields.request_id)
+    return request, with_request_id(write, fields.request_id)
 
 
 def _words(fields: EmbedBody, field: str) -> Words:
@@ -85,7 +85,7 @@ def _words(fields: EmbedBody, field: str) -> Words:
         "max_tokens": "truncate" if fields.max_tokens is None else "max_tokens",
         "prompt_name": "input_type",
     }
-    return Words({**names, "input": field}, Places(field, endings=endings))
+    return Words({**names, "input": field}, InputPaths(field, endings=endings))
 
 
 def _inputs(fields: EmbedBody) -> tuple[str, tuple[TextInput | Image, ...]]:
@@ -107,7 +107,7 @@ def _input(given: Input, index: int, fields: EmbedBody) -> TextInput | Image:
     if isinstance(given.content, str):
         return _text(given.content, fields)
     if not given.content:
-        raise wrong(where, "at least one part is needed", index)
+        raise field_error(where, "at least one part is needed", index)
     parts = [part.read(f"{where}[{place}]", index) for place, part in enumerate(given.content)]
     content = with_options(document(parts), fields.image_options())
     return content if isinstance(content, Image) else _text(content, fields)

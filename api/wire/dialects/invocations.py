@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.dialects.pooling import NAMES
 from staged_pool.api.wire.dialects.score import PAIRS
 from staged_pool.api.wire.exchange import Body
@@ -31,7 +31,7 @@ def candidates(body: Body) -> tuple[str, ...]:
     Raises:
         InvalidInput: It is not JSON, or of no task.
     """
-    fields = jsons.given_fields(body)
+    fields = json_decode.given_fields(body)
     names = fields.keys()
     if (path := _path_of_task(fields.get("task"))) is not None:
         return (path,)
@@ -47,7 +47,7 @@ def candidates(body: Body) -> tuple[str, ...]:
     if names & {"texts", "images"} and "query" not in names:
         found.append("/v2/embed")
     if "inputs" in names:
-        is_comparison = jsons.shape(fields["inputs"]) == (0, b"{")
+        is_comparison = json_decode.shape(fields["inputs"]) == (0, b"{")
         found += ["/similarity"] if is_comparison else ["/embed", "/predict", "/embed_sparse", "/embed_all"]
     if not found:
         raise InvalidInput(
@@ -69,14 +69,14 @@ def root_path(body: Body, cards: Sequence[ModelCard]) -> str:
     Raises:
         InvalidInput: It is not JSON, or has neither `inputs` nor `query`.
     """
-    fields = jsons.given_fields(body)
+    fields = json_decode.given_fields(body)
     if "query" in fields:
         if not fields.keys() & {"texts", "documents"}:
             raise InvalidInput("texts: this field is required", param="texts")
         return "/rerank"
     if "inputs" not in fields:
         raise InvalidInput("The body has neither `inputs`, nor `query` and `texts`", param="inputs")
-    if jsons.shape(fields["inputs"]) == (0, b"{"):
+    if json_decode.shape(fields["inputs"]) == (0, b"{"):
         return "/similarity"
     paths = {Output.DENSE: "/embed", Output.LABELS: "/predict", Output.SPARSE: "/embed_sparse"}
     found = (path for card in cards for output, path in paths.items() if output in card.outputs)
@@ -87,7 +87,7 @@ def _path_of_task(raw: msgspec.Raw | None) -> str | None:
     """The path of a `task`; None where it is none of ours, such as one of Jina's."""
     if raw is None:
         return None
-    task = jsons.decode(_ANY, raw, root="task")
+    task = json_decode.decode(_ANY, raw, root="task")
     if isinstance(task, list) and task and all(each in NAMES for each in task if isinstance(each, str)):
         return "/pooling"
     if not isinstance(task, str):

@@ -9,14 +9,14 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump_around, entry_values
 from staged_pool.api.wire.dialects.rank_fields import labelled, text_of
 from staged_pool.api.wire.exchange import Body, Write, usage_fields
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, RequestFields
 from staged_pool.api.wire.images import Part, document, with_options
-from staged_pool.api.wire.words import Places, Sides
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
@@ -45,20 +45,20 @@ _BODY: Final = msgspec.json.Decoder(MixedbreadRerankBody)
 
 def read_reranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
-    fields = jsons.decode(_BODY, body)
+    fields = json_decode.decode(_BODY, body)
     if not fields.query:
-        raise wrong("query", "a query is empty; it must say what is looked for")
+        raise field_error("query", "a query is empty; it must say what is looked for")
     if not fields.input:
         raise NoInputs("`input` is empty; give at least one document", param="input")
     if fields.rewrite_query:
-        raise wrong("rewrite_query", "queries are taken as they are; expected false")
+        raise field_error("rewrite_query", "queries are taken as they are; expected false")
     options = fields.image_options()
     documents = (_content(given, fields.rank_fields, index) for index, given in enumerate(fields.input))
     request = ScoreRequest(
         queries=(fields.query,),
         documents=tuple(with_options(each, options) for each in documents),
         names=("query", "input"),
-        words=Words({"input": "input"}, Sides(Places("query", several=False), Places("input"))),
+        words=Words({"input": "input"}, QueryDocumentPaths(InputPaths("query", several=False), InputPaths("input"))),
         model=fields.model,
         cache_salt=fields.cache_salt,
         max_tokens=MODEL_MAX,
@@ -76,7 +76,7 @@ def _content(given: Document, rank_fields: Sequence[str] | None, index: int) -> 
         part = Part(**{name: given.get(name) for name in ("type", "text", "image_url", "image")})
         return document([part.read(where, index, default="text")])
     if not given:
-        raise wrong(where, "the object has no fields", index)
+        raise field_error(where, "the object has no fields", index)
     return labelled(given)
 
 

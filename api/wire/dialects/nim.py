@@ -8,14 +8,14 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
-from staged_pool.api.wire.cutting import TruncatePassages
 from staged_pool.api.wire.exchange import Body, Write
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, RequestFields
 from staged_pool.api.wire.images import document, read_image, with_options
-from staged_pool.api.wire.words import Places, Sides
+from staged_pool.api.wire.truncation import TruncatePassages
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest
 from staged_pool.runtime.results import ScoreResult
@@ -39,10 +39,10 @@ class Passage(msgspec.Struct):
         parts: list[str | Image] = [self.text] if self.text or (self.text is not None and self.image is None) else []
         if self.image is not None:
             if not isinstance(self.image, str):
-                raise wrong(f"{where}.image", "expected a text", index)
+                raise field_error(f"{where}.image", "expected a text", index)
             parts.append(read_image(self.image, f"{where}.image", index, bare=True))
         if not parts:
-            raise wrong(f"{where}.text", "this field is required", index)
+            raise field_error(f"{where}.text", "this field is required", index)
         return document(parts)
 
 
@@ -61,12 +61,12 @@ _BODY: Final = msgspec.json.Decoder(RankingBody)
 
 def read_ranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
-    fields = jsons.decode(_BODY, body)
+    fields = json_decode.decode(_BODY, body)
     if not fields.passages:
         raise NoInputs("`passages` is empty; give at least one", param="passages")
     query = fields.query.read("query", None)
     if not query:
-        raise wrong("query.text", "a query is empty; it must say what is looked for")
+        raise field_error("query.text", "a query is empty; it must say what is looked for")
     options = fields.image_options()
     passages = [passage.read(f"passages[{index}]", index) for index, passage in enumerate(fields.passages)]
     request = ScoreRequest(
@@ -74,7 +74,8 @@ def read_ranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
         documents=tuple(with_options(passage, options) for passage in passages),
         names=("query", "passages"),
         words=Words(
-            {"input": "passages", "max_tokens": "truncate"}, Sides(Places("query", several=False), Places("passages"))
+            {"input": "passages", "max_tokens": "truncate"},
+            QueryDocumentPaths(InputPaths("query", several=False), InputPaths("passages")),
         ),
         model=fields.model,
         cache_salt=fields.cache_salt,

@@ -15,12 +15,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump, dump_around
 from staged_pool.api.wire.exchange import Body, Write
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Limit, ModelName
-from staged_pool.api.wire.words import Places
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Output, TextInput
 from staged_pool.runtime.results import EmbedResult
@@ -96,9 +96,9 @@ def model_of(body: Body, served: Iterable[str]) -> str | None:
     """The served name of the model that a request names, if it names one.
 
     Raises:
-        InvalidInput: As for `jsons.decode`.
+        InvalidInput: As for `json_decode.decode`.
     """
-    return _served(jsons.decode(_NAMED, body).model, served)
+    return _served(json_decode.decode(_NAMED, body).model, served)
 
 
 def _served(given: str | None, served: Iterable[str]) -> str | None:
@@ -108,7 +108,7 @@ def _served(given: str | None, served: Iterable[str]) -> str | None:
 def read_embed(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
     started = time.perf_counter_ns()
-    fields = jsons.decode(_EMBED, body)
+    fields = json_decode.decode(_EMBED, body)
     texts = [fields.input] if isinstance(fields.input, str) else fields.input or []
     dimensions = fields.dimensions if fields.dimensions and fields.dimensions < card.width else None
     request = EmbedRequest(
@@ -123,7 +123,7 @@ def read_embed(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
 
 def read_embeddings(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`. The vector is as the model's folder has it, normalised or not."""
-    fields = jsons.decode(_EMBEDDINGS, body)
+    fields = json_decode.decode(_EMBEDDINGS, body)
     request = EmbedRequest(
         inputs=(_text(fields.prompt or "", fields.options, card, truncate=True),),
         name="prompt",
@@ -136,7 +136,7 @@ def read_embeddings(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
 
 def _words(field: str, *, several: bool) -> Words:
     limit = "truncate" if field == "input" else "options.num_ctx"
-    return Words({"input": field, "max_tokens": limit}, Places(field, several=several))
+    return Words({"input": field, "max_tokens": limit}, InputPaths(field, several=several))
 
 
 def _text(text: str, options: OllamaOptions | None, card: ModelCard, *, truncate: bool) -> TextInput:
@@ -156,8 +156,8 @@ def answer_to_nothing(body: Body, *, legacy: bool) -> bytes | None:
     if len(body) > _NOTHING_BYTES:
         return None
     if legacy:
-        return None if jsons.decode(_EMBEDDINGS, body).prompt else dump({"embedding": []})
-    fields = jsons.decode(_EMBED, body)
+        return None if json_decode.decode(_EMBEDDINGS, body).prompt else dump({"embedding": []})
+    fields = json_decode.decode(_EMBED, body)
     return None if fields.input else dump({"model": fields.model or "", "embeddings": []})
 
 
@@ -216,10 +216,10 @@ def encode_show(body: Body, cards: Iterable[ModelCard], *, started: float) -> by
         InvalidInput: It names none.
         UnknownModel: It is not served.
     """
-    fields = jsons.decode(_SHOW, body)
+    fields = json_decode.decode(_SHOW, body)
     given = fields.model or fields.name
     if not given:
-        raise wrong("model", "this field is required")
+        raise field_error("model", "this field is required")
     by_name = {card.name: card for card in cards}
     card = by_name.get(served_name(given, by_name))
     if card is None:

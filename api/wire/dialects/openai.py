@@ -8,20 +8,19 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from staged_pool.api.wire import jina
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import jina, json_decode
+from staged_pool.api.wire.binary_vectors import write_raw
 from staged_pool.api.wire.chunked_json import Pieces, dump
-from staged_pool.api.wire.cutting import Truncate, TruncationSide
 from staged_pool.api.wire.encodings import DType, Encoding, Endianness, Form, check_bits
-from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.exchange import Body, Write, Written, listing, with_request_id
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import vllm_words
 from staged_pool.api.wire.fields import Dimensions, Limit
+from staged_pool.api.wire.input_types import prompt_for
 from staged_pool.api.wire.inputs import InputFields, Modality, inputs_of
 from staged_pool.api.wire.jina import EmbeddingType
 from staged_pool.api.wire.ndjson import LineWriter
-from staged_pool.api.wire.purposes import prompt_for
-from staged_pool.api.wire.raw import write_raw
-from staged_pool.api.wire.words import vllm_words
+from staged_pool.api.wire.truncation import Truncate, TruncationSide
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest
 from staged_pool.runtime.results import EmbedResult
@@ -100,7 +99,7 @@ def read_embeddings(
     """
     request, encodings, fields = _read(body, card, cut=cut, modality=modality)
     write = partial(encode_embeddings, encodings=encodings, **_echoed(fields, request))
-    return request, named(write, fields.request_id)
+    return request, with_request_id(write, fields.request_id)
 
 
 def _echoed(fields: EmbeddingsBody, request: EmbedRequest) -> Mapping[str, Any]:
@@ -115,7 +114,7 @@ def read_embedding_lines(body: Body, card: ModelCard, *, cut: bool = False) -> t
     """See `ReadLines`, and `read_embeddings`."""
     request, encodings, fields = _read(body, card, cut=cut)
     if any(encoding.is_bytes for encoding in encodings.values()):
-        raise wrong("encoding_format", "lines are JSON; expected `float` or `base64`")
+        raise field_error("encoding_format", "lines are JSON; expected `float` or `base64`")
 
     def write(places: Sequence[int], result: EmbedResult) -> Iterator[Mapping[str, object]]:
         for place, entry in zip(places, _entries(result, encodings), strict=True):
@@ -127,12 +126,14 @@ def read_embedding_lines(body: Body, card: ModelCard, *, cut: bool = False) -> t
 def _read(
     body: Body, card: ModelCard, *, cut: bool, modality: Modality = "text"
 ) -> tuple[EmbedRequest, Mapping[str, Encoding], EmbeddingsBody]:
-    fields = jsons.decode(_BODY, body)
+    fields = json_decode.decode(_BODY, body)
     if fields.normalize is not msgspec.UNSET:
         message = "Parameter `normalize` was removed; use `use_activation` instead."
         raise InvalidInput(message, param="normalize")
     if fields.late_chunking:
-        raise wrong("late_chunking", "inputs are read one by one here; send the whole text as one input, or false")
+        raise field_error(
+            "late_chunking", "inputs are read one by one here; send the whole text as one input, or false"
+        )
     dimensions = _dimensions(fields)
     type_field, encodings = _encodings(fields)
     for encoding in encodings.values():
@@ -165,10 +166,10 @@ def _words(fields: EmbeddingsBody) -> Mapping[str, str]:
 
 def _dimensions(fields: EmbeddingsBody) -> int | None:
     if fields.dimensions == 0 and fields.modality is None:
-        raise wrong("dimensions", "Expected `int` >= 1")
+        raise field_error("dimensions", "Expected `int` >= 1")
     given = fields.dimensions or None
     if given and fields.output_dimension not in (None, given):
-        raise wrong("output_dimension", "give either `dimensions` or `output_dimension`")
+        raise field_error("output_dimension", "give either `dimensions` or `output_dimension`")
     return given or fields.output_dimension
 
 
@@ -187,7 +188,7 @@ def _prompt_name(fields: EmbeddingsBody, card: ModelCard) -> str | None:
     values = {name: getattr(fields, name) for name in ("prompt_name", "input_type", "task", "prompt")}
     given = [name for name, value in values.items() if value is not None]
     if len(given) > 1 and ("prompt" in given or len({values[name] for name in given}) > 1):
-        raise wrong(given[0], f"give one of {' and '.join(f'`{name}`' for name in given)}")
+        raise field_error(given[0], f"give one of {' and '.join(f'`{name}`' for name in given)}")
     if fields.task is not None:
         return jina.prompt_name(fields.task, card)
     return prompt_for(fields.input_type, card) if fields.prompt_name is None else fields.prompt_name
@@ -212,7 +213,7 @@ def _encodings(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]]:
     if isinstance(types, str):
         types = [types]
     if not types:
-        raise wrong(field, "at least one type is needed")
+        raise field_error(field, "at least one type is needed")
     names = dict.fromkeys(types)
     if len(names) == 1:
         return field, {"": jina.encoding_of(types[0])}

@@ -8,16 +8,16 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.binary_vectors import write_raw
 from staged_pool.api.wire.chunked_json import Pieces, average
 from staged_pool.api.wire.dialects.openai import EncodingFields
 from staged_pool.api.wire.encodings import INTEGERS, Encoding
-from staged_pool.api.wire.exchange import Body, Write, Written, listing, named
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.exchange import Body, Write, Written, listing, with_request_id
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import vllm_words
 from staged_pool.api.wire.fields import Dimensions
 from staged_pool.api.wire.inputs import inputs_of, text_inputs
-from staged_pool.api.wire.raw import write_raw
-from staged_pool.api.wire.words import vllm_words
 from staged_pool.runtime.model import ModelCard, SparseVector, Values
 from staged_pool.runtime.requests import ClassifyRequest, EmbedRequest, Output, Outputs, TokenClassifyRequest
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, TokenClassifyResult
@@ -76,7 +76,7 @@ def narrowed(body: Body) -> Narrowed:
     Raises:
         InvalidInput: One of them is no task of any model.
     """
-    task = jsons.decode(_TASK, body).task
+    task = json_decode.decode(_TASK, body).task
     wanted = {each for each in (task if isinstance(task, list) else [task]) if isinstance(each, str)}
     if unknown := sorted(wanted - NAMES - {_SCORE}):
         raise _unsupported(unknown[0], [*dict.fromkeys(TASKS.values()), _SCORE])
@@ -89,25 +89,29 @@ def narrowed(body: Body) -> Narrowed:
 
 def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRequest | TokenClassifyRequest, Write]:
     """See `Read`."""
-    fields = jsons.decode(_BODY, body)
+    fields = json_decode.decode(_BODY, body)
     asked = _asked(fields.task, card)
     tasks = tuple(asked)
     if len(tasks) > 1 and not _OF_EMBED.issuperset(asked.values()):
-        raise wrong("task", f"of the model's tasks, only {_embedding(card)} can be asked for together")
+        raise field_error("task", f"of the model's tasks, only {_embedding(card)} can be asked for together")
     if fields.dimensions is not None and "embed" not in tasks:
-        raise wrong("dimensions", "only for the task embed")
+        raise field_error("dimensions", "only for the task embed")
     if not _OF_EMBED.issuperset(asked.values()) and (fields.prompt_name, fields.prompt) != (None, None):
-        raise wrong("prompt_name", "prompts are for embeddings, and not for labels")
+        raise field_error("prompt_name", "prompts are for embeddings, and not for labels")
     if fields.prompt_name is not None and fields.prompt is not None:
-        raise wrong("prompt_name", "give either `prompt` or `prompt_name`")
+        raise field_error("prompt_name", "give either `prompt` or `prompt_name`")
     encoding, by_name = fields.encoding(), isinstance(fields.task, list)
     if encoding.dtype in INTEGERS and "sparse" in tasks:
-        raise wrong("embed_dtype", f"the weights of sparse vectors are written as floats, not as {encoding.dtype}")
+        raise field_error(
+            "embed_dtype", f"the weights of sparse vectors are written as floats, not as {encoding.dtype}"
+        )
     if encoding.is_bytes and (by_name or "sparse" in tasks):
-        raise wrong("encoding_format", "bytes hold one array for each input: ask for one task, and not for sparse")
+        raise field_error(
+            "encoding_format", "bytes hold one array for each input: ask for one task, and not for sparse"
+        )
     request = _request(fields, frozenset(asked.values()))
     write = partial(encode_pooling, tasks=tasks, by_name=by_name, encoding=encoding)
-    return request, named(write, fields.request_id)
+    return request, with_request_id(write, fields.request_id)
 
 
 def _asked(given: str | list[str] | None, card: ModelCard) -> dict[Task, Output]:
@@ -119,7 +123,7 @@ def _asked(given: str | list[str] | None, card: ModelCard) -> dict[Task, Output]
     able = _able(card)
     names = [TASKS[card.outputs[0]]] if given is None else [given] if isinstance(given, str) else given
     if not names:
-        raise wrong("task", "at least one task is needed")
+        raise field_error("task", "at least one task is needed")
     for name in names:
         if name not in able:
             raise _unsupported(name, [TASKS[output] for output in card.outputs])

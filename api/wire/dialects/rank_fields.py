@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
 
 Fielded: TypeAlias = str | dict[str, Any]
 
@@ -28,7 +28,7 @@ def text_of(given: Fielded, rank_fields: Sequence[str], where: str, index: int) 
         return given
     found = [said(given[name]) for name in rank_fields if given.get(name) is not None]
     if not found:
-        raise wrong(where, "the object has none of the `rank_fields`", index)
+        raise field_error(where, "the object has none of the `rank_fields`", index)
     return "\n".join(found)
 
 
@@ -44,7 +44,7 @@ def texts_of(given: object, rank_fields: Sequence[str], root: str) -> list[str]:
         InvalidInput: It is no list of texts and objects, or an object has none of the fields.
     """
     if not isinstance(given, list) or not all(isinstance(each, str | dict) for each in given):
-        raise wrong(root, "expected a list of texts, or of objects that have the `rank_fields`")
+        raise field_error(root, "expected a list of texts, or of objects that have the `rank_fields`")
     return [text_of(each, rank_fields, f"{root}[{index}]", index) for index, each in enumerate(given)]
 
 

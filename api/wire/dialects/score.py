@@ -8,18 +8,18 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
-from staged_pool.api.wire.cutting import Direction, TruncationSide, side_of
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.dialects import tei, weaviate
 from staged_pool.api.wire.dialects.rank_fields import texts_of
 from staged_pool.api.wire.dialects.ranking import encode_rerank, encode_score, ranked, scored
-from staged_pool.api.wire.exchange import Body, Write, named
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.exchange import Body, Write, with_request_id
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import VLLM, InputPaths, QueryDocumentPaths
 from staged_pool.api.wire.fields import Limit, MaxTokens, RequestFields
 from staged_pool.api.wire.images import Part, document, with_options
 from staged_pool.api.wire.inputs import check_max_tokens
 from staged_pool.api.wire.ndjson import LineWriter
-from staged_pool.api.wire.words import VLLM, Places, Sides
+from staged_pool.api.wire.truncation import Direction, TruncationSide, side_of
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, Image, ScoreRequest, Side
 from staged_pool.runtime.results import ScoreResult
@@ -109,10 +109,10 @@ _FIELDED: Final = msgspec.json.Decoder(_FieldedBody)
 
 def _decode_rerank(body: Body) -> RerankBody:
     if b'"rank_fields"' not in body:
-        return jsons.decode(_RERANK, body)
-    fields = jsons.decode(_FIELDED, body)
+        return json_decode.decode(_RERANK, body)
+    fields = json_decode.decode(_FIELDED, body)
     if not fields.rank_fields:
-        return jsons.decode(_RERANK, body)
+        return json_decode.decode(_RERANK, body)
     fields.documents = texts_of(fields.documents, fields.rank_fields, "documents")
     return fields
 
@@ -120,11 +120,11 @@ def _decode_rerank(body: Body) -> RerankBody:
 def read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
     request, fields = _read_score(body, card)
-    return request, named(partial(encode_score, logits=fields.return_logits is True), fields.request_id)
+    return request, with_request_id(partial(encode_score, logits=fields.return_logits is True), fields.request_id)
 
 
 def _read_score(body: Body, card: ModelCard) -> tuple[ScoreRequest, ScoreBody]:
-    fields = jsons.decode(_SCORE, body)
+    fields = json_decode.decode(_SCORE, body)
     names = _names(fields)
     queries, documents = (_contents(getattr(fields, name), name, fields) for name in names)
     if len(queries) not in (1, len(documents)):
@@ -149,7 +149,7 @@ def read_rerank_lines(body: Body, card: ModelCard) -> tuple[ScoreRequest, LineWr
     """See `ReadLines`. The lines are in the order in which the scores are known, so there are no first `top_n`."""
     fields = _decode_rerank(body)
     if fields.top_n or fields.top_k:
-        raise wrong(
+        raise field_error(
             "top_n" if fields.top_n else "top_k",
             "lines come as the scores do; which are the highest is not known before the last of them",
         )
@@ -189,7 +189,7 @@ def read_rerank(
         voyage=_is_voyages(fields),
         infinity=fields.raw_scores is not None,
     )
-    return request, named(write, fields.request_id)
+    return request, with_request_id(write, fields.request_id)
 
 
 def _is_voyages(fields: RerankBody) -> bool:
@@ -200,7 +200,7 @@ def _read_ranking(fields: RerankBody, card: ModelCard) -> tuple[ScoreRequest, tu
     """The request, and the documents where they are to be echoed."""
     query = _contents(fields.query, "query", fields)
     if fields.documents is None:
-        raise wrong("documents", "this field is required")
+        raise field_error("documents", "this field is required")
     documents = _contents(fields.documents, "documents", fields)
     activate = fields.use_activation is not False and not fields.raw_scores
     names = "query", "documents"
@@ -219,7 +219,7 @@ def _read_weaviate_scores(fields: RerankBody, card: ModelCard) -> tuple[ScoreReq
     elif isinstance(fields.property, str):
         field, given = "property", fields.property
     else:
-        raise wrong("documents", "this field is required")
+        raise field_error("documents", "this field is required")
     query, documents = _contents(fields.query, "query", fields), _contents(given, field, fields)
     words = _words(("query", field), fields.query, given)
     request = _request(fields, query, documents, card, names=("query", field), activate=True, words=words)
@@ -229,7 +229,7 @@ def _read_weaviate_scores(fields: RerankBody, card: ModelCard) -> tuple[ScoreReq
 
 def _read_tei_ranking(fields: RerankBody, card: ModelCard, auto_truncate: bool) -> tuple[ScoreRequest, Write]:
     if not isinstance(texts := fields.texts, list):
-        raise wrong("texts", "this field is required")
+        raise field_error("texts", "this field is required")
     query, documents = _contents(fields.query, "query", fields), _contents(texts, "texts", fields)
     cut = auto_truncate if fields.truncate is None else fields.truncate
     names, side = ("query", "texts"), side_of(fields.truncation_direction)
@@ -248,8 +248,10 @@ def _names(fields: ScoreBody) -> tuple[str, str]:
     for pair in PAIRS:
         if given and given < set(pair):
             [missing] = set(pair) - given
-            raise wrong(missing, "this field is required")
-    raise wrong("queries", f"give one of the pairs {', '.join(f'{first} and {second}' for first, second in PAIRS)}")
+            raise field_error(missing, "this field is required")
+    raise field_error(
+        "queries", f"give one of the pairs {', '.join(f'{first} and {second}' for first, second in PAIRS)}"
+    )
 
 
 def _words(
@@ -259,16 +261,16 @@ def _words(
     fields: Mapping[str, str] | None = None,
 ) -> Words:
     """Words of a request that calls its two sides so, and further fields as `fields` has it by the engine's names."""
-    sides = Sides(_places(names[0], queries), _places(names[1], documents))
+    sides = QueryDocumentPaths(_places(names[0], queries), _places(names[1], documents))
     return Words({**VLLM, "input": names[1], **(fields or {})}, sides)
 
 
-def _places(field: str, given: Texts | Sequence[str] | None) -> Places:
+def _places(field: str, given: Texts | Sequence[str] | None) -> InputPaths:
     several = isinstance(given, list)
     each = given if isinstance(given, list) else [given]
     if not any(isinstance(one, Document) for one in each):
-        return Places(field, several=several)
-    return Places(field, several=several, endings=[_ending(one) for one in each])
+        return InputPaths(field, several=several)
+    return InputPaths(field, several=several, endings=[_ending(one) for one in each])
 
 
 def _ending(given: object) -> str:
@@ -294,7 +296,7 @@ def _contents(given: Texts | Sequence[Text], field: str, fields: CommonFields) -
 def _content(given: Text, field: str, where: str, index: int | None) -> Content:
     if isinstance(given, str):
         if not given and field in _FIRST:
-            raise wrong(where, "a query is empty; it must say what is looked for", index)
+            raise field_error(where, "a query is empty; it must say what is looked for", index)
         return given
     if given.content is None:
         return document([_part(given, where, index)])
@@ -306,7 +308,7 @@ def _part(given: Part, where: str, index: int | None) -> str | Image:
     """A part that need not say what it is where only one of the fields can be meant."""
     has = [name for name in ("text", "image", "image_url") if getattr(given, name) is not None]
     if given.type is None and len(has) > 1:
-        raise wrong(where, f"expected either `{has[0]}` or `{has[1]}`, or a `type`", index)
+        raise field_error(where, f"expected either `{has[0]}` or `{has[1]}`, or a `type`", index)
     return given.read(where, index, default=has[0] if has else "text")
 
 
@@ -325,7 +327,7 @@ def _request(
     check_max_tokens(fields.truncate_prompt_tokens)
     given = (fields.chat_template_kwargs or {}).get("instruction", fields.instruction)
     if given is not None and not isinstance(given, str):
-        raise wrong("chat_template_kwargs.instruction", "expected a text")
+        raise field_error("chat_template_kwargs.instruction", "expected a text")
     longest = MODEL_MAX if cut else None
     return ScoreRequest(
         queries=queries,

@@ -12,15 +12,15 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list, entry_values
-from staged_pool.api.wire.cutting import Direction, side_of
 from staged_pool.api.wire.encodings import Encoding
 from staged_pool.api.wire.exchange import Body, Write
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Dimensions
-from staged_pool.api.wire.sources import places_of_texts, texts_or_ids
-from staged_pool.api.wire.words import Places
+from staged_pool.api.wire.texts_or_ids import places_of_texts, texts_or_ids
+from staged_pool.api.wire.truncation import Direction, side_of
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, ClassifyRequest, EmbedRequest, Output, PairInput, TextInput
 from staged_pool.runtime.results import ClassifyResult, EmbedResult, ScoreResult
@@ -89,7 +89,7 @@ def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bo
         output: Which vectors the route gives.
         auto_truncate: See the module.
     """
-    fields = jsons.decode(_EMBED, body)
+    fields = json_decode.decode(_EMBED, body)
     sources = texts_or_ids(fields.inputs, "inputs", none=_NONE.format("inputs"))
     request = EmbedRequest(
         inputs=tuple(fields.text(source, auto_truncate) for source in sources),
@@ -102,7 +102,7 @@ def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bo
     return request, _ENCODERS[output]
 
 
-def _words(places: Places) -> Words:
+def _words(places: InputPaths) -> Words:
     return Words({"input": places.field, "max_tokens": "truncate"}, places)
 
 
@@ -143,25 +143,25 @@ _ENCODERS: Final[Mapping[Output, Write]] = {
 
 def read_predict(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[ClassifyRequest, Write]:
     """See `Read`, and `read_embed`. A text or `[text]` is one input, `[text, text]` a pair; a list of lists many."""
-    fields = jsons.decode(_PREDICT, body)
+    fields = json_decode.decode(_PREDICT, body)
     given = fields.inputs
     if not given:
         raise _empty("inputs")
     lists = [[given]] if isinstance(given, str) else [given] if isinstance(given[0], str) else given
     single = isinstance(given, str) or isinstance(given[0], str)
-    places = Places("inputs", several=not single)
+    places = InputPaths("inputs", several=not single)
     inputs = tuple(_predicted(texts, places, index, fields, auto_truncate) for index, texts in enumerate(lists))
     request = ClassifyRequest(inputs=inputs, words=_words(places), activate=not fields.raw_scores)
     return request, partial(encode_predict, single=single)
 
 
 def _predicted(
-    given: str | Sequence[str | list[str]], places: Places, index: int, fields: PredictBody, auto_truncate: bool
+    given: str | Sequence[str | list[str]], places: InputPaths, index: int, fields: PredictBody, auto_truncate: bool
 ) -> TextInput | PairInput:
     texts = [text for text in given if isinstance(text, str)] if not isinstance(given, str) else []
     if len(texts) != len(given) or len(texts) not in (1, 2):
         what = "expected a list of one text, or of the two of a pair"
-        raise wrong(places("inputs", index), what, index)
+        raise field_error(places("inputs", index), what, index)
     text = fields.text(texts[0], auto_truncate)
     if len(texts) == 1:
         return text
@@ -213,7 +213,7 @@ def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, reques
 
 def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[EmbedRequest, Write]:
     """See `Read`, and `read_embed`."""
-    fields = jsons.decode(_SIMILARITY, body)
+    fields = json_decode.decode(_SIMILARITY, body)
     if not fields.inputs.sentences:
         raise _empty("sentences")
     parameters = fields.parameters or Cutting()

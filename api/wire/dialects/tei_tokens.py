@@ -11,12 +11,12 @@ import orjson
 
 from staged_pool import __version__
 from staged_pool.api.status import Problem
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, average, dump, dump_list
 from staged_pool.api.wire.exchange import Body
-from staged_pool.api.wire.field_errors import wrong
-from staged_pool.api.wire.sources import id_lists
-from staged_pool.api.wire.words import Places
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import InputPaths
+from staged_pool.api.wire.texts_or_ids import id_lists
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, Tokens
 from staged_pool.runtime.requests import Output
@@ -69,7 +69,7 @@ def is_tokenize(body: Body) -> bool:
     """
     if not _INPUTS.search(body):
         return False
-    names = jsons.given_fields(body).keys()
+    names = json_decode.given_fields(body).keys()
     return "inputs" in names and not names & {"prompt", "messages"}
 
 
@@ -99,7 +99,7 @@ def decode_tokenize(body: Body) -> tuple[list[str], TokenizeBody]:
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
     """
-    fields = jsons.decode(_TOKENIZE, body)
+    fields = json_decode.decode(_TOKENIZE, body)
     texts = [fields.inputs] if isinstance(fields.inputs, str) else fields.inputs
     if not texts:
         raise NoInputs("`inputs` cannot be empty", param="inputs")
@@ -108,7 +108,7 @@ def decode_tokenize(body: Body) -> tuple[list[str], TokenizeBody]:
 
 def words_of(fields: TokenizeBody) -> Words:
     """What errors call the texts of a request."""
-    return Words({"input": "inputs"}, Places("inputs", several=not isinstance(fields.inputs, str)))
+    return Words({"input": "inputs"}, InputPaths("inputs", several=not isinstance(fields.inputs, str)))
 
 
 def prompt_of(name: str | None, card: ModelCard) -> str:
@@ -120,7 +120,9 @@ def prompt_of(name: str | None, card: ModelCard) -> str:
     if name is None:
         return ""
     if name not in card.prompts:
-        raise wrong("prompt_name", f"expected one of the model's prompts: {', '.join(card.prompts) or 'it has none'}")
+        raise field_error(
+            "prompt_name", f"expected one of the model's prompts: {', '.join(card.prompts) or 'it has none'}"
+        )
     return card.prompts[name]
 
 
@@ -145,8 +147,8 @@ def decode_ids(body: Body) -> tuple[list[tuple[int, ...]], bool, Words]:
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
     """
-    fields = jsons.decode(_DECODE, body)
-    places = Places("ids", several=jsons.shape(fields.ids)[0] == 2)
+    fields = json_decode.decode(_DECODE, body)
+    places = InputPaths("ids", several=json_decode.shape(fields.ids)[0] == 2)
     return id_lists(fields.ids, "ids"), fields.skip_special_tokens is not False, Words({"tokens": "ids"}, places)
 
 

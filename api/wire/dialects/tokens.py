@@ -6,11 +6,11 @@ from typing import Annotated, Final
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chat import ChatFields, check_chat_fields, conversations
 from staged_pool.api.wire.chunked_json import dump
 from staged_pool.api.wire.exchange import Body
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
 from staged_pool.api.wire.fields import ModelName
 from staged_pool.runtime.model import Tokens
 from staged_pool.runtime.requests import Chat
@@ -46,25 +46,25 @@ def decode_tokenize(body: Body) -> tuple[str | Chat, TokenizeBody]:
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
     """
-    fields = jsons.decode(_TOKENIZE, body)
+    fields = json_decode.decode(_TOKENIZE, body)
     messages = None if isinstance(fields.messages, msgspec.UnsetType) else fields.messages
-    if messages is not None and jsons.is_null(messages):
+    if messages is not None and json_decode.is_null(messages):
         messages = None
     if messages is not None and fields.prompt is not None:
-        raise wrong("messages", "give either `prompt` or `messages`")
+        raise field_error("messages", "give either `prompt` or `messages`")
     if fields.add_special_tokens is None:
         fields.add_special_tokens = messages is None
     fields.return_token_strs = bool(fields.return_token_strs)
     if messages is None:
         if fields.prompt is None:
-            raise wrong("prompt", "this field is required")
+            raise field_error("prompt", "this field is required")
         return fields.prompt, fields
     if fields.add_generation_prompt is None:
         fields.add_generation_prompt = not fields.continue_final_message
     check_chat_fields(fields)
     chats = conversations(messages, fields, "messages")
     if len(chats) > 1:
-        raise wrong("messages", "expected one conversation")
+        raise field_error("messages", "expected one conversation")
     return chats[0], fields
 
 
@@ -86,7 +86,7 @@ def decode_detokenize(body: Body) -> DetokenizeBody:
     Raises:
         InvalidInput: Says which field is wrong and what would be right.
     """
-    return jsons.decode(_DETOKENIZE, body)
+    return json_decode.decode(_DETOKENIZE, body)
 
 
 def encode_text(text: str) -> bytes:

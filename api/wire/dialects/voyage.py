@@ -7,15 +7,15 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump_around
 from staged_pool.api.wire.encodings import DType, Encoding, check_bits
 from staged_pool.api.wire.exchange import Body, Write
-from staged_pool.api.wire.field_errors import wrong
+from staged_pool.api.wire.field_errors import field_error
+from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Dimensions, RequestFields
 from staged_pool.api.wire.images import document, read_image, with_options
-from staged_pool.api.wire.purposes import prompt_for
-from staged_pool.api.wire.words import Places
+from staged_pool.api.wire.input_types import prompt_for
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult
@@ -42,9 +42,9 @@ class Segment(msgspec.Struct):
                 given: object = getattr(self, self.type)
             case _:
                 what = f"`{shortened(self.type)}` is not supported; `text`, `image_url` and `image_base64` are"
-                raise wrong(f"{where}.type", what, index)
+                raise field_error(f"{where}.type", what, index)
         if not isinstance(given, str):
-            raise wrong(f"{where}.{self.type}", "this field is required", index)
+            raise field_error(f"{where}.{self.type}", "this field is required", index)
         return given if self.type == "text" else read_image(given, f"{where}.{self.type}", index, bare=False)
 
 
@@ -74,7 +74,7 @@ _BODY: Final = msgspec.json.Decoder(MultimodalBody)
 
 def read_multimodal(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
-    fields = jsons.decode(_BODY, body)
+    fields = json_decode.decode(_BODY, body)
     if not fields.inputs:
         raise NoInputs("`inputs` is empty; give at least one", param="inputs")
     dtype: DType = "float32" if fields.output_dtype is None or fields.output_dtype == "float" else fields.output_dtype
@@ -84,7 +84,7 @@ def read_multimodal(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
         inputs=tuple(_input(given, index, fields) for index, given in enumerate(fields.inputs)),
         name="inputs",
         words=Words(
-            {"input": "inputs", "max_tokens": "truncation", "dimensions": "output_dimension"}, Places("inputs")
+            {"input": "inputs", "max_tokens": "truncation", "dimensions": "output_dimension"}, InputPaths("inputs")
         ),
         model=fields.model,
         cache_salt=fields.cache_salt,

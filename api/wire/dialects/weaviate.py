@@ -17,13 +17,13 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.chunked_json import Pieces, dump, dump_around, dump_list, entry_values, joined
 from staged_pool.api.wire.exchange import Body, Write
+from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.api.wire.fields import Limit
 from staged_pool.api.wire.images import plain, read_image
-from staged_pool.api.wire.purposes import prompt_for
-from staged_pool.api.wire.words import Places
+from staged_pool.api.wire.input_types import prompt_for
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import MODEL_MAX, Content, EmbedRequest, Image, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
@@ -62,12 +62,12 @@ _VECTORIZE: Final = msgspec.json.Decoder(VectorizeBody)
 
 def read_vector(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`. The vector is as sentence-transformers' `encode` gives it, and a long text is cut."""
-    fields = jsons.decode(_VECTOR, body)
+    fields = json_decode.decode(_VECTOR, body)
     config = fields.config or VectorConfig()
     request = EmbedRequest(
         inputs=(TextInput(fields.text, max_tokens=MODEL_MAX),),
         name="text",
-        words=Words({"input": "text", "dimensions": "config.dimensions"}, Places("text", several=False)),
+        words=Words({"input": "text", "dimensions": "config.dimensions"}, InputPaths("text", several=False)),
         dimensions=config.dimensions or None,
         normalize=card.normalize,
         prompt_name=prompt_for(config.task_type or None, card),
@@ -83,7 +83,7 @@ def encode_vector(result: EmbedResult, /, text: str, *, request_id: str, created
 
 def read_vectors(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
     """See `Read`."""
-    fields = jsons.decode(_VECTORIZE, body)
+    fields = json_decode.decode(_VECTORIZE, body)
     texts, images = fields.texts or [], fields.images or []
     if not texts and not images:
         raise NoInputs("`texts` and `images` are empty; give at least one of either", param="texts")

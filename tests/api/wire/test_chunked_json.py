@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api.wire import chunked_json as pieces
-from staged_pool.api.wire.chunked_json import Spelled, dump, dump_around, dump_array, dump_list, joined
+from staged_pool.api.wire.chunked_json import EncodedJson, dump, dump_around, dump_array, dump_list, joined
 from staged_pool.api.wire.encodings import Encoding, Form
 
 ITEMS = st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=40)
@@ -52,8 +52,8 @@ def test_a_large_array_is_the_same(shape: tuple[int, ...]) -> None:
 TEXTS = st.lists(st.text("base64", max_size=9), max_size=40)
 
 
-def spelled(text: str) -> Spelled:
-    return Spelled((b'"', *(letter.encode() for letter in text), b'"'))
+def spelled(text: str) -> EncodedJson:
+    return EncodedJson((b'"', *(letter.encode() for letter in text), b'"'))
 
 
 @given(TEXTS, st.integers(1, 3 * pieces.STEP_VALUES))

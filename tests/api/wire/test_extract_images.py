@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import extract_images as aside
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import extract_images, json_decode
 from staged_pool.api.wire.dialects import openai
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import Chat, EmbedRequest, Image, TextInput
@@ -36,7 +35,7 @@ def decoded(body: bytes) -> list[int]:
         seen.append(len(json_))
         return openai.read_embeddings(json_, CARD)
 
-    aside.read(reader, body)
+    extract_images.read_json(reader, body)
     return seen
 
 
@@ -76,8 +75,8 @@ def test_a_parser_sees_no_image(name: str) -> None:
 @pytest.mark.parametrize("slice_", range(1, 16))
 def test_an_escape_stays_whole_wherever_a_piece_ends(slice_: int) -> None:
     written = b"QQ\\u002BB\\/\\u002b\\nA\\u002F\\r\\u002fAAAA\\u002B\\u003d\\u003D"
-    with mock.patch.object(aside, "BLOCK", 8), mock.patch.object(aside, "SLICE", slice_):
-        cut = aside.set_aside(b'{"image":"' + written + b'"}')
+    with mock.patch.object(extract_images, "BLOCK", 8), mock.patch.object(extract_images, "SLICE", slice_):
+        cut = extract_images.extract(b'{"image":"' + written + b'"}')
         [mark] = json.loads(cut.json).values()
         held = cut.take(mark)
     assert held is not None
@@ -122,7 +121,7 @@ def images_of(given_: object) -> tuple[Image, ...]:
 def test_a_long_text_that_is_no_image_stays_a_text(body: bytes) -> None:
     request = read(body)
     assert request == openai.read_embeddings(body, CARD)[0]
-    assert b"aside-" not in repr(request).encode()
+    assert b"extracted-" not in repr(request).encode()
 
 
 @pytest.mark.parametrize(
@@ -137,13 +136,13 @@ def test_a_long_text_that_is_no_image_stays_a_text(body: bytes) -> None:
         as_json({LONG: 1}),
     ],
 )
-def test_what_is_wrong_is_told_as_if_nothing_had_been_set_aside(body: bytes) -> None:
+def test_what_is_wrong_is_told_as_if_nothing_had_been_extracted(body: bytes) -> None:
     with pytest.raises(InvalidInput) as expected:
         openai.read_embeddings(body, CARD)
     with pytest.raises(InvalidInput) as found:
         read(body)
     assert (str(found.value), found.value.param) == (str(expected.value), expected.value.param)
-    assert "aside-" not in str(found.value)
+    assert "extracted-" not in str(found.value)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,7 @@ def test_what_no_text_of_json_may_hold_is_refused_in_an_image_too(raw: bytes) ->
 
 def test_an_image_that_is_wrong_is_not_looked_at_twice() -> None:
     body = as_json({"input": [{"image": LONG + "_"}]})
-    with mock.patch.object(jsons, "decode", wraps=jsons.decode) as parser:
+    with mock.patch.object(json_decode, "decode", wraps=json_decode.decode) as parser:
         with pytest.raises(InvalidInput, match=r"input\[0\].image: expected base64"):
             read(body)
     assert max(len(call.args[1]) for call in parser.mock_calls if isinstance(call.args[1], bytes)) < 400
@@ -186,12 +185,12 @@ VALUE = st.recursive(
 def put_back(value: object) -> object:
     """JSON with its marks undone."""
     if isinstance(value, str):
-        held = aside.take(value)
+        held = extract_images.take(value)
         return value if held is None else bytes(held).decode()
     if isinstance(value, list):
         return [put_back(one) for one in value]
     if isinstance(value, dict):
-        return {key if (held := aside.take(key)) is None else bytes(held).decode(): put_back(one)
+        return {key if (held := extract_images.take(key)) is None else bytes(held).decode(): put_back(one)
                 for key, one in value.items()}  # fmt: skip
     return value
 
@@ -199,12 +198,12 @@ def put_back(value: object) -> object:
 @given(VALUE, st.booleans(), st.sampled_from([None, 1]))
 def test_marks_stand_for_what_was_there(value: object, ascii_: bool, indent: int | None) -> None:
     body = json.dumps(value, ensure_ascii=ascii_, indent=indent).encode()
-    with mock.patch.object(aside, "BLOCK", 16), mock.patch.object(aside, "SLICE", 8):
-        cut = aside.set_aside(body)
-        found = aside.read_marked(lambda json_: put_back(json.loads(json_)), cut)
+    with mock.patch.object(extract_images, "BLOCK", 16), mock.patch.object(extract_images, "SLICE", 8):
+        cut = extract_images.extract(body)
+        found = extract_images.read_marked(lambda json_: put_back(json.loads(json_)), cut)
     unescaped = json.loads(json.dumps(value))
     assert without_breaks(found) == without_breaks(unescaped)
-    assert not cut.holds()
+    assert not cut.remaining()
 
 
 def without_breaks(value: object) -> object:
@@ -214,8 +213,8 @@ def without_breaks(value: object) -> object:
 
 @given(st.binary(max_size=200).map(lambda some: b'"' * (len(some) % 3) + some) | st.text().map(str.encode))
 def test_whatever_is_sent_is_left_as_it_is_or_cut_at_quotation_marks(body: bytes) -> None:
-    with mock.patch.object(aside, "BLOCK", 4), mock.patch.object(aside, "SLICE", 3):
-        cut = aside.set_aside(body)
-    if not cut.holds():
+    with mock.patch.object(extract_images, "BLOCK", 4), mock.patch.object(extract_images, "SLICE", 3):
+        cut = extract_images.extract(body)
+    if not cut.remaining():
         assert cut.json == body
     assert bytes(cut.json).count(b'"') == body.count(b'"')

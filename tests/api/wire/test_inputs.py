@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import json_decode as jsons
+from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.inputs import InputFields, text_inputs, text_or_pair_inputs
 from staged_pool.runtime.requests import Chat, Image, PairInput, TextInput
 from staged_pool.stages.errors import InvalidInput
@@ -23,11 +23,11 @@ HELLO = {"role": "user", "content": "hello"}
 
 
 def texts(**fields: Any) -> tuple[TextInput, ...]:
-    return text_inputs(jsons.decode(FIELDS, json.dumps(fields).encode()))[0]
+    return text_inputs(json_decode.decode(FIELDS, json.dumps(fields).encode()))[0]
 
 
 def texts_or_pairs(**fields: Any) -> tuple[TextInput | PairInput | Image, ...]:
-    return text_or_pair_inputs(jsons.decode(FIELDS, json.dumps(fields).encode()))[0]
+    return text_or_pair_inputs(json_decode.decode(FIELDS, json.dumps(fields).encode()))[0]
 
 
 def chat(**fields: Any) -> Chat:

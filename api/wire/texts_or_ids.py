@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from staged_pool.api.wire import json_decode as jsons
-from staged_pool.api.wire.words import Places
+from staged_pool.api.wire import json_decode
+from staged_pool.api.wire.field_names import InputPaths
 from staged_pool.stages.errors import InvalidInput, NoInputs
 
 _TEXT: Final = msgspec.json.Decoder(str)
@@ -29,11 +29,11 @@ def texts_or_ids(raw: msgspec.Raw, root: str, *, none: str) -> Sequence[str | tu
         InvalidInput: Says which part is wrong and what would be right.
         NoInputs: There is none, or one without any tokens.
     """
-    depth, first = jsons.shape(raw)
+    depth, first = json_decode.shape(raw)
     if depth == 0:
-        return (jsons.decode(_TEXT, raw, root=root),)
+        return (json_decode.decode(_TEXT, raw, root=root),)
     if first == b'"' and depth == 1:
-        return jsons.decode(_TEXTS, raw, root=root)
+        return json_decode.decode(_TEXTS, raw, root=root)
     if first == b"]" and depth == 1:
         raise NoInputs(none, param=root)
     lists = id_lists(raw, root)
@@ -44,10 +44,10 @@ def texts_or_ids(raw: msgspec.Raw, root: str, *, none: str) -> Sequence[str | tu
     return lists
 
 
-def places_of_texts(raw: msgspec.Raw, root: str) -> Places:
+def places_of_texts(raw: msgspec.Raw, root: str) -> InputPaths:
     """Paths of what `texts_or_ids` reads."""
-    depth, first = jsons.shape(raw)
-    return Places(root, several=depth == 2 or (depth == 1 and first == b'"'))
+    depth, first = json_decode.shape(raw)
+    return InputPaths(root, several=depth == 2 or (depth == 1 and first == b'"'))
 
 
 def id_lists(raw: msgspec.Raw, root: str) -> list[tuple[int, ...]]:
@@ -55,10 +55,14 @@ def id_lists(raw: msgspec.Raw, root: str) -> list[tuple[int, ...]]:
 
     Raises:
         InvalidInput: It is something else, or an id is negative.
-        TooLarge: See `jsons.decode`.
+        TooLarge: See `json_decode.decode`.
     """
-    nested = jsons.shape(raw)[0] == 2
-    lists = jsons.decode(_ID_LISTS, raw, root=root) if nested else [jsons.decode(_IDS, raw, root=root, counted=False)]
+    nested = json_decode.shape(raw)[0] == 2
+    lists = (
+        json_decode.decode(_ID_LISTS, raw, root=root)
+        if nested
+        else [json_decode.decode(_IDS, raw, root=root, counted=False)]
+    )
     for index, ids in enumerate(lists):
         if ids and (lowest := min(ids)) < 0:
             place = f"{root}[{index}]: " if nested else ""

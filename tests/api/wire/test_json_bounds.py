@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire import density
-from staged_pool.api.wire.density import MAX_DIGITS, Limits, check_density
+from staged_pool.api.wire import json_bounds
 from staged_pool.api.wire.forms import read_form
+from staged_pool.api.wire.json_bounds import MAX_DIGITS, Limits, check_bounds
 from staged_pool.stages.errors import InvalidInput, TooLarge
 
 SOME = Limits(items=1, tokens=1000)
@@ -41,7 +41,7 @@ def commas_and_marks(value: Any) -> tuple[int, int]:
 def is_accepted(body: bytes, values: int, numbers: int) -> bool:
     limits = _Exactly(values, numbers)
     try:
-        check_density(body, limits)
+        check_bounds(body, limits)
     except TooLarge:
         return False
     return True
@@ -64,7 +64,7 @@ def test_marks_are_those_outside_texts(slice_bytes: int, value: Any, ascii_only:
     body = json.dumps(value, separators=(",", ":"), ensure_ascii=ascii_only).encode()
     numbers, marks = commas_and_marks(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(density, "SLICE", slice_bytes)
+        patch.setattr(json_bounds, "SLICE", slice_bytes)
         assert is_accepted(body, marks, numbers)
         if marks:
             assert not is_accepted(body, marks - 1, numbers)
@@ -74,7 +74,7 @@ def test_marks_are_those_outside_texts(slice_bytes: int, value: Any, ascii_only:
 
 @pytest.mark.parametrize("text", [",", "[", '{"a":1},', "\\", '\\"', '\\\\",', "1,"])
 def test_a_text_may_be_made_of_anything(text: str) -> None:
-    check_density(json.dumps({"input": text * 300_000}).encode(), SOME)
+    check_bounds(json.dumps({"input": text * 300_000}).encode(), SOME)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_text_may_be_made_of_anything(text: str) -> None:
 def test_more_values_than_a_request_has_are_not_decoded(unit: str) -> None:
     body = b'{"input":[' + b",".join([unit.encode()] * 100_000) + b"]}"
     with pytest.raises(TooLarge, match=r"The body has more than \d+ (lists, objects, fields and texts|numbers); send "):
-        check_density(body, SOME)
+        check_bounds(body, SOME)
 
 
 def test_a_number_of_many_digits_is_not_decoded() -> None:
@@ -91,14 +91,14 @@ def test_a_number_of_many_digits_is_not_decoded() -> None:
     ahead = b'{"text":"' + b"1" * 100_000 + b'","input":['
     for number in (whole, fraction):
         with pytest.raises(InvalidInput, match="The body has a number of more than 64 digits"):
-            check_density(ahead + number + b"]}", SOME)
-    check_density(ahead + b"1" * MAX_DIGITS + b"]}", SOME)
+            check_bounds(ahead + number + b"]}", SOME)
+    check_bounds(ahead + b"1" * MAX_DIGITS + b"]}", SOME)
 
 
 def test_a_number_across_the_end_of_a_slice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(density, "SLICE", 50)
+    monkeypatch.setattr(json_bounds, "SLICE", 50)
     with pytest.raises(InvalidInput, match="digits"):
-        check_density(b" " * 2000 + b"[" + b"1" * 120 + b"]", SOME)
+        check_bounds(b" " * 2000 + b"[" + b"1" * 120 + b"]", SOME)
 
 
 def test_a_part_of_a_form_is_looked_at_as_a_body_is() -> None:

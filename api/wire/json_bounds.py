@@ -57,7 +57,7 @@ def is_small(body: Body, limits: Limits) -> bool:
     return len(body) <= min(limits.values, limits.tokens)
 
 
-def check_density(body: Body, limits: Limits) -> None:
+def check_bounds(body: Body, limits: Limits) -> None:
     """Reject JSON with more values than a request may have. It need not be valid.
 
     Raises:

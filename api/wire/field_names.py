@@ -19,7 +19,7 @@ VLLM: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class InputPaths:
     """Paths of the inputs that one field of a body holds."""
 
     field: str
@@ -34,18 +34,18 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class QueryDocumentPaths:
     """Paths of queries and documents."""
 
-    queries: Places
-    documents: Places
+    queries: InputPaths
+    documents: InputPaths
 
     def __call__(self, field: str, index: int) -> str:
         side = self.queries if field == self.queries.field else self.documents
         return side(field, index)
 
 
-def vllm_words(places: Places, fields: Mapping[str, str] | None = None) -> Words:
+def vllm_words(places: InputPaths, fields: Mapping[str, str] | None = None) -> Words:
     """Words of a route of OpenAI or vLLM.
 
     Args:
