@@ -1,48 +1,63 @@
-"""What each lane of a model has for itself, and how large it is."""
+"""Lanes: each kind of input has its own preprocess and batch stage, threads and limits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.model import Lane, ModelCard
+from staged_pool.runtime.model import Lane, Model, ModelCard, ModelInput, Payload, Row
+from staged_pool.stages.batch import BatchStage
+from staged_pool.stages.batch_parts import BatchDevice, BatchScheduling, NearbyWork
+from staged_pool.stages.channel import Channel, Sender
+from staged_pool.stages.feeding import FeedQueue
 from staged_pool.stages.offload import Offload
+from staged_pool.stages.preprocess import Preprocess, PreprocessStage
 from staged_pool.stages.scheduling.batch_budget import Budget
+from staged_pool.stages.scheduling.batch_former import BatchFormer
+from staged_pool.stages.scheduling.coalescing import Sharing
 from staged_pool.stages.scheduling.service_time import LaneServiceTime, ServiceTimeModel
 from staged_pool.stages.scheduling.tuning import IMAGE_WAITING_BATCHES
+from staged_pool.stages.stage import StageOptions
+from staged_pool.stages.ticket import Item
 
 SUFFIX: Final[Mapping[Lane, str]] = {"text": "", "image": "_images"}
-"""Of the names of a lane's stages."""
+"""Suffix of the names of a lane's stages."""
 
 IMAGE_CHUNK_ITEMS: Final = 1
-"""Every image is a call of its own: it takes tens of milliseconds, and a thread that is done takes the next one."""
+"""Images in one preprocess call. An image takes tens of milliseconds, so a call of its own costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneParts:
-    """What a lane has for itself: threads above all, so that it is the operating system that shares the cores, and no
-    lane waits for a call of another."""
+    """Threads and service time of one lane.
+
+    Lanes share no thread, so no lane waits for a call of another: the operating system shares the cores.
+    """
 
     device: Offload
     """Runs forwards, `model.card.forward_calls` at once."""
     preprocess: Offload
-    """Runs preprocess."""
+    """Runs preprocess calls."""
     service_time: LaneServiceTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneLimits:
-    """The sizes of a lane."""
+    """Limits of one lane."""
 
     preprocess_limit: int
+    """Preprocess calls at once."""
     chunk_items: int
+    """Inputs of one preprocess call."""
     fed_tokens: int
-    """Tokens that preprocess and the device hold at most, from feeding to the end of the forward."""
+    """Most tokens between feeding and the end of their forward."""
 
     @staticmethod
     def of(lane: Lane, config: EngineConfig, batch_tokens: int) -> LaneLimits:
+        """Derive the limits of a lane from the settings and a batch's token budget."""
         if lane == "text":
             return LaneLimits(
                 preprocess_limit=config.preprocess_limit,
@@ -57,10 +72,129 @@ class LaneLimits:
 
 
 def lane_service_time(lane: Lane, config: EngineConfig, card: ModelCard) -> LaneServiceTime:
-    """The service time of a lane before anything has been measured."""
+    """Return the service time of a lane before the first measurement."""
     budget = Budget(
         config.batch_tokens(card.device, card.memory_tokens),
         start=config.least_batch_tokens(card.device, card.memory_tokens),
         target_s=config.target_batch_s,
     )
     return LaneServiceTime(budget=budget, preprocess=ServiceTimeModel() if lane == "image" else None)
+
+
+class SharedCores:
+    """The use that all lanes make of the CPU cores.
+
+    Args:
+        count: Number of cores that forwards and preprocess share. None: forwards compute on another device.
+    """
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        self.lanes: Mapping[Lane, LaneStages] = {}
+        """All lanes of the pipeline; set when they are built."""
+
+    def calls_elsewhere(self, lane: Lane) -> int:
+        """Count the forwards and preprocess calls of the other lanes on the shared cores.
+
+        A forward that shares its work with a second thread waits for it, again and again, while such a call has its
+        core.
+        """
+        if self._count is None:
+            return 0
+        return sum(other.batch.running + other.preprocess.calls for name, other in self.lanes.items() if name != lane)
+
+    def is_free(self, lane: Lane) -> bool:
+        """Return True if a core is left over by the calls of this lane.
+
+        Text calls are short, and bypass the `CoreLimiter`: for them a core is always free.
+        """
+        if self._count is None or lane != "image":
+            return True
+        stages = self.lanes[lane]
+        return stages.batch.running + stages.preprocess.calls < self._count
+
+
+class LaneStages:
+    """feed -> preprocess -> batch: the stages of one lane, and the channels in front of them.
+
+    Args:
+        lane: Name of the lane.
+        parts: Its threads and service time.
+        rows: The channel to postprocess.
+        config: Source of its limits.
+        model: Runs the forwards.
+        preprocess: Runs in the preprocess stage.
+        sharing: See `BatchScheduling.sharing`.
+        cores: The use that all lanes make of the cores.
+        options: See `StageOptions`.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        parts: LaneParts,
+        rows: Sender[Sequence[Item[Row]]],
+        *,
+        config: EngineConfig,
+        model: Model,
+        preprocess: Preprocess[ModelInput, Payload],
+        sharing: Sharing[Payload, Row] | None,
+        cores: SharedCores,
+        options: StageOptions,
+    ) -> None:
+        card = model.card
+        limits = LaneLimits.of(lane, config, config.batch_tokens(card.device, card.memory_tokens))
+        suffix, lists = SUFFIX[lane], config.channel_capacity
+        self.inputs: Channel[Any] = options.channel(f"preprocess{suffix}", lists * limits.chunk_items, len)
+        self.prepared: Channel[Any] = options.channel(f"batch{suffix}", lists)
+        self.feed = FeedQueue[ModelInput](lane, self.inputs.outlet, chunk_items=limits.chunk_items, clock=options.clock)
+        self.batch = BatchStage[Payload, Row](
+            self.prepared.inlet,
+            rows,
+            device=BatchDevice(
+                forward=model.forward,
+                offload=parts.device,
+                slots=card.forward_workers,
+                ahead=max(1, card.forward_workers * card.launched_ahead),
+            ),
+            scheduling=BatchScheduling(
+                former=_batch_former(lane, parts, config, model),
+                service_time=parts.service_time.device,
+                budget=parts.service_time.budget,
+                fed_tokens=limits.fed_tokens,
+                sharing=sharing,
+            ),
+            nearby=NearbyWork(
+                preparing=lambda: self.preprocess.preparing,
+                ready_s=lambda: self.preprocess.call_s,
+                elsewhere=partial(cores.calls_elsewhere, lane),
+                core_is_free=partial(cores.is_free, lane),
+            ),
+            options=options,
+            name=self.prepared.name,
+        )
+        self.preprocess = PreprocessStage[ModelInput, Payload](
+            self.inputs.inlet,
+            self.prepared.outlet,
+            preprocess=preprocess,
+            offload=parts.preprocess,
+            ahead_s=self.batch.ahead_s,
+            service_time=parts.service_time.preprocess,
+            options=options,
+            chunk_items=limits.chunk_items,
+            workers=limits.preprocess_limit,
+            lane=lane,
+            name=self.inputs.name,
+        )
+
+
+def _batch_former(lane: Lane, parts: LaneParts, config: EngineConfig, model: Model) -> BatchFormer[Item[Payload]]:
+    card = model.card
+    return BatchFormer(
+        max_items=config.max_batch_items,
+        max_cost=parts.service_time.budget.tokens,
+        least_cost=config.least_batch_tokens(card.device, card.memory_tokens),
+        pads=model.pads(lane),
+        slots=card.forward_workers,
+        lane=lane,
+    )

@@ -1,10 +1,9 @@
-"""The stages, wired: who hands what to whom, with how many workers, through how large a channel."""
+"""The pipeline: parse -> preprocess -> batch -> postprocess, wired by bounded channels."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -13,7 +12,7 @@ from anyio.abc import TaskStatus
 from staged_pool.runtime.caching.fingerprints import Identities
 from staged_pool.runtime.caching.result_cache import ResultCache, freeze
 from staged_pool.runtime.config import EngineConfig
-from staged_pool.runtime.engine.lanes import SUFFIX, LaneLimits, LaneParts
+from staged_pool.runtime.engine.lanes import LaneParts, LaneStages, SharedCores
 from staged_pool.runtime.media.image_completer import ImageCompleter
 from staged_pool.runtime.model import Lane, Model, ModelInput, Payload, Row
 from staged_pool.runtime.statistics import DeviceStatistics, PriorityStatistics
@@ -27,7 +26,6 @@ from staged_pool.stages.offload import Offload
 from staged_pool.stages.parse import Arrival, ParseStage
 from staged_pool.stages.postprocess import PostprocessStage
 from staged_pool.stages.preprocess import Preprocess, PreprocessStage
-from staged_pool.stages.scheduling.batch_former import BatchFormer
 from staged_pool.stages.scheduling.coalescing import Sharing
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import Stage, StageOptions
@@ -35,31 +33,31 @@ from staged_pool.stages.ticket import Item, Ticket
 from staged_pool.stages.work import Plan, Request
 
 PARSE_WORKERS: Final = 8
-"""Requests that are decoded at once. Small ones are decoded on the event loop, and what comes behind holds none."""
+"""Requests that are decoded at once. Small ones are decoded on the event loop, and no worker waits for later stages."""
 
 POSTPROCESS_WORKERS: Final = 4
 
-LEAST_LOOK: Final = 0.01
-"""Part of `preprocess_alarm_s` that passes at least between two looks for calls that take longer."""
+WATCH_INTERVAL: Final = 0.01
+"""Shortest interval between two looks for overdue preprocess calls, as a part of `preprocess_alarm_s`."""
 
 log = get_logger("staged_pool.engine")
 
 
 class Pipeline:
-    """parse -> preprocess -> batch -> postprocess. Answers come out through the tickets of the requests.
+    """parse -> preprocess -> batch -> postprocess. Answers leave through the tickets of the requests.
 
-    Each lane of the model has a preprocess and a batch stage of its own, which wait for nothing of the other's.
+    Each lane of the model has its own preprocess and batch stage, and waits for nothing of another lane.
 
     Args:
-        config: Its sizes.
-        model: What preprocess and the device run.
-        accept: What parse asks of a decoded request.
-        lanes: What each lane of the model has for itself.
+        config: The sizes of stages and channels.
+        model: Runs in preprocess and on the device.
+        accept: Checks and plans a decoded request; runs in parse.
+        lanes: Threads and service time of each lane of the model.
         completer: Fetches images that are given as URLs.
-        offload: Runs the decoding of large requests and the making of large answers.
-        shared_cores: CoreLimiter that forwards and preprocess share. None: forwards compute on a device of their own.
-        options: For all stages.
-        gave_up: Called at once when a stage cannot go on, where `run` first waits for the calls that still run.
+        offload: Decodes large requests, and makes large answers.
+        shared_cores: Number of cores that forwards and preprocess share. None: forwards compute on another device.
+        options: Options of all stages.
+        gave_up: Called at once when a stage cannot go on. `run` itself first waits for running calls.
     """
 
     def __init__(
@@ -75,29 +73,14 @@ class Pipeline:
         options: StageOptions,
         gave_up: Callable[[Exception], object],
     ) -> None:
-        self._config = config
         self._alarm_s = config.preprocess_alarm_s
-        self._shared_cores = shared_cores
         self._model = model
-        self._options = options
         self.results = ResultCache(config.result_cache_mb * 10**6) if config.result_cache_mb else None
-        """Rows that are kept; those of both lanes have identities of their own. None: no rows are."""
-        self._sharing: Sharing[Payload, Row] | None = None
-        self._prepare: Preprocess[ModelInput, Payload] = model.preprocess
-        if config.coalesce or self.results is not None:
-            self._sharing = Sharing(freeze=freeze, coalesce=config.coalesce, kept=self.results)
-            self._prepare = Identities().given_to(model.preprocess)
-
-        requests = self._channel("parse", config.channel_capacity * config.chunk_items)
-        rows = self._channel("postprocess", config.channel_capacity)
-        self._door: Sender[Arrival] = requests.outlet
-        self.feeds: dict[Hashable, FeedQueue[ModelInput]] = {}
-        self.preprocess: dict[Lane, PreprocessStage[ModelInput, Payload]] = {}
-        self.batch: dict[Lane, BatchStage[Payload, Row]] = {}
-        channels: list[tuple[Channel[Any], Channel[Any]]] = [
-            self._add_lane(lane, parts, rows.outlet.clone()) for lane, parts in lanes.items()
-        ]
-        rows.outlet.close()  # each lane has its own, and the last one to close ends postprocess
+        """Rows of earlier requests, of all lanes. None: no rows are kept."""
+        requests: Channel[Any] = options.channel("parse", config.channel_capacity * config.chunk_items)
+        rows: Channel[Any] = options.channel("postprocess", config.channel_capacity)
+        built = self._build_lanes(config, lanes, rows.outlet, SharedCores(shared_cores), options)
+        self.feeds: dict[Hashable, FeedQueue[ModelInput]] = {lane: stages.feed for lane, stages in built.items()}
         self.parse = ParseStage[ModelInput](
             requests.inlet,
             self.feeds,
@@ -108,6 +91,10 @@ class Pipeline:
             options=options,
             workers=PARSE_WORKERS,
         )
+        self.preprocess: dict[Lane, PreprocessStage[ModelInput, Payload]] = {
+            lane: stages.preprocess for lane, stages in built.items()
+        }
+        self.batch: dict[Lane, BatchStage[Payload, Row]] = {lane: stages.batch for lane, stages in built.items()}
         self.postprocess = PostprocessStage[Row](
             rows.inlet, numbers=_numbers, offload=offload, options=options, workers=POSTPROCESS_WORKERS
         )
@@ -117,82 +104,55 @@ class Pipeline:
             *self.batch.values(),
             self.postprocess,
         )
-        inputs, prepared = zip(*channels, strict=True)
-        self.channels: tuple[Channel[Any], ...] = (requests, *inputs, *prepared, rows)
-        """In front of each stage, in their order."""
+        self.channels: tuple[Channel[Any], ...] = (
+            requests,
+            *[stages.inputs for stages in built.values()],
+            *[stages.prepared for stages in built.values()],
+            rows,
+        )
+        """The channel in front of each stage, in the order of `stages`."""
+        self._door: Sender[Arrival] = requests.outlet
         for stage in self.stages:
             stage.gave_up = gave_up
 
-    def _channel(self, name: str, capacity: int, size: Callable[[Any], int] = lambda _: 1) -> Channel[Any]:
-        return self._options.channel(name, capacity, size)
-
-    def _add_lane(
-        self, lane: Lane, parts: LaneParts, rows: Sender[Sequence[Item[Row]]]
-    ) -> tuple[Channel[Any], Channel[Any]]:
-        """Make the preprocess and batch stages of a lane; returns the channels in front of them."""
-        config, card = self._config, self._model.card
-        limits = LaneLimits.of(lane, config, config.batch_tokens(card.device, card.memory_tokens))
-        lists = config.channel_capacity
-        inputs = self._channel(f"preprocess{SUFFIX[lane]}", lists * limits.chunk_items, len)
-        prepared = self._channel(f"batch{SUFFIX[lane]}", lists)
-        self.feeds[lane] = FeedQueue(lane, inputs.outlet, chunk_items=limits.chunk_items, clock=self._options.clock)
-        self.batch[lane] = BatchStage(
-            prepared.inlet,
-            rows,
-            forward=self._model.forward,
-            device=parts.device,
-            former=BatchFormer(
-                max_items=config.max_batch_items,
-                max_cost=parts.service_time.budget.tokens,
-                least_cost=config.least_batch_tokens(card.device, card.memory_tokens),
-                pads=self._model.pads(lane),
-                slots=card.forward_workers,
-                lane=lane,
-            ),
-            options=self._options,
-            service_time=parts.service_time.device,
-            budget=parts.service_time.budget,
-            fed_tokens=limits.fed_tokens,
-            slots=card.forward_workers,
-            ahead=max(1, card.forward_workers * card.launched_ahead),
-            preparing=lambda: self.preprocess[lane].preparing,
-            ready_s=lambda: self.preprocess[lane].call_s,
-            elsewhere=partial(self._computing_for_others, lane),
-            core_is_free=partial(self._core_is_free, lane),
-            sharing=self._sharing,
-            name=prepared.name,
-        )
-        self.preprocess[lane] = PreprocessStage(
-            inputs.inlet,
-            prepared.outlet,
-            preprocess=self._prepare,
-            offload=parts.preprocess,
-            ahead_s=self.batch[lane].ahead_s,
-            service_time=parts.service_time.preprocess,
-            options=self._options,
-            chunk_items=limits.chunk_items,
-            workers=limits.preprocess_limit,
-            lane=lane,
-            name=inputs.name,
-        )
-        return inputs, prepared
-
-    def _computing_for_others(self, lane: Lane) -> int:
-        """Forwards of the other lane, and calls that prepare its inputs, where these share the cores. A forward that
-        shares its parts with a second thread waits for it at each of them, while such a call has that thread's core."""
-        if self._shared_cores is None:
-            return 0
-        return sum(self.batch[other].running + self.preprocess[other].calls for other in self.batch if other != lane)
-
-    def _core_is_free(self, lane: Lane) -> bool:
-        """Find a core that no call of this lane has. Text calls are short, and bypass the `CoreLimiter`."""
-        if self._shared_cores is None or lane != "image":
-            return True
-        return self.batch[lane].running + self.preprocess[lane].calls < self._shared_cores
+    def _build_lanes(
+        self,
+        config: EngineConfig,
+        lanes: Mapping[Lane, LaneParts],
+        rows: Sender[Sequence[Item[Row]]],
+        cores: SharedCores,
+        options: StageOptions,
+    ) -> dict[Lane, LaneStages]:
+        sharing: Sharing[Payload, Row] | None = None
+        preprocess: Preprocess[ModelInput, Payload] = self._model.preprocess
+        if config.coalesce or self.results is not None:
+            sharing = Sharing(freeze=freeze, coalesce=config.coalesce, kept=self.results)
+            preprocess = Identities().given_to(self._model.preprocess)
+        cores.lanes = built = {
+            lane: LaneStages(
+                lane,
+                parts,
+                rows.clone(),
+                config=config,
+                model=self._model,
+                preprocess=preprocess,
+                sharing=sharing,
+                cores=cores,
+                options=options,
+            )
+            for lane, parts in lanes.items()
+        }
+        rows.close()  # each lane has a clone; the last one to close ends postprocess
+        return built
 
     def enter_nowait(self, arrival: Arrival) -> bool:
-        """Hand a request to parse, if there is room and nobody waits for it. False: it is to wait in `enter`. One that
-        comes after the end fails."""
+        """Hand a request to parse if there is room and nobody waits for it.
+
+        A request that comes after the end fails with `EngineStopped`.
+
+        Returns:
+            False if it must wait in `enter`.
+        """
         try:
             return self._door.send_nowait(arrival)
         except ENDED:
@@ -207,11 +167,11 @@ class Pipeline:
             arrival.ticket.fail(EngineStopped("The engine is stopped."))
 
     def close(self) -> None:
-        """Let nothing more in, which ends the pipeline: the end of the streams runs down from stage to stage."""
+        """Let nothing more in: the end of the stream then runs down from stage to stage."""
         self._door.close()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run until it is closed and everything has passed.
+        """Run until the pipeline is closed and everything has passed through it.
 
         Args:
             task_status: Told when all stages work.
@@ -229,18 +189,18 @@ class Pipeline:
                     task_status.started()
                 watchers.cancel_scope.cancel()
         finally:
-            for stage in waiting:  # cancelled before their turn: nobody else closes their ends of channels
+            for stage in waiting:  # cancelled before they began: nobody else closes their channels
                 stage.close()
 
     async def _watch_preprocess(self) -> None:
-        """Raise the alarm about calls that do not end. Nothing can end a thread; an operator can end the process.
+        """Log preprocess calls that do not end. No thread can be ended; an operator can end the process.
 
-        The next look is when one more call would be overdue, so that none that begins between two looks is missed.
+        The next look is when one more call would be overdue, so none that begins between two looks is missed.
         """
         known = dict.fromkeys(self.preprocess, 0)
         while True:
             next_s = min(stage.next_overdue_s(self._alarm_s) for stage in self.preprocess.values())
-            await anyio.sleep(max(next_s, self._alarm_s * LEAST_LOOK))
+            await anyio.sleep(max(next_s, self._alarm_s * WATCH_INTERVAL))
             for lane, stage in self.preprocess.items():
                 if (overdue := stage.overdue(self._alarm_s)) > known[lane]:
                     log.error(f"{stage.meter.name}.overdue", calls=overdue, limit=stage.meter.workers)
@@ -252,14 +212,14 @@ class Pipeline:
             stage.save_memory(saves)
 
     def overdue_calls(self) -> int:
-        """Preprocess calls that take longer than the alarm allows."""
+        """Count the preprocess calls that run for longer than the alarm allows."""
         return sum(stage.overdue(self._alarm_s) for stage in self.preprocess.values())
 
     def obstruction(self, lanes: Iterable[Lane] | None = None) -> str | None:
-        """Describe the obstruction of these lanes; None where something gets through.
+        """Return the reason why nothing gets through these lanes; None if something does.
 
         Args:
-            lanes: Those that a request needs, each of which must be free. None: any will do.
+            lanes: Lanes that a request needs, all of which must be free. None: one free lane is enough.
         """
         blocking = []
         for lane in self.preprocess if lanes is None else lanes:
@@ -272,15 +232,17 @@ class Pipeline:
         return f"every {self.preprocess[blocking[0]].meter.name} thread has been busy for more than {self._alarm_s:g} s"
 
     def stage_statistics(self) -> tuple[StageStatistics, ...]:
-        held = {id(batch): batch.waiting for batch in self.batch.values()}
+        """Return the statistics of each stage, in the order of `stages`."""
+        queued = {id(batch): batch.waiting for batch in self.batch.values()}
         return tuple(
-            stage.meter.snapshot(channel.waiting + held.get(id(stage), 0))
+            stage.meter.snapshot(channel.waiting + queued.get(id(stage), 0))
             for stage, channel in zip(self.stages, self.channels, strict=True)
         )
 
     def priority_statistics(self, priority: Priority, *, requests: int) -> PriorityStatistics:
+        """Return the statistics of one priority, given the number of its requests inside."""
         waiting = [stage.waiting_of(priority) for stage in self.batch.values()]
-        waits = [stage.waits[priority].snapshot() for stage in self.batch.values()]
+        waits = [stage.results.waits[priority].snapshot() for stage in self.batch.values()]
         return PriorityStatistics(
             requests=requests,
             waiting_requests=sum(feed.waiting_requests(priority) for feed in self.feeds.values()),
@@ -293,21 +255,24 @@ class Pipeline:
         )
 
     def device_statistics(self) -> DeviceStatistics:
+        """Return the work of all devices since the start."""
         batches: Counter[str] = Counter()
         holds: Counter[str] = Counter()
         for stage in self.batch.values():
             batches += stage.triggers
             holds += stage.holds
+        results = [stage.results for stage in self.batch.values()]
+        done = sum(stage.meter.done for stage in self.batch.values())
         return DeviceStatistics(
             devices=tuple(self._model.devices),
             batches=dict(batches),
             holds=dict(holds),
             budget_tokens={lane: stage.budget_tokens for lane, stage in self.batch.items()},
-            items=sum(stage.meter.done - stage.coalesced - stage.recalled for stage in self.batch.values()),
-            coalesced_items=sum(stage.coalesced for stage in self.batch.values()),
-            tokens=sum(stage.tokens for stage in self.batch.values()),
-            padding_tokens=sum(stage.padding_tokens for stage in self.batch.values()),
-            wasted_tokens=sum(stage.wasted_tokens for stage in self.batch.values()),
+            items=done - sum(each.coalesced + each.recalled for each in results),
+            coalesced_items=sum(each.coalesced for each in results),
+            tokens=sum(each.tokens for each in results),
+            padding_tokens=sum(each.padding_tokens for each in results),
+            wasted_tokens=sum(each.wasted_tokens for each in results),
         )
 
 

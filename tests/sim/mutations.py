@@ -35,6 +35,7 @@ from staged_pool.stages import batch as batch_module
 from staged_pool.stages import isolate, preprocess, supervise, ticket_check
 from staged_pool.stages import parse as parse_module
 from staged_pool.stages.batch import BatchStage
+from staged_pool.stages.batch_results import BatchResults
 from staged_pool.stages.channel import Receiver, Sender
 from staged_pool.stages.device_slots import DeviceSlots
 from staged_pool.stages.errors import Abandoned, DeviceLost, OutOfMemory, StagedPoolError
@@ -491,8 +492,8 @@ def waiting_work_not_announced() -> Plan:
     async def fill(self: BatchStage[Any, Any]) -> None:
         async for items in self._inlet:
             with supervise.custody("batch", [item.ticket for item in items]) as held:
-                if found := self._take_in(items):  # and nobody is told
-                    await self._outlet.send(found)
+                if recalled := self._take_in(items):  # and nobody is told
+                    await self._outlet.send(recalled)
                 held.handed_on()
         self._ended = True
         self._work_waits.notify_all()
@@ -881,15 +882,15 @@ def group_of_a_lost_leader_still_joined() -> Plan:
 
 @mutation
 def followers_not_in_custody() -> Plan:
-    original = BatchStage._settle
+    original = BatchResults.settle
 
-    def settle(self: BatchStage[Any, Any], batch: Any, results: Any, execution: Any, held: Custody) -> Any:
+    def settle(self: BatchResults[Any, Any], batch: Any, results: Any, execution: Any, held: Custody) -> Any:
         tickets = set(held._tickets)
         done = original(self, batch, results, execution, held)
         held._tickets &= tickets
         return done
 
-    return [(BatchStage, "_settle", settle)]
+    return [(BatchResults, "settle", settle)]
 
 
 @mutation

@@ -1,0 +1,127 @@
+"""Results of batches: each item gets its row or its error, and is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from math import inf
+from typing import Generic, TypeVar
+
+from staged_pool.stages.device_slots import Execution
+from staged_pool.stages.errors import StagedPoolError
+from staged_pool.stages.meter import Histogram, StageMeter
+from staged_pool.stages.scheduling.coalescing import Coalescer, Sharing
+from staged_pool.stages.scheduling.entries import Batch, Priority
+from staged_pool.stages.supervise import Custody
+from staged_pool.stages.ticket import Item
+from staged_pool.stages.ticket_check import cause
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class BatchResults(Generic[P, R]):
+    """Gives new and kept rows to items, and counts the work of the device.
+
+    Args:
+        meter: Of the batch stage.
+        to: Name of the stage behind it.
+        lane: Name of the lane, for the accounts of requests.
+        coalescer: Knows which items share the row of another.
+        sharing: See `BatchScheduling.sharing`.
+    """
+
+    def __init__(
+        self,
+        meter: StageMeter,
+        to: str,
+        lane: Hashable,
+        coalescer: Coalescer[Item[P]],
+        sharing: Sharing[P, R] | None,
+    ) -> None:
+        self._meter = meter
+        self._to = to
+        self._lane = lane
+        self._coalescer = coalescer
+        self._sharing = sharing
+        self._kept = sharing.kept if sharing is not None else None
+        self.waits = {priority: Histogram() for priority in Priority}
+        """Waits for the device by priority; `StageMeter.wait` has all of them."""
+        self.tokens = 0
+        """Tokens of computed items, without padding."""
+        self.padding_tokens = 0
+        self.wasted_tokens = 0
+        """Tokens of computed items whose callers had all left."""
+        self.coalesced = 0
+        """Items that got the row of another item inside."""
+        self.recalled = 0
+        """Items that got a row of an earlier request."""
+
+    def recall(self, item: Item[P], now: float) -> Item[R] | None:
+        """Return the item with its kept row; None if no row is kept for it."""
+        if self._kept is None or item.identity is None:
+            return None
+        if (row := self._kept.get(item.identity, item.payload)) is None:
+            return None
+        item.ticket.load.cached(self._lane, item.cost)
+        self._observe_wait(item, now)
+        self.recalled += 1
+        self._meter.done += 1
+        return self._with_row(item, row, now)
+
+    def settle(
+        self, batch: Batch[Item[P]], results: Sequence[R | StagedPoolError], execution: Execution, held: Custody
+    ) -> list[Item[R]]:
+        """Give each item of a batch, and its followers, its row or its error.
+
+        Returns:
+            The items with a row that somebody still waits for.
+        """
+        tokens = sum(item.cost for item in batch.items)
+        self.tokens += tokens
+        self.padding_tokens += batch.cost - tokens
+        done: list[Item[R]] = []
+        for item, result in zip(batch.items, results, strict=True):
+            self._observe_wait(item, execution.began_at)
+            item.ticket.load.computed(self._lane, item.cost)
+            group = (item, *self._coalescer.land(item))
+            if all(member.ticket.settled for member in group):
+                self.wasted_tokens += item.cost
+            held.take(member.ticket for member in group)
+            if isinstance(result, StagedPoolError):
+                self._fail(group, result)
+                continue
+            self._share(item, result, len(group))
+            rows = [self._with_row(member, result, execution.ended_at, execution.began_at) for member in group]
+            wanted = [row for row in rows if not row.ticket.settled]
+            for row in rows:
+                if row.ticket.settled:
+                    self._meter.dropped[cause(row.ticket)] += 1
+            self.coalesced += max(0, len(wanted) - 1)
+            done += wanted
+        self._meter.done += len(done)
+        return done
+
+    def _fail(self, group: Sequence[Item[P]], error: StagedPoolError) -> None:
+        for member in group:
+            self._meter.dropped[cause(member.ticket) if member.ticket.settled else "failed"] += 1
+            member.ticket.fail_input(member.index, error)
+
+    def _with_row(self, item: Item[P], row: R, now: float, began_at: float = inf) -> Item[R]:
+        """Return an item on its way to postprocess. `began_at` infinite: it was not on the device."""
+        ticket, timeline = item.ticket, item.ticket.timeline
+        begun = min(now, max(began_at, item.sent_at))  # a follower may have come while its leader ran
+        timeline.queue_s = max(timeline.queue_s, begun - item.sent_at)
+        timeline.device_s = max(timeline.device_s, now - begun)
+        ticket.move(1, self._meter.name, self._to)
+        return item.carrying(row, sent_at=now)
+
+    def _observe_wait(self, item: Item[P], until: float) -> None:
+        self._meter.wait.observe(until - item.sent_at)
+        self.waits[item.ticket.priority].observe(until - item.sent_at)
+
+    def _share(self, item: Item[P], row: R, among: int) -> None:
+        """Keep a row for later requests, and freeze one that several items get."""
+        if self._kept is not None and item.identity is not None:
+            self._kept.keep(item.identity, row)
+        if among > 1 and self._sharing is not None:
+            self._sharing.freeze(row)
