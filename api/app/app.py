@@ -47,17 +47,17 @@ class Application:
 
     Args:
         registry: Leads to the engine.
-        traffic: What the HTTP side holds, for the metrics.
+        server_state: What the HTTP side holds, for the metrics.
         config: Who may ask, what is logged of it, and how the routes of text-embeddings-inference cut.
     """
 
     def __init__(
-        self, registry: EngineRegistry, traffic: ServerState | None = None, config: ServerConfig | None = None
+        self, registry: EngineRegistry, server_state: ServerState | None = None, config: ServerConfig | None = None
     ) -> None:
         self._registry = registry
         self._config = config or ServerConfig()
-        self._traffic = traffic = traffic or ServerState()
-        self._metrics = ServerMetrics(registry.statistics, traffic)
+        self._server_state = server_state = server_state or ServerState()
+        self._metrics = ServerMetrics(registry.statistics, server_state)
         self._samples = {status: Sample(every_s=REJECTIONS_LOGGED_EVERY_S) for status in (401, 429)}
         resources = Routes(registry, self._metrics, self._config).table()
         self._resources: dict[str, App] = {path: _Resource(self, handlers) for path, handlers in resources.items()}
@@ -66,7 +66,7 @@ class Application:
         )
         self.door = FrontDoor(
             registry,
-            RequestLimits(self._config, traffic),
+            RequestLimits(self._config, server_state),
             Keys(self._config.api_keys, self._config.tenant_header),
             self._addresses,
             frozenset((method, path) for path in resources for method, of in resources[path].items() if of is alive),
@@ -82,7 +82,7 @@ class Application:
     @property
     def closes_connections(self) -> bool:
         """Each answer closes its connection: the server drains, or is short of memory."""
-        return self._registry.leaving or not self._traffic.keeps_alive
+        return self._registry.leaving or not self._server_state.keeps_alive
 
     def answer_now(self, given: Problem | Answer, scope: Scope, body_bytes: int) -> tuple[Answer, Headers]:
         """Make, log and count an answer that nothing has to be done for; and its headers."""
@@ -109,7 +109,7 @@ class Application:
         started = time.perf_counter()
         call = _call(scope, receive)
         outcome = Answer(status=499, word="abandoned")  # unless the answer gets out
-        with AnswerMemory(self._traffic.memory.budget.answers, party_of(scope), is_written=True) as memory:
+        with AnswerMemory(self._server_state.memory.budget.answers, party_of(scope), is_written=True) as memory:
             call.answer = memory
             try:
                 call.lines = Lines(send, partial(self._line_headers, scope, call.request_id))

@@ -33,13 +33,13 @@ class ServerMetrics:
 
     Args:
         statistics: A snapshot of each engine by its model's name; empty while there is none.
-        traffic: What the HTTP side holds.
+        server_state: What the HTTP side holds.
     """
 
-    def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]], traffic: ServerState) -> None:
+    def __init__(self, statistics: Callable[[], Mapping[str, EngineStatistics]], server_state: ServerState) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(statistics))
-        self._registry.register(_TrafficCollector(traffic))
+        self._registry.register(_HttpCollector(server_state))
         ProcessCollector(registry=self._registry)
         self._finished = _Finished()
         self._registry.register(self._finished)
@@ -101,20 +101,22 @@ class _EngineCollector(Collector):
         return ()  # the names are known without asking an engine that may not be there
 
 
-class _TrafficCollector(Collector):
+class _HttpCollector(Collector):
     """The connections and requests of the HTTP side."""
 
-    def __init__(self, traffic: ServerState) -> None:
-        self._traffic = traffic
+    def __init__(self, server_state: ServerState) -> None:
+        self._server_state = server_state
 
     def collect(self) -> Iterator[Metric]:
-        traffic = self._traffic
-        yield _gauge("connections", "Connections that are open", traffic.connections)
-        yield _counter("connections_refused", "Connections closed for being too many", traffic.connections_refused)
-        yield _counter("connections_evicted", "Connections closed to make room for others", traffic.limit.evicted)
-        yield _gauge("http_requests_running", "HTTP requests that are being handled", traffic.requests)
-        yield _gauge("http_body_bytes", "Bytes of the bodies of these requests", traffic.body_bytes)
-        memory = traffic.memory
+        server_state = self._server_state
+        yield _gauge("connections", "Connections that are open", server_state.connections)
+        yield _counter(
+            "connections_refused", "Connections closed for being too many", server_state.connections_rejected
+        )
+        yield _counter("connections_evicted", "Connections closed to make room for others", server_state.limit.evicted)
+        yield _gauge("http_requests_running", "HTTP requests that are being handled", server_state.requests)
+        yield _gauge("http_body_bytes", "Bytes of the bodies of these requests", server_state.body_bytes)
+        memory = server_state.memory
         yield _gauge("memory_limit_bytes", "Bytes of memory that the process may take", memory.limit_bytes)
         yield _gauge("memory_used_ratio", "Used part of that, or of a control group's limit", memory.fullness)
         yield _gauge("memory_pressure", "0, or the percentage from which less is done", memory.pressure)
@@ -125,7 +127,7 @@ class _TrafficCollector(Collector):
             held.add_metric((purpose,), account.held_bytes)
             most.add_metric((purpose,), account.limit_bytes)
         yield from (held, most)
-        lag = traffic.lag.snapshot()
+        lag = server_state.lag.snapshot()
         late = HistogramMetricFamily("staged_pool_event_loop_late_seconds", "How late the event loop was, by sample")
         late.add_metric((), _buckets(lag), lag.sum_s)
         yield late

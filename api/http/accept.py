@@ -59,7 +59,7 @@ class Acceptor:
         self, app: App, fast_path: FastPath | None, config: ConnectionConfig, tls: ssl.SSLContext | None
     ) -> None:
         backend = _asyncio if sniffio.current_async_library() == "asyncio" else _trio
-        self._limit: ConnectionLimit = config.traffic.limit
+        self._limit: ConnectionLimit = config.server_state.limit
         open_transport, tasks, context, clock = backend()
         self._service = Service(
             app=ASGIWrapper(app),
@@ -83,7 +83,7 @@ class Acceptor:
             until: Returns when nothing more is to be accepted.
             grace_s: Seconds that connections have to end, before they are cancelled.
         """
-        traffic = self._service.config.traffic
+        server_state = self._service.config.server_state
         async with anyio.create_task_group() as connections:
             try:
                 async with anyio.create_task_group() as accepting:
@@ -92,7 +92,7 @@ class Acceptor:
                     accepting.cancel_scope.cancel()
             finally:
                 listener.close()
-                traffic.end()
+                server_state.end()
             await self._service.context.terminated.set()
             connections.cancel_scope.deadline = anyio.current_time() + grace_s
 
@@ -108,7 +108,7 @@ class Acceptor:
                     log.warning("connection.not_accepted", reason=str(error))
                     self._limit.make_room()
                     with anyio.move_on_after(FULL_PAUSE_S):
-                        await self._service.config.traffic.changed()
+                        await self._service.config.server_state.changed()
                     break
                 self._begin(accepted, address, connections)
             await anyio.lowlevel.checkpoint()
@@ -116,7 +116,7 @@ class Acceptor:
     def _begin(self, accepted: socket.socket, address: Any, connections: anyio.abc.TaskGroup) -> None:
         host = address[0] if isinstance(address, tuple) else None
         if not self._limit.admit(host):
-            self._service.config.traffic.connections_refused += 1
+            self._service.config.server_state.connections_rejected += 1
             accepted.close()
             return
         accepted.setblocking(False)

@@ -54,7 +54,7 @@ class ConnectionConfig(HypercornConfig):  # type: ignore[misc]  # Hypercorn is u
     """Hypercorn's settings, and what its protocols need of ours."""
 
     limits: ServerConfig
-    traffic: ServerState
+    server_state: ServerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Connection:
       `head_timeout_s`.
     - While it waits for its client it may be evicted, to make room for another.
     - A TLS handshake must end within `head_timeout_s`.
-    - The head of a request must arrive within `head_timeout_s` of its first byte. (The body has its time in `Guard`.)
+    - The head of a request must arrive within `head_timeout_s` of its first byte. (`GeneralPath` times the body.)
     - Of an answer, a piece of 64 KiB must be read within `write_timeout_s`; else the connection is reset.
     - Whatever has arrived when its time is over is looked at first: a request that is here is answered.
     """
@@ -104,7 +104,7 @@ class Connection:
         self._has_asked = False
         """A request has come, if not a whole one."""
         self._limits = service.config.limits
-        self._traffic = service.config.traffic
+        self._server_state = service.config.server_state
         self._fast_path = service.fast_path
         self._transport: Transport
         self._tasks: Any = None
@@ -125,11 +125,11 @@ class Connection:
         """Nobody wants the answer."""
         self._idle = True
         self._in_head = False
-        self._patient_until = math.inf
+        self._deadline = math.inf
         """When it must have received something."""
         self._looked_last = False
         """Its time is over, and what had arrived by then has been taken."""
-        self._traffic.enter(self._leave)
+        self._server_state.enter(self._leave)
         self._limit.enter(self)
 
     async def run(self, accepted: socket.socket) -> None:
@@ -140,9 +140,9 @@ class Connection:
         """
         try:
             with self._scope:
-                with self._traffic.patience(self._limits.head_timeout_s) as patience:
+                with self._server_state.timeout(self._limits.head_timeout_s) as timeout:
                     self._transport = await self._service.open(accepted, self._service.tls, self._taken)
-                if not patience.cancelled_caught:
+                if not timeout.cancelled_caught:
                     await self._serve()
         except* OSError:
             pass  # no handshake, or the client left before it could be asked for its address
@@ -152,7 +152,7 @@ class Connection:
         finally:
             accepted.close()
             self._limit.leave(self)
-            self._traffic.exit(self._leave)
+            self._server_state.exit(self._leave)
 
     async def _serve(self) -> None:
         try:
@@ -211,16 +211,16 @@ class Connection:
 
     async def _next(self) -> bytes | None:
         """What arrives next; nothing at the end, of the client or of patience. None: there is something else to do."""
-        if self._service.time() < self._patient_until:
+        if self._service.time() < self._deadline:
             self._receives = True
             try:
-                with anyio.CancelScope(deadline=self._patient_until) as self._receiving:
+                with anyio.CancelScope(deadline=self._deadline) as self._receiving:
                     if len(self._ahead) >= AHEAD_BYTES:
                         await anyio.sleep_forever()  # until the request in hand has its answer
                     return await self._transport.receive()
             finally:
                 self._receives = False
-        if self._service.time() < self._patient_until or self._has_more:
+        if self._service.time() < self._deadline or self._has_more:
             return None  # requests came meanwhile, or one has its answer
         if not self._looked_last:
             self._looked_last = True  # once: a client that talks on and asks nothing is no reason to stay
@@ -249,7 +249,7 @@ class Connection:
     async def _give(self, data: bytes) -> None:
         """Give the protocol what has arrived; it may turn out to be HTTP/2."""
         if not self._idle:
-            await self._traffic.turn()
+            await self._server_state.turn()
         had_asked = self._has_asked
         try:
             await self._protocol.handle(RawData(data))
@@ -263,7 +263,7 @@ class Connection:
         if self._idle and self._protocol.in_head and not self._in_head:
             self._in_head = self._has_asked = True
             self._limit.wait(self, idle=False)
-            self._patient_until = self._service.time() + self._limits.head_timeout_s
+            self._deadline = self._service.time() + self._limits.head_timeout_s
 
     def _speak(self, kind: type[Http1 | Http2]) -> None:
         """Make the protocol of this connection."""
@@ -307,7 +307,7 @@ class Connection:
             or not self._receives
             or self._answering
             or self._ahead
-            or self._traffic.leaving
+            or self._server_state.leaving
             or not self._at_a_beginning()
             or self._sending.locked()
             or not self._transport.has_sent_all
@@ -331,7 +331,7 @@ class Connection:
         self._limit.work(self)
         self._limit.wait(self, idle=True)
         self._transport.send_nowait(given)  # all that is answered at once is short, and nothing waits before it
-        self._patient_until = self._service.time() + self._limits.keep_alive_s  # which is looked at when it is over
+        self._deadline = self._service.time() + self._limits.keep_alive_s  # which is looked at when it is over
         return True
 
     async def _taken_fast(self, fast_path: FastPath, request: FastRequest) -> bool:
@@ -355,16 +355,16 @@ class Connection:
         """Receive the rest of a body; False if it does not come soon enough, or at all."""
         self._update(idle=False)
         with fast_path.receiving(request) as add:
-            with self._traffic.patience(AT_ONCE_S + request.length / AT_ONCE_BYTES_PER_S):
+            with self._server_state.timeout(AT_ONCE_S + request.length / AT_ONCE_BYTES_PER_S):
                 while request.missing:
                     if not (data := await self._transport.receive()):
                         return False
                     add(data)
                     while data and request.missing:  # a turn is for what is here: nobody waits in it for a client
-                        await self._traffic.turn()
+                        await self._server_state.turn()
                         add(data := self._transport.read_now(min(request.missing, READ_BYTES)))
             if not request.missing:
-                await request.join(self._traffic)
+                await request.join(self._server_state)
         return not request.missing
 
     def _begin_to_answer(self, fast_path: FastPath, request: FastRequest) -> None:
@@ -411,15 +411,15 @@ class Connection:
                 if self._answering:
                     self.end_work()
                 async with self._sending:
-                    sent = await send_all(self._transport, event.data, self._traffic, self._limits.write_timeout_s)
+                    sent = await send_all(self._transport, event.data, self._server_state, self._limits.write_timeout_s)
                 if self._answering:
                     self.begin_work()
                 if not sent:
                     await self._tell_closed()
 
     async def _close(self) -> None:
-        patience_s = EVICTION_S if self._is_evicted else self._limits.write_timeout_s
-        with anyio.CancelScope(shield=True), self._traffic.patience(patience_s):
+        timeout_s = EVICTION_S if self._is_evicted else self._limits.write_timeout_s
+        with anyio.CancelScope(shield=True), self._server_state.timeout(timeout_s):
             await self._transport.close()
 
     async def _tell_closed(self) -> None:
@@ -434,20 +434,20 @@ class Connection:
         if not self._working:
             self._limit.wait(self, idle=idle)
         self._in_head = self._looked_last = False
-        patience_s = math.inf if not idle else 0.0 if self._traffic.leaving else self._keep_alive_s
-        self._patient_until = self._service.time() + patience_s
+        timeout_s = math.inf if not idle else 0.0 if self._server_state.leaving else self._keep_alive_s
+        self._deadline = self._service.time() + timeout_s
         if not self._receives:
             return
         if idle and self._has_more:
             self._receiving.cancel()
-        elif self._patient_until < self._receiving.deadline:  # a later one is looked at when the earlier one is over
-            self._receiving.deadline = self._patient_until
+        elif self._deadline < self._receiving.deadline:  # a later one is looked at when the earlier one is over
+            self._receiving.deadline = self._deadline
 
     @property
     def _keep_alive_s(self) -> float:
         """Seconds that it may be idle: few for a client that has never asked anything, or while memory is short."""
         keep_alive_s = self._limits.keep_alive_s
-        if self._has_asked and not self._traffic.keeps_alive:
+        if self._has_asked and not self._server_state.keeps_alive:
             return 0.0
         return keep_alive_s if self._has_asked else min(keep_alive_s, self._limits.head_timeout_s)
 

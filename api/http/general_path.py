@@ -38,7 +38,7 @@ PIECE_BYTES = 8
 does, so a body in crumbs is a way to keep it busy."""
 
 
-class Guard:
+class GeneralPath:
     """Wraps an ASGI application.
 
     Cancellation of `__call__` reaches the application. A client that leaves before the answer is on its way cancels
@@ -64,7 +64,7 @@ class Guard:
         self._app = app
         self._say = say
         self._limits = limits
-        self._traffic = limits.traffic
+        self._server_state = limits.server_state
         self._reject = reject
         self._decide = decide
 
@@ -115,7 +115,7 @@ class Guard:
         if coding is None or intake.client_left:
             return packed
         held.begin_to_unpack()
-        body = await unpack(packed, coding, held.take, self._traffic)
+        body = await unpack(packed, coding, held.take, self._server_state)
         held.give_back(packed_only=True)
         return body
 
@@ -123,7 +123,7 @@ class Guard:
         body = Body()
         pieces = 0
         timeout_s = self._limits.config.body_timeout_s
-        with self._traffic.patience(timeout_s):
+        with self._server_state.timeout(timeout_s):
             while not intake.ended:
                 if pieces and is_open(scope) and (problem := self._limits.too_many(scope)) is not None:
                     raise HttpError(problem.row, problem.message, retry_after_s=problem.retry_after_s)
@@ -135,7 +135,7 @@ class Guard:
                 body.add(chunk)
         if not intake.ended:
             raise HttpError(status.SLOW_BODY, f"The body did not arrive in time; it has {timeout_s:g} s")
-        return await body.whole(self._traffic)
+        return await body.whole(self._server_state)
 
     async def _decline(self, problem: Problem, scope: Scope, intake: _Intake, send: Send, *, linger_s: float) -> None:
         farewell = _Farewell(scope, intake, send, linger_s)

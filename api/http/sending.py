@@ -19,38 +19,38 @@ LATE_S: Final = 0.1
 """An event loop that is later than this was held up, and has not looked if a client reads."""
 
 
-async def send_all(transport: Transport, data: bytes, traffic: ServerState, timeout_s: float) -> bool:
+async def send_all(transport: Transport, data: bytes, server_state: ServerState, timeout_s: float) -> bool:
     """Send data. False: the client does not read it, and the connection is reset, or either side has closed.
 
     Args:
         transport: Of the connection. Nobody else sends meanwhile.
         data: What to send.
-        traffic: Shortens the wait where the server ends.
+        server_state: Shortens the wait where the server ends.
         timeout_s: Seconds in which a piece of `PIECE_BYTES` must be read.
     """
     pieces = memoryview(data)
     for first in range(0, len(data), PIECE_BYTES):
         send: Callable[[], Awaitable[None]] = partial(transport.send, pieces[first : first + PIECE_BYTES])
-        patience_s = timeout_s
-        while (late_s := await _sent_within(transport, send, traffic, patience_s)) is not None:
+        left_s = timeout_s
+        while (late_s := await _sent_within(transport, send, server_state, left_s)) is not None:
             if late_s <= LATE_S:
                 return False
-            send, patience_s = transport.send_rest, late_s  # nobody looked if the client did read
+            send, left_s = transport.send_rest, late_s  # nobody looked if the client did read
     return True
 
 
 async def _sent_within(
-    transport: Transport, send: Callable[[], Awaitable[None]], traffic: ServerState, patience_s: float
+    transport: Transport, send: Callable[[], Awaitable[None]], server_state: ServerState, timeout_s: float
 ) -> float | None:
     """Send a piece, or else close. None: it is sent; else the seconds by which the event loop noticed too late."""
-    with traffic.patience(patience_s) as patience:
+    with server_state.timeout(timeout_s) as timeout:
         try:
             await send()
         except OSError:
             return 0.0
-    if not patience.cancelled_caught:
+    if not timeout.cancelled_caught:
         return None
-    late_s = anyio.current_time() - patience.deadline
+    late_s = anyio.current_time() - timeout.deadline
     if late_s <= LATE_S:
         log.info("connection.cut_off", reason="its client does not read the answer")
         transport.cut()

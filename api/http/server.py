@@ -22,7 +22,7 @@ from staged_pool.api.cors import cors
 from staged_pool.api.http.accept import Acceptor, HypercornLog
 from staged_pool.api.http.connections import ConnectionConfig
 from staged_pool.api.http.fast_path import FastPath
-from staged_pool.api.http.general_path import Guard
+from staged_pool.api.http.general_path import GeneralPath
 from staged_pool.api.http.http3.protocol import Http3
 from staged_pool.api.http.listener import SocketFile, url
 from staged_pool.api.http.tls import server_context
@@ -105,7 +105,7 @@ class Server:
     ) -> None:
         self.registry = EngineRegistry()
         self.memory = governor_for(models[0])
-        self.traffic = ServerState(self.memory, config.max_connections)
+        self.state = ServerState(self.memory, config.max_connections)
         self._config = config
         self._tls = server_context(config)
         self._models = models
@@ -141,7 +141,7 @@ class Server:
 
     async def _run(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
         async with anyio.create_task_group() as background:
-            background.start_soon(self.traffic.lag.watch)
+            background.start_soon(self.state.lag.watch)
             background.start_soon(self.memory.watch)
             if self._owns_process:
                 background.start_soon(self._heed_signals)
@@ -197,14 +197,14 @@ class Server:
         return "the server failed" if self.registry.engines else "the models could not be loaded"
 
     async def _run_http(self, listener: socket.socket, quic_listener: socket.socket | None) -> None:
-        application = Application(self.registry, self.traffic, self._config)
+        application = Application(self.registry, self.state, self._config)
         config = self._hypercorn_config()
         fast_path = FastPath(application, lambda: config.response_headers("h11"))
         app = self._wrapped(application)
         async with anyio.create_task_group() as quic:
             if quic_listener is not None:
                 config.alt_svc_headers = [f'h3=":{quic_listener.getsockname()[1]}"; ma=3600']
-                quic.start_soon(Http3(app, self._config, self.traffic).run, quic_listener)
+                quic.start_soon(Http3(app, self._config, self.state).run, quic_listener)
             acceptor = Acceptor(app, fast_path, config, self._tls)
             await acceptor.run(listener, self._stop_http.wait, self._drain_timeout_s + GRACE_S)
             await self._until_quiet()
@@ -214,8 +214,8 @@ class Server:
     async def _until_quiet(self) -> None:
         """Wait for HTTP/3's connections, the only ones that are left."""
         with anyio.move_on_after(GRACE_S):
-            while self.traffic.connections:
-                await self.traffic.changed()
+            while self.state.connections:
+                await self.state.changed()
 
     def _wrapped(self, application: Application) -> App:
         """The application with everything that stands before it."""
@@ -225,7 +225,7 @@ class Server:
             return cors(app, origins) if origins else app
 
         door = application.door
-        return Guard(
+        return GeneralPath(
             readable(application),
             lambda given: readable(application.saying(given)),
             door.limits,
@@ -236,7 +236,7 @@ class Server:
     def _hypercorn_config(self) -> ConnectionConfig:
         config = ConnectionConfig()
         config.limits = self._config
-        config.traffic = self.traffic
+        config.server_state = self.state
         config.logger_class = HypercornLog
         config.keep_alive_max_requests = 2**31  # reaching it closes an HTTP/2 connection with streams in flight
         config.h2_max_concurrent_streams = 100

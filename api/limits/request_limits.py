@@ -32,14 +32,14 @@ class RequestLimits:
 
     Args:
         config: The limits.
-        traffic: Where requests and their bodies are counted.
+        server_state: Where requests and their bodies are counted.
     """
 
-    def __init__(self, config: ServerConfig, traffic: ServerState) -> None:
+    def __init__(self, config: ServerConfig, server_state: ServerState) -> None:
         self.config = config
-        self.traffic = traffic
+        self.server_state = server_state
         self._requests = ByteAccount(config.max_http_requests)  # of requests, which are shared like bytes
-        self._bodies = traffic.memory.budget.bodies
+        self._bodies = server_state.memory.budget.bodies
 
     def check_head(self, scope: Scope) -> None:
         """Check what the head alone shows, before any of the body is read.
@@ -74,7 +74,7 @@ class RequestLimits:
 
     def too_many(self, scope: Scope) -> Problem | None:
         """The problem of one request more than may be handled at once; None while there is room for its party."""
-        memory = self.traffic.memory
+        memory = self.server_state.memory
         if memory.pressure >= Pressure.REJECT:
             return status.problem(memory.rejection())
         if self._requests.has_room(1, party_of(scope)):
@@ -85,7 +85,7 @@ class RequestLimits:
     def too_many_connections(self, scope: Scope) -> Problem | None:
         """The problem of a request on a connection beyond their limit; None where it is within it."""
         member = connection_of(scope)
-        if member is None or not self.traffic.limit.is_extra(member):
+        if member is None or not self.server_state.limit.is_extra(member):
             return None
         message = "The server has as many connections as it may, at all or from this address; only probes are answered"
         return Problem(row=status.TOO_MANY_CONNECTIONS, message=message, retry_after_s=1.0)
@@ -125,7 +125,7 @@ class Held:
         self._arrived = 0
 
     def __enter__(self) -> Held:
-        self._limits.traffic.requests += 1
+        self._limits.server_state.requests += 1
         self._request.add(1)
         return self
 
@@ -134,7 +134,7 @@ class Held:
     ) -> None:
         self.give_back()
         self._request.give_back()
-        self._limits.traffic.requests -= 1
+        self._limits.server_state.requests -= 1
 
     def announce(self, count: int) -> None:
         """Hold the bytes of a body before they arrive. What arrives is counted as part of them.

@@ -32,7 +32,7 @@ class ServerState:
         self.memory = memory or MemoryGovernor(UNLIMITED_BYTES)
         self.requests = 0
         """Being handled, over all connections; streams that their client has reset leave at once."""
-        self.connections_refused = 0
+        self.connections_rejected = 0
         """Closed as soon as they came, for there were as many as may be."""
         self.quic_connections = 0
         """Those of the open ones that are HTTP/3's: they have a limit of their own."""
@@ -96,9 +96,9 @@ class ServerState:
         self._gone = anyio.Event()
         await self._gone.wait()
 
-    def patience(self, seconds: float) -> Patience:
+    def timeout(self, seconds: float) -> ClientTimeout:
         """A block that waits for a client: cancelled after so many seconds, or sooner if the server ends."""
-        return Patience(self._waits, min(seconds, GRACE_S) if self.leaving else seconds)
+        return ClientTimeout(self._waits, min(seconds, GRACE_S) if self.leaving else seconds)
 
     def end(self) -> None:
         """Let the connections go: the idle ones at once, the others as soon as their clients have their answers."""
@@ -109,7 +109,7 @@ class ServerState:
             scope.deadline = min(scope.deadline, latest)
 
 
-class Patience:
+class ClientTimeout:
     """A cancel scope with a deadline, known to those who may shorten it."""
 
     __slots__ = ("_scope", "_waits")

@@ -144,7 +144,7 @@ async def test_a_request_without_a_key_is_refused_before_its_body_is_read() -> N
             await stream.send(post(b"", "content-length: 1000000"))
             answer = await read_answer(stream)
         assert statuses(answer) == [401]
-        assert served.server.traffic.body_bytes == 0
+        assert served.server.state.body_bytes == 0
         assert served.engine.statistics().admission.admitted == 0
 
 

@@ -98,10 +98,10 @@ async def test_a_client_that_leaves_in_the_middle_of_a_large_body_leaves_nothing
         for sent in (100, 200_000, len(request) - 1):
             async with await served.connect() as stream:
                 await stream.send(request[:sent])
-                await until(lambda: served.server.traffic.connections == 1)
-            await until(lambda: served.server.traffic.connections == 0)
-        assert served.server.traffic.requests == 0
-        assert served.server.traffic.body_bytes == 0
+                await until(lambda: served.server.state.connections == 1)
+            await until(lambda: served.server.state.connections == 0)
+        assert served.server.state.requests == 0
+        assert served.server.state.body_bytes == 0
         assert not model.files
         await served.assert_alive()
 

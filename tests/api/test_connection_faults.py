@@ -61,8 +61,8 @@ async def test_no_memory_for_a_body_is_answered_503_and_logged(
         assert b"memory" in received
         assert {entry["event"] for entry in logs} & {"connection.no_memory", "memory.exhausted"}
         await served.assert_alive()
-        traffic = served.server.traffic
-        await until(lambda: traffic.connections == traffic.body_bytes == traffic.requests == 0)
+        state = served.server.state
+        await until(lambda: state.connections == state.body_bytes == state.requests == 0)
 
 
 async def test_no_memory_for_a_later_part_of_a_body_is_answered_503_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ async def test_no_memory_for_a_later_part_of_a_body_is_answered_503_and_logged(m
             patched.setattr(Body, "add", add)
             async with await served.connect() as stream:
                 await stream.send(post(BODY)[:-8])
-                await until(lambda: served.server.traffic.requests == 1)
+                await until(lambda: served.server.state.requests == 1)
                 await stream.send(post(BODY)[-8:])
                 received = await read_to_end(stream)
         assert statuses(received) == [503]
@@ -93,7 +93,7 @@ def acceptor() -> Acceptor:
     async def app(*_: object) -> None: ...
 
     config = ConnectionConfig()
-    config.limits, config.traffic = ServerConfig(), ServerState()
+    config.limits, config.server_state = ServerConfig(), ServerState()
     return Acceptor(app, None, config, None)
 
 
@@ -105,7 +105,7 @@ async def test_a_socket_that_is_closed_already_is_no_warning() -> None:
     with captured_logs() as logs:
         await Connection(service).run(accepted)
     assert logs == []
-    assert service.config.traffic.connections == 0
+    assert service.config.server_state.connections == 0
 
 
 async def test_a_closed_connection_reads_nothing_of_the_next_one_with_its_descriptor() -> None:
@@ -146,7 +146,7 @@ async def test_a_connection_that_makes_room_is_told_nothing(sent: bytes) -> None
     async with serving(engine_on(LetterModel()), max_connections=1) as served, await served.connect() as stream:
         if sent:
             await stream.send(sent)
-        await until(lambda: served.server.traffic.connections == 1)
+        await until(lambda: served.server.state.connections == 1)
         await anyio.wait_all_tasks_blocked()
         async with await served.connect() as other:
             await other.send(EMBED)
@@ -155,4 +155,4 @@ async def test_a_connection_that_makes_room_is_told_nothing(sent: bytes) -> None
         with suppress(anyio.BrokenResourceError, anyio.EndOfStream):  # a reset is as good as an end
             received = await stream.receive()
         assert received == b""
-        assert served.server.traffic.limit.evicted == 1
+        assert served.server.state.limit.evicted == 1

@@ -146,7 +146,7 @@ async def fill(served: Served, clients: ExitStack, sent: bytes) -> None:
         client = connect(served, clients, sent)
         if sent == EMBED:
             await anyio.wait_readable(client)
-    await until(lambda: served.server.traffic.connections >= MOST)
+    await until(lambda: served.server.state.connections >= MOST)
 
 
 WAITING = {
@@ -175,7 +175,7 @@ async def test_clients_that_are_waited_for_shut_nobody_out(sent: bytes, clients:
                 async with await served.connect() as stream:
                     await stream.send(request)
                     assert statuses(await read_answer(stream)) == [200]
-        assert served.server.traffic.connections_refused == 0
+        assert served.server.state.connections_rejected == 0
         clients.close()
 
 
@@ -185,7 +185,7 @@ async def test_http2_streams_without_their_bodies_shut_nobody_out() -> None:
         for _ in range(MOST):
             stream = await streams.enter_async_context(await served.connect())
             await Http2(stream).request(1, path=b"/v1/embeddings", body=b"{", ends=False)
-        await until(lambda: served.server.traffic.requests == MOST)
+        await until(lambda: served.server.state.requests == MOST)
         await served.assert_alive()
 
 
@@ -200,7 +200,7 @@ async def test_a_connection_of_http2_makes_no_room_while_its_request_is_worked_o
             assert statuses(await served.talk(post(b'{"input": "a"}'))) == [503]
             gate.open()
             assert await client.ends(1) == {1: "200"}
-            await until(lambda: served.server.traffic.requests == 0)
+            await until(lambda: served.server.state.requests == 0)
             assert statuses(await served.talk(post(b'{"input": "a"}', "connection: close"))) == [200]
 
 
@@ -232,7 +232,7 @@ async def test_while_all_connections_are_at_work_probes_are_answered_and_others_
                 await waits.send(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
                 await read_answer(waits)
                 gate.open()
-                await until(lambda: len(statuses_) == MOST and served.server.traffic.connections == 1)
+                await until(lambda: len(statuses_) == MOST and served.server.state.connections == 1)
                 await waits.send(EMBED)  # there is room again
                 assert statuses(await read_answer(waits)) == [200]
         assert statuses_ == [200] * MOST

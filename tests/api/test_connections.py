@@ -93,7 +93,7 @@ async def test_a_connection_without_a_request_is_closed_when_it_has_been_idle_fo
         if sent:
             await stream.send(sent)
         await closed(stream)
-        assert served.server.traffic.connections == 0
+        assert served.server.state.connections == 0
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def ask_without_reading(port: int, requests: bytes = LARGE) -> socket.socket:
 async def test_a_client_that_does_not_read_its_answer_is_cut_off(small_buffers: socket.socket) -> None:
     async with serving(engine_on(LetterModel()), listener=small_buffers, write_timeout_s=0.2) as served:
         with ask_without_reading(served.port):
-            await until(lambda: served.server.traffic.requests == 1)
-            await until(lambda: served.server.traffic.connections == 0)
-            assert served.server.traffic.requests == 0
+            await until(lambda: served.server.state.requests == 1)
+            await until(lambda: served.server.state.connections == 0)
+            assert served.server.state.requests == 0
         await served.assert_alive()
 
 
@@ -198,7 +198,7 @@ async def test_a_client_that_reads_while_the_event_loop_is_held_up_gets_all_of_i
 ) -> None:
     async with serving(engine_on(LetterModel()), listener=small_buffers, write_timeout_s=0.2) as served:
         with ask_without_reading(served.port) as client:
-            await until(lambda: served.server.traffic.requests == 1)
+            await until(lambda: served.server.state.requests == 1)
             await anyio.wait_readable(client)
             received = b""
 
@@ -220,8 +220,8 @@ async def test_a_client_that_reads_while_the_event_loop_is_held_up_gets_all_of_i
 async def test_of_an_answer_that_nobody_reads_the_kernel_holds_little() -> None:
     async with serving(engine_on(LetterModel())) as served:
         with ask_without_reading(served.port, LARGE * 60):
-            await until(lambda: bool(served.server.traffic.limit._members))
-            [member] = served.server.traffic.limit._members
+            await until(lambda: bool(served.server.state.limit._members))
+            [member] = served.server.state.limit._members
             await until(member._sending.locked)  # type: ignore[attr-defined]
             unsent = fcntl.ioctl(member._transport.socket.fileno(), termios.TIOCOUTQ, bytes(4))  # type: ignore[attr-defined]
             assert int.from_bytes(unsent, sys.byteorder) <= 4 * UNSENT_BYTES
@@ -233,7 +233,7 @@ async def test_a_client_that_does_not_read_cannot_hold_the_servers_end(
     monkeypatch.setattr("staged_pool.api.limits.server_state.GRACE_S", 0.1)
     async with serving(engine_on(LetterModel()), listener=small_buffers) as served:
         client = ask_without_reading(served.port)
-        await until(lambda: served.server.traffic.requests == 1)
+        await until(lambda: served.server.state.requests == 1)
         started = anyio.current_time()
     assert anyio.current_time() - started < 5
     client.close()
@@ -270,7 +270,7 @@ async def test_one_connection_too_many_has_the_longest_idle_one_closed_which_is_
         assert b"staged_pool_connections 2.0" in metrics
         assert b"staged_pool_connections_refused_total 0.0" in metrics
         assert b"staged_pool_connections_evicted_total 1.0" in metrics
-        await until(lambda: served.server.traffic.connections == 0)
+        await until(lambda: served.server.state.connections == 0)
         await served.assert_alive()
 
 
@@ -280,7 +280,7 @@ async def test_requests_beyond_the_limit_on_all_connections_are_answered_503() -
         async with await served.connect() as stream:
             client = Http2(stream)
             for before, stream_id in enumerate((1, 3, 5)):
-                await until(lambda: served.server.traffic.requests == before)  # noqa: B023  # it is awaited here
+                await until(lambda: served.server.state.requests == before)  # noqa: B023  # it is awaited here
                 await client.request(stream_id, path=b"/v1/embeddings", body=b'{"input":"a"}')
             assert await client.ends(5) == {5: "503"}
             async with served.client() as other:
@@ -297,18 +297,18 @@ async def test_streams_that_are_reset_cancel_their_handlers(monkeypatch: pytest.
     gate = Gate()
     most = number = 0
     async with serving(engine_on(LetterModel(on_preprocess=gate)), max_http_requests=50) as served:
-        account = served.server.traffic.allowances.of(("127.0.0.1", 1))
+        account = served.server.state.allowances.of(("127.0.0.1", 1))
         async with await served.connect() as stream:
             client = Http2(stream)
             while not account.owed_s:
                 await client.request(2 * number + 1, path=b"/v1/embeddings", body=b'{"input":"a"}')
                 client.h2.reset_stream(2 * number + 1)
                 await client.flush()
-                most = max(most, served.server.traffic.requests)
+                most = max(most, served.server.state.requests)
                 number += 1
             assert number >= CLIENT_UNITS / 12
         assert most <= 50 + 10  # those beyond the limit are being refused
-        await until(lambda: served.server.traffic.requests == 0)
+        await until(lambda: served.server.state.requests == 0)
         await until(lambda: served.inside == 0)
         gate.open()
         await served.assert_alive()
@@ -330,7 +330,7 @@ async def test_many_requests_on_one_http2_connection_lose_no_stream() -> None:
             async with anyio.create_task_group() as tasks:
                 for _ in range(16):
                     tasks.start_soon(ask, client)
-            assert served.server.traffic.connections == 1
+            assert served.server.state.connections == 1
     assert answered == 16 * 60
 
 
@@ -433,7 +433,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed_while_its_request_i
                 await stream.send(EMBED)
                 await anyio.wait_all_tasks_blocked()
         await until(lambda: served.inside == 0)
-        await until(lambda: served.server.traffic.connections == 0)
+        await until(lambda: served.server.state.connections == 0)
         gate.open()
 
 
@@ -479,23 +479,23 @@ async def test_a_body_that_is_waited_for_holds_no_turn(framing: str, monkeypatch
     body = b" " * 999_999 + b"{"
     silent = list[anyio.abc.SocketStream]()
     async with serving(engine_on(LetterModel())) as served:
-        traffic = served.server.traffic
+        state = served.server.state
         async with AsyncExitStack() as stack:
             for _ in range(10):
                 stream = await stack.enter_async_context(await served.connect())
                 silent.append(stream)
                 await stream.send(head)
-                await until(lambda: traffic.requests == len(silent))
+                await until(lambda: state.requests == len(silent))
                 await stream.send(b"3\r\n123\r\n")
-            await until(lambda: traffic.body_bytes >= 30)
+            await until(lambda: state.body_bytes >= 30)
             for _ in range(10):
                 await anyio.wait_all_tasks_blocked()
-                turns = traffic._turns.statistics()
+                turns = state._turns.statistics()
                 assert (turns.locked, turns.tasks_waiting) == (False, 0)
             async with await served.connect() as stream:
                 await stream.send(post(body))
                 assert statuses(await read_answer(stream)) == [400]
-        await until(lambda: traffic.connections == traffic.body_bytes == 0)
+        await until(lambda: state.connections == state.body_bytes == 0)
 
 
 async def test_a_server_that_is_cancelled_lets_its_connections_go() -> None:
@@ -512,7 +512,7 @@ async def test_a_server_that_is_cancelled_lets_its_connections_go() -> None:
         ):
             await idle.send(EMBED[:10])
             await busy.send(EMBED)
-            await until(lambda: server.traffic.requests == 1)
+            await until(lambda: server.state.requests == 1)
             gate.open()
             tasks.cancel_scope.cancel()
-    assert server.traffic.connections == 0
+    assert server.state.connections == 0

@@ -217,7 +217,7 @@ async def test_it_answers_as_the_usual_way_does() -> None:
                     await stream.send(piece)
                     await anyio.wait_all_tasks_blocked()
                 answers.append(await read_answer(stream))
-        await until(lambda: served.server.traffic.requests == served.server.traffic.body_bytes == 0)
+        await until(lambda: served.server.state.requests == served.server.state.body_bytes == 0)
     heads, bodies = [], []
     for answer in answers:
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -286,7 +286,7 @@ async def test_what_is_asked_with_get_is_answered_as_the_usual_way_does(
                         await stream.send(get(path))
                         short = told(await read_answer(stream))
                         assert short[: 1 if path in moving else 3] == usual[: 1 if path in moving else 3]
-        await until(lambda: served.server.traffic.requests == 0)
+        await until(lambda: served.server.state.requests == 0)
 
 
 @pytest.mark.anyio
@@ -463,7 +463,7 @@ async def test_a_large_body_goes_it_too(size: int, monkeypatch: pytest.MonkeyPat
                     await stream.send(piece)
                     await anyio.wait_all_tasks_blocked()
                 assert b'"embedding"' in await read_answer(stream)
-        await until(lambda: served.server.traffic.requests == served.server.traffic.body_bytes == 0)
+        await until(lambda: served.server.state.requests == served.server.state.body_bytes == 0)
 
 
 @pytest.mark.anyio
@@ -493,10 +493,10 @@ async def test_a_body_that_takes_its_time_is_left_to_the_usual_way(
         async with await served.connect() as stream:
             for _ in range(2):
                 await stream.send(large[: READ_BYTES // 2])
-                await until(lambda: served.server.traffic.requests > 0)
+                await until(lambda: served.server.state.requests > 0)
                 await stream.send(large[READ_BYTES // 2 :])
                 assert b'"embedding"' in await read_answer(stream)
-        await until(lambda: served.server.traffic.requests == served.server.traffic.body_bytes == 0)
+        await until(lambda: served.server.state.requests == served.server.state.body_bytes == 0)
 
 
 @pytest.mark.anyio
@@ -505,9 +505,9 @@ async def test_of_a_client_that_leaves_within_its_body_nothing_remains() -> None
         for sent in (5000, READ_BYTES):
             async with await served.connect() as stream:
                 await stream.send(padded(2 * READ_BYTES)[:sent])
-                await until(lambda: served.server.traffic.body_bytes > 0)
-            await until(lambda: served.server.traffic.connections == 0)
-            assert served.server.traffic.requests == served.server.traffic.body_bytes == 0
+                await until(lambda: served.server.state.body_bytes > 0)
+            await until(lambda: served.server.state.connections == 0)
+            assert served.server.state.requests == served.server.state.body_bytes == 0
         await served.assert_alive()
 
 
@@ -518,7 +518,7 @@ async def test_a_body_is_not_waited_for_without_a_key(monkeypatch: pytest.Monkey
         async with await served.connect() as stream:
             await stream.send(padded(2 * READ_BYTES)[:5000])
             assert (await read_answer(stream)).startswith(b"HTTP/1.1 401")
-        await until(lambda: served.server.traffic.connections == 0)
+        await until(lambda: served.server.state.connections == 0)
 
 
 @pytest.mark.anyio
@@ -538,7 +538,7 @@ async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
             await stream.send(EMBED)
             await until(lambda: served.inside == 1)
         await until(lambda: served.inside == 0)
-        await until(lambda: served.server.traffic.requests == served.server.traffic.connections == 0)
+        await until(lambda: served.server.state.requests == served.server.state.connections == 0)
         gate.open()
         assert served.engine.statistics().cancelled
 

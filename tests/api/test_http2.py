@@ -109,11 +109,11 @@ def time_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def account(served: Served) -> Allowance:
-    return served.server.traffic.allowances.of(("127.0.0.1", 1))
+    return served.server.state.allowances.of(("127.0.0.1", 1))
 
 
 def spent(served: Served) -> float:
-    return served.server.traffic.allowances._spent.get("127.0.0.1", (0, 0))[0]
+    return served.server.state.allowances._spent.get("127.0.0.1", (0, 0))[0]
 
 
 @pytest.mark.usefixtures("time_pays_nothing")
@@ -130,7 +130,7 @@ async def test_a_flood_waits_on_all_connections_of_its_client_and_delays_nobody(
             assert spent(served) <= CLIENT_UNITS + 2 * (SLICE_UNITS + HEADERS_PRICE)
             assert client.seen.goaway is another.seen.goaway is None
             tasks.cancel_scope.cancel()
-    assert served.server.traffic.requests == 0
+    assert served.server.state.requests == 0
 
 
 async def test_a_connection_that_waits_for_its_client_to_pay_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ async def test_frames_are_taken_in_slices_with_a_turn_of_the_event_loop_between(
             await super().turn()
 
     class Config:
-        traffic = Counting()
+        server_state = Counting()
 
     async def send(event: object) -> None:
         pass
@@ -264,7 +264,7 @@ class Answering:
 async def _serving_app(app: Any, write_timeout_s: float = 30.0) -> AsyncIterator[Served]:
     config = ConnectionConfig()
     config.limits = ServerConfig(write_timeout_s=write_timeout_s)
-    config.traffic = ServerState()
+    config.server_state = ServerState()
     config.logger_class = HypercornLog
     listener = bind("127.0.0.1", 0)
     end = anyio.Event()
@@ -274,7 +274,7 @@ async def _serving_app(app: Any, write_timeout_s: float = 30.0) -> AsyncIterator
             "Served",
             SimpleNamespace(
                 connect=partial(anyio.connect_tcp, "127.0.0.1", listener.getsockname()[1]),
-                server=SimpleNamespace(traffic=config.traffic),
+                server=SimpleNamespace(state=config.server_state),
             ),
         )
         end.set()

@@ -126,7 +126,7 @@ async def test_a_client_that_leaves_gives_its_room_back(files: Files) -> None:  
             await gate.arrived()
         await until(lambda: served.inside == 0)
         gate.open()
-        await until(lambda: served.server.traffic.connections == 0)
+        await until(lambda: served.server.state.connections == 0)
 
 
 @pytest.mark.parametrize("path", [b"/\xff", b"", b"nothing"])
@@ -147,7 +147,7 @@ async def test_noise_does_not_end_the_server(files: Files) -> None:  # noqa: F81
                 await udp.send(noise)
         async with http3_client(port, files.roots) as client:
             assert await embed(client, "a") == expected("a").tolist()
-        assert served.server.traffic.requests == 0
+        assert served.server.state.requests == 0
 
 
 async def test_a_bug_in_the_protocol_ends_one_connection(
@@ -178,7 +178,7 @@ async def test_one_connection_too_many_is_not_begun_while_the_others_work(files:
             async with await anyio.create_connected_udp_socket("127.0.0.1", port) as udp:
                 first = Http3Client(_dialling(), udp, ("127.0.0.1", port))
                 await first.flush()
-                await until(lambda: served.server.traffic.connections_refused == 1)
+                await until(lambda: served.server.state.connections_rejected == 1)
             gate.open()
             assert (await client.outcome(stream_id)).status == 200
 
@@ -207,7 +207,7 @@ async def test_a_client_that_does_not_read_loses_its_answer(
                 monkeypatch.setattr(client.quic, name, lambda *_, **__: None)
             outcome = await client.ask(b"/v1/embeddings", body)
             assert outcome.reset is not None
-            await until(lambda: served.server.traffic.requests == 0)
+            await until(lambda: served.server.state.requests == 0)
 
 
 async def test_the_end_of_the_server_ends_connections_after_their_answers(files: Files) -> None:  # noqa: F811
@@ -247,21 +247,21 @@ async def test_unfinished_handshakes_take_nothing_from_tcp_and_others_show_their
 ) -> None:
     async with serving_http3(files, max_connections=RETRY_FROM) as (served, port):
         await _begin_handshakes(port, RETRY_FROM - 1)
-        await until(lambda: served.server.traffic.quic_connections == RETRY_FROM - 1)
+        await until(lambda: served.server.state.quic_connections == RETRY_FROM - 1)
         async with client_of(served, files.trusting(), http2=True) as client:
             assert (await client.get("/health")).status_code == 200
         await _begin_handshakes(port, 1)
-        await until(lambda: served.server.traffic.quic_connections == RETRY_FROM)
+        await until(lambda: served.server.state.quic_connections == RETRY_FROM)
         await _begin_handshakes(port, 20)  # each is told to show its address, and is forgotten
         async with client_of(served, files.trusting()) as client:
             assert (await client.get("/health")).status_code == 200
-        assert served.server.traffic.quic_connections == RETRY_FROM
+        assert served.server.state.quic_connections == RETRY_FROM
 
 
 async def test_who_shows_its_address_gets_in_beside_unfinished_handshakes(files: Files) -> None:  # noqa: F811
     async with serving_http3(files) as (served, port):
         await _begin_handshakes(port, RETRY_FROM + 20)
-        await until(lambda: served.server.traffic.quic_connections == RETRY_FROM)
+        await until(lambda: served.server.state.quic_connections == RETRY_FROM)
         async with http3_client(port, files.roots) as client:
             assert client.quic._retry_source_connection_id is not None
             assert await embed(client, "a") == expected("a").tolist()
@@ -270,8 +270,8 @@ async def test_who_shows_its_address_gets_in_beside_unfinished_handshakes(files:
 async def test_a_handshake_that_is_not_finished_is_given_up(files: Files) -> None:  # noqa: F811
     async with serving_http3(files, head_timeout_s=0.1) as (served, port):
         await _begin_handshakes(port, 5)
-        await until(lambda: served.server.traffic.quic_connections == 5)
-        await until(lambda: served.server.traffic.quic_connections == 0)
+        await until(lambda: served.server.state.quic_connections == 5)
+        await until(lambda: served.server.state.quic_connections == 0)
         async with http3_client(port, files.roots) as client:
             assert await embed(client, "a") == expected("a").tolist()
 
@@ -282,7 +282,7 @@ async def test_a_client_that_pings_and_asks_nothing_does_not_stay(files: Files) 
             client.quic.send_ping(1)
             await client.flush()
             await anyio.sleep(0.01)
-        await until(lambda: served.server.traffic.quic_connections == 0)
+        await until(lambda: served.server.state.quic_connections == 0)
 
 
 async def test_where_all_connections_are_taken_the_longest_idle_one_makes_room(files: Files) -> None:  # noqa: F811
@@ -300,7 +300,7 @@ async def test_datagrams_that_bring_nothing_are_lost_until_they_are_paid_for(
         "staged_pool.api.limits.allowance.CLIENT_UNITS_PER_S", 1e-9
     )  # or a slow machine forgives as it goes
     async with serving_http3(files) as (served, port):
-        allowances = served.server.traffic.allowances
+        allowances = served.server.state.allowances
         async with http3_client(port, files.roots) as client:
             account = allowances.of(("127.0.0.1", 1))
             number = 0
@@ -321,7 +321,7 @@ async def test_many_requests_and_a_long_upload_are_no_flood(files: Files) -> Non
         assert (await client.ask(b"/v1/embeddings", body)).status == 200
         for _ in range(200):
             assert (await client.ask(b"/health")).status == 200
-        account = served.server.traffic.allowances.of(("127.0.0.1", 1))
+        account = served.server.state.allowances.of(("127.0.0.1", 1))
         account.spend(CLIENT_UNITS // 2)
         assert not account.owed_s
 

@@ -65,7 +65,7 @@ async def test_a_body_that_needs_no_key_is_a_small_one(path: str, framing: str) 
         assert statuses(await served.talk(chunked)) == [413]
         small = post(bytes(PROBE_BODY_BYTES), "connection: close", path=path)
         assert statuses(await served.talk(small.replace(b"POST", b"GET", 1))) in ([200], [204])
-        assert served.server.traffic.body_bytes == 0
+        assert served.server.state.body_bytes == 0
 
 
 @pytest.mark.anyio
@@ -101,7 +101,7 @@ async def test_a_probe_is_answered_however_much_is_held() -> None:
             for _ in range(2):
                 stream = await stack.enter_async_context(await served.connect())
                 await stream.send(announcing(3, path="/health"))  # a probe may be what fills it
-            await until(lambda: served.server.traffic.requests == 2)
+            await until(lambda: served.server.state.requests == 2)
             others.add(SHARE)
             for request in (b"GET /health", b"GET /ready", b"GET /ping"):
                 for lines in (b"", b"\r\nconnection: close"):

@@ -215,7 +215,7 @@ async def test_http2_data_after_the_answer_costs_only_its_stream(monkeypatch: py
             client = Http2(stream)
             await client.request(1, path=b"/v1/embeddings", body=b"x" * 51, ends=False)
             assert await client.ends(1) == {1: "413"}
-            await until(lambda: served.server.traffic.requests == 0)  # past the linger: its stream is done with
+            await until(lambda: served.server.state.requests == 0)  # past the linger: its stream is done with
             await client.send(1, b"x" * 10, ends=False)
             await client.request(3, path=b"/v1/embeddings", body=b'{"input":"a"}')
             assert (await client.ends(3))[3] == "200"

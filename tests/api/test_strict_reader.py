@@ -138,7 +138,7 @@ async def test_an_empty_line_behind_a_request_is_no_request(first: bytes) -> Non
         assert statuses(await read_answer(stream)) == [200]
         with pytest.raises(anyio.EndOfStream):
             await stream.receive()
-        await until(lambda: served.server.traffic.connections == 0)
+        await until(lambda: served.server.state.connections == 0)
 
 
 @pytest.mark.anyio

@@ -182,7 +182,7 @@ async def test_a_handshake_that_does_not_come_ends_the_connection(files: Files) 
     async with serving_tls(files, head_timeout_s=0.1) as served:
         async with await served.connect() as stream:
             await read_to_end(stream)
-        await until(lambda: served.server.traffic.connections == 0)
+        await until(lambda: served.server.state.connections == 0)
 
 
 async def test_an_idle_connection_does_not_hold_up_the_end(files: Files) -> None:
@@ -201,7 +201,7 @@ async def test_a_client_that_does_not_read_is_cut_off(files: Files) -> None:
             with contextlib.suppress(anyio.BrokenResourceError):  # what its client sends on may come too late
                 for _ in range(40):
                     await stream.send(post(b'{"prompt":"' + b"x" * 200_000 + b'"}', path="/tokenize"))
-            await until(lambda: served.server.traffic.connections == 0)
+            await until(lambda: served.server.state.connections == 0)
 
 
 # Certificates of clients

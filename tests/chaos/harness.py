@@ -70,13 +70,13 @@ class Attacked:
             assert (await client.get("/ready")).status_code == 200
 
     def _left(self) -> dict[str, float]:
-        traffic, engine = self.served.server.traffic, self.served.engine
+        state, engine = self.served.server.state, self.served.engine
         statistics = engine.statistics()
         admission = statistics.admission
         left = {
-            "connections": traffic.connections,
-            "http requests": traffic.requests,
-            "http body bytes": traffic.body_bytes,
+            "connections": state.connections,
+            "http requests": state.requests,
+            "http body bytes": state.body_bytes,
             "requests": admission.requests,
             "items": admission.items,
             "tokens": admission.tokens,

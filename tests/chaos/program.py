@@ -24,7 +24,7 @@ import numpy as np
 from staged_pool.api.commands import logs
 from staged_pool.api.config import ServerConfig
 from staged_pool.api.http import server
-from staged_pool.api.limits import server_state as traffic
+from staged_pool.api.limits import server_state
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.memory.governor import MemoryGovernor
@@ -130,7 +130,7 @@ if __name__ == "__main__":
     uvloop = {"use_uvloop": True} if backend == "uvloop" else {}
     with ExitStack() as patches:
         if scenario not in PATIENT:
-            for module, name in ((server, "GRACE_S"), (traffic, "GRACE_S"), (server, "OVERDUE_S")):
+            for module, name in ((server, "GRACE_S"), (server_state, "GRACE_S"), (server, "OVERDUE_S")):
                 patches.enter_context(mock.patch.object(module, name, GRACE_S))
         try:
             anyio.run(

@@ -114,7 +114,7 @@ async def test_row_30_a_chunked_body_over_the_limit_is_refused_and_not_held() ->
             async def watch() -> None:
                 nonlocal most
                 while True:
-                    most = max(most, fire.served.server.traffic.body_bytes)
+                    most = max(most, fire.served.server.state.body_bytes)
                     await anyio.lowlevel.checkpoint()
 
             tasks.start_soon(watch)

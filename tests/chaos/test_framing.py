@@ -158,8 +158,8 @@ async def test_row_17_ten_thousand_rapid_resets_run_few_handlers_and_hold_off_th
     most = 0
     async with UnderFire.opened(max_http_requests=50) as fire:
         fire.gate()
-        traffic = fire.served.server.traffic
-        account = traffic.allowances.of(("127.0.0.1", 1))
+        state = fire.served.server.state
+        account = state.allowances.of(("127.0.0.1", 1))
         frames = Http2(None)
         wire = frames.h2.data_to_send()
         for stream_id in range(1, 20_000, 2):
@@ -173,7 +173,7 @@ async def test_row_17_ten_thousand_rapid_resets_run_few_handlers_and_hold_off_th
             tasks.start_soon(drain, stream)
             with anyio.fail_after(30):
                 while not account.owed_s:
-                    most = max(most, traffic.requests)
+                    most = max(most, state.requests)
                     await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
         assert most <= 50 + 1
@@ -228,7 +228,7 @@ async def test_row_18_a_client_that_floods_and_does_not_read_is_cut_off(
     ids=["SETTINGS", "PING", "PRIORITY"],
 )
 async def test_row_18_a_client_that_floods_is_held_off(frame: bytes, fire: UnderFire) -> None:
-    account = fire.served.server.traffic.allowances.of(("127.0.0.1", 1))
+    account = fire.served.server.state.allowances.of(("127.0.0.1", 1))
     async with await fire.served.connect() as stream, anyio.create_task_group() as tasks:
         await stream.send(PREFACE + SETTINGS)
         tasks.start_soon(send_again_and_again, stream, frame * 5000)

@@ -248,7 +248,7 @@ async def test_row_58_everything_is_answered_after_the_event_loop_was_blocked(po
             asking.ask(f"request {n}")
     assert set(asking.statuses().values()) == {200}
     assert blocks == []
-    lag = fire.served.server.traffic.lag
+    lag = fire.served.server.state.lag
     await until(lambda: sum(lag.snapshot().counts[bisect_right(BUCKETS_S, 0.1) :]) > 0)  # the metric shows it
 
 

@@ -74,7 +74,7 @@ async def test_row_20_a_hundred_heads_in_drops_are_cut_off_while_others_are_serv
                     except OSError:  # it was cut off
                         alive.discard(connection)
                 assert (await fire.embed("a")).status_code == 200
-            await eventually(lambda: fire.served.server.traffic.connections == 0)
+            await eventually(lambda: fire.served.server.state.connections == 0)
         await fire.assert_unharmed()
 
 
@@ -101,11 +101,11 @@ async def test_row_22_answers_that_nobody_reads_are_dropped_and_hold_nothing() -
     listener = bind("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     async with UnderFire.opened(listener=listener, write_timeout_s=0.3) as fire:
-        traffic, admission = fire.served.server.traffic, fire.served.engine.statistics
+        state, admission = fire.served.server.state, fire.served.engine.statistics
         with plain_sockets(fire, 8, LARGE * 8, receive_buffer=4096):
             await eventually(lambda: admission().admission.admitted >= 1 + 8)
-            await eventually(lambda: traffic.connections == 0)
-            assert traffic.requests == 0
+            await eventually(lambda: state.connections == 0)
+            assert state.requests == 0
         assert admission().admission.admitted == 1 + 8  # what a client has asked for beyond that is not begun
         await fire.assert_unharmed()
 
@@ -114,7 +114,7 @@ async def test_row_22_answers_that_nobody_reads_are_dropped_and_hold_nothing() -
 async def test_row_23_a_hundred_connections_that_ask_nothing_are_closed(sent: bytes) -> None:
     async with UnderFire.opened(keep_alive_s=0.3) as fire:
         with plain_sockets(fire, MANY, sent) as sockets:
-            await eventually(lambda: fire.served.server.traffic.connections > 0)
+            await eventually(lambda: fire.served.server.state.connections > 0)
             assert (await fire.embed("a")).status_code == 200
             for connection in sockets:
                 with anyio.fail_after(15):
@@ -142,8 +142,8 @@ async def test_rows_24_and_25_a_client_that_leaves_gives_its_room_back_at_once(
 
 async def test_row_24_leaving_during_the_body_reaches_no_stage(fire: UnderFire) -> None:
     with plain_sockets(fire, 5, post(b'{"inp', "content-length: 100")):
-        await eventually(lambda: fire.served.server.traffic.requests == 5)
-    await eventually(lambda: fire.served.server.traffic.requests == 0)
+        await eventually(lambda: fire.served.server.state.requests == 5)
+    await eventually(lambda: fire.served.server.state.requests == 0)
     assert fire.seen == []
 
 
@@ -217,7 +217,7 @@ async def test_row_26_a_storm_of_resets_on_a_full_engine_frees_every_place() -> 
         for _ in range(3):
             with plain_sockets(fire, 40, EMBED) as sockets:
                 await eventually(lambda: fire.served.inside == 20)
-                await eventually(lambda: fire.served.server.traffic.requests == 20)
+                await eventually(lambda: fire.served.server.state.requests == 20)
                 for connection in sockets:
                     reset(connection)
                 await eventually(lambda: fire.served.inside == 0)

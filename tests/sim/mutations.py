@@ -910,7 +910,7 @@ def what_arrives_at_the_deadline_of_a_connection_is_dropped() -> Plan:
 
     async def next_(self: Connection) -> bytes | None:
         given = await original(self)
-        late = self._service.time() >= self._patient_until
+        late = self._service.time() >= self._deadline
         return b"" if given and late and not self._is_engaged else given
 
     return [(Connection, "_next", next_)]
@@ -919,7 +919,7 @@ def what_arrives_at_the_deadline_of_a_connection_is_dropped() -> Plan:
 @mutation
 def turn_of_bodies_held_while_one_waits_for_its_client() -> Plan:
     async def has_arrived(self: Connection, fast_path: Any, request: Any) -> bool:
-        async with self._traffic._turns:
+        async with self._server_state._turns:
             return bool(await original(self, fast_path, request))
 
     original = Connection._has_arrived
@@ -953,12 +953,12 @@ def what_comes_behind_a_request_is_lost() -> Plan:
 
 @mutation
 def client_that_does_not_read_is_waited_for_for_ever() -> Plan:
-    original = ServerState.patience
+    original = ServerState.timeout
 
-    def patience(self: ServerState, seconds: float) -> Any:
+    def timeout(self: ServerState, seconds: float) -> Any:
         return original(self, 10**6)
 
-    return [(ServerState, "patience", patience)]
+    return [(ServerState, "timeout", timeout)]
 
 
 OF_CONNECTIONS = frozenset(list(MUTATIONS)[-5:])

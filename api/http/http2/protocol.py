@@ -93,8 +93,8 @@ class Http2:
         self._client = client
         self._server = server
         self._send = send
-        self._traffic: ServerState = config.traffic
-        self._allowance = self._traffic.allowances.of(client)
+        self._server_state: ServerState = config.server_state
+        self._allowance = self._server_state.allowances.of(client)
         self._waited_s = 0.0
         """Since its last answer, for its client to pay."""
         self._frames = FrameCutter()
@@ -147,7 +147,7 @@ class Http2:
             work += self._frames.price
             if work >= SLICE_UNITS:
                 work = 0
-                await self._traffic.turn()
+                await self._server_state.turn()
                 await self._pay()
 
     async def _pay(self) -> None:
@@ -158,10 +158,10 @@ class Http2:
         """
         while owed_s := self._allowance.owed_s:
             left_s = OWING_S - self._waited_s
-            if left_s <= 0 or self._traffic.leaving:
+            if left_s <= 0 or self._server_state.leaving:
                 raise TooMuch("its frames bring nothing, or it resets what it has asked")
             began = anyio.current_time()
-            with self._traffic.patience(min(owed_s, left_s)):
+            with self._server_state.timeout(min(owed_s, left_s)):
                 await anyio.sleep_forever()
             self._waited_s += anyio.current_time() - began
 
@@ -210,7 +210,7 @@ class Http2:
 
     async def _begin(self, event: h2.events.RequestReceived) -> None:
         stream_id = event.stream_id
-        if self._traffic.leaving or sum(not stream.is_sent for stream in self._streams.values()) >= STREAMS:
+        if self._server_state.leaving or sum(not stream.is_sent for stream in self._streams.values()) >= STREAMS:
             self._reset(stream_id, ErrorCodes.REFUSED_STREAM)
             return
         try:
@@ -291,9 +291,9 @@ class Http2:
             await self._flush()  # the head need not wait for it
         for first in range(0, max(len(body), 1), PIECE_BYTES):
             piece, is_last = body[first : first + PIECE_BYTES], first + PIECE_BYTES >= len(body)
-            with self._traffic.patience(self._config.limits.write_timeout_s) as patience:
+            with self._server_state.timeout(self._config.limits.write_timeout_s) as timeout:
                 await self._pass_on(stream, stream_id, piece, ends=ends and is_last)
-            if patience.cancelled_caught:
+            if timeout.cancelled_caught:
                 log.info("stream.cut_off", reason="its client does not read the answer")
                 self._reset(stream_id, ErrorCodes.CANCEL)
                 stream.leave()

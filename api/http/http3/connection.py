@@ -58,7 +58,7 @@ class Endpoint:
 
     app: App
     config: ServerConfig
-    traffic: ServerState
+    server_state: ServerState
     handshakes: Handshakes
     sending: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
     """Held while sending: one task at a time may send on a socket."""
@@ -82,7 +82,7 @@ class Http3Connection:
         self._wake = anyio.Event()
         self._ended = False
         self._shakes_hands = True
-        self.patient_until = math.inf
+        self.deadline = math.inf
         """When it must have asked something."""
         self._tasks: anyio.abc.TaskGroup
         self._allowance: Allowance
@@ -91,10 +91,10 @@ class Http3Connection:
         """Count it, and start its task."""
         self.begun = True
         self._client = self._first_client = client
-        self._allowance = self.endpoint.traffic.allowances.of(client)
+        self._allowance = self.endpoint.server_state.allowances.of(client)
         self._tasks = tasks
-        self.endpoint.traffic.enter(self._leave)
-        self.endpoint.traffic.quic_connections += 1
+        self.endpoint.server_state.enter(self._leave)
+        self.endpoint.server_state.quic_connections += 1
         self.endpoint.handshakes.begin(client)
         self._rest_until(self.endpoint.config.head_timeout_s)
         tasks.start_soon(self._run, udp)
@@ -115,8 +115,8 @@ class Http3Connection:
         finally:
             self._ended = True
             self._finish_handshake()
-            self.endpoint.traffic.quic_connections -= 1
-            self.endpoint.traffic.exit(self._leave)
+            self.endpoint.server_state.quic_connections -= 1
+            self.endpoint.server_state.exit(self._leave)
             for name in self._names:
                 self.endpoint.connections.pop(name, None)
             for stream in self._streams.values():
@@ -124,22 +124,22 @@ class Http3Connection:
 
     async def _rest(self) -> None:
         due = self._quic.get_timer()
-        deadline = min(math.inf if due is None else due, self.patient_until)
-        with anyio.CancelScope(deadline=deadline) as patience:
+        deadline = min(math.inf if due is None else due, self.deadline)
+        with anyio.CancelScope(deadline=deadline) as timeout:
             await self._wake.wait()
         self._wake = anyio.Event()
-        if not patience.cancelled_caught:
+        if not timeout.cancelled_caught:
             return
         now = anyio.current_time()
-        if now >= self.patient_until:
-            self.patient_until = math.inf
+        if now >= self.deadline:
+            self.deadline = math.inf
             self._quic.close(error_code=NO_ERROR)
         if due is not None and now >= due:
             self._guarded(lambda: self._quic.handle_timer(now=now))
 
     def _rest_until(self, seconds: float) -> None:
         """Give the client so much time for its next request."""
-        self.patient_until = anyio.current_time() + seconds
+        self.deadline = anyio.current_time() + seconds
 
     def _finish_handshake(self) -> None:
         if self._shakes_hands:
@@ -175,11 +175,11 @@ class Http3Connection:
         """Wait until little of the answer is left here, as long as the client takes a piece of it in time."""
         endpoint, stream = self.endpoint, self._streams[stream_id]
         while not stream.left and (unsent := self.unsent(stream_id)) > PIECE_BYTES:
-            with endpoint.traffic.patience(endpoint.config.write_timeout_s) as patience:
+            with endpoint.server_state.timeout(endpoint.config.write_timeout_s) as timeout:
                 while self.unsent(stream_id) > unsent - PIECE_BYTES and not stream.left:
                     await self.moved.wait()
                 self._allowance.earn(PIECE_BYTES // SENT_BYTES)
-            if patience.cancelled_caught:
+            if timeout.cancelled_caught:
                 log.info("stream.cut_off", reason="its client does not read the answer")
                 self.reset(stream_id, REQUEST_CANCELLED)
                 return
@@ -206,7 +206,7 @@ class Http3Connection:
         self._streams.pop(stream_id, None)
         if not self._streams:
             self._rest_until(self.endpoint.config.keep_alive_s)
-        if self.endpoint.traffic.leaving:
+        if self.endpoint.server_state.leaving:
             self._leave()
 
     @property
@@ -272,7 +272,7 @@ class Http3Connection:
         if (trailers := self._streams.get(stream_id)) is not None:
             trailers.feed(b"", 0, ended=ended)
             return
-        if self.endpoint.traffic.leaving:
+        if self.endpoint.server_state.leaving:
             self.reset(stream_id, REQUEST_REJECTED)
             return
         self._allowance.spend(REQUEST_UNITS)
@@ -285,7 +285,7 @@ class Http3Connection:
         stream = self._streams[stream_id] = RequestStream(self, stream_id, scope, self.endpoint.app)
         if ended:
             stream.feed(b"", 0, ended=True)
-        self.patient_until = math.inf
+        self.deadline = math.inf
         self._tasks.start_soon(stream.run)
 
     def _reject(self, stream_id: int, code: int) -> None:

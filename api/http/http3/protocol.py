@@ -51,13 +51,13 @@ class Http3:
     Args:
         app: Of all requests.
         config: Its certificate, and the limits.
-        traffic: Where connections are counted.
+        server_state: Where connections are counted.
     """
 
-    def __init__(self, app: App, config: ServerConfig, traffic: ServerState) -> None:
+    def __init__(self, app: App, config: ServerConfig, server_state: ServerState) -> None:
         from staged_pool.api.http.http3.handshakes import Handshakes
 
-        self._endpoint = Endpoint(app, config, traffic, Handshakes())
+        self._endpoint = Endpoint(app, config, server_state, Handshakes())
         self._settings = _settings(config)
 
     async def run(self, listener: socket.socket) -> None:
@@ -97,13 +97,13 @@ class Http3:
             return known
         if header.packet_type != QuicPacketType.INITIAL or len(data) < FIRST_DATAGRAM_BYTES:
             return None
-        if header.version not in self._settings.supported_versions or self._endpoint.traffic.leaving:
+        if header.version not in self._settings.supported_versions or self._endpoint.server_state.leaving:
             return None
         admitted = self._endpoint.handshakes.admit(header, address, anyio.current_time())
         if admitted is None or isinstance(admitted, bytes):
             return admitted
-        if self._endpoint.traffic.quic_connections >= self._endpoint.config.max_connections:
-            self._endpoint.traffic.connections_refused += 1
+        if self._endpoint.server_state.quic_connections >= self._endpoint.config.max_connections:
+            self._endpoint.server_state.connections_rejected += 1
             self._close_longest_idle()
             return None  # it asks again, and finds room
         quic = QuicConnection(
@@ -119,7 +119,7 @@ class Http3:
     def _close_longest_idle(self) -> None:
         idle = [connection for connection in set(self._endpoint.connections.values()) if connection.is_idle]
         if idle:
-            min(idle, key=lambda connection: connection.patient_until).close()
+            min(idle, key=lambda connection: connection.deadline).close()
 
 
 def _settings(config: ServerConfig) -> QuicConfiguration:

@@ -41,13 +41,13 @@ class Body:
         while self.pieces:
             yield bytes(self.pieces.pop())
 
-    async def whole(self, traffic: ServerState) -> bytes | bytearray:
+    async def whole(self, server_state: ServerState) -> bytes | bytearray:
         """All of it, in one piece. A large one is joined in a thread, one at a time: it is there twice meanwhile."""
         if len(self.pieces) == 1:
             return self.pieces[0]
         if self.size <= JOINED_AT_ONCE_BYTES:
             return b"".join(self.pieces)
-        return await anyio.to_thread.run_sync(_joined, self.pieces, self.size, limiter=traffic.joining)
+        return await anyio.to_thread.run_sync(_joined, self.pieces, self.size, limiter=server_state.joining)
 
 
 def _joined(pieces: Sequence[bytes | bytearray], size: int) -> bytearray:

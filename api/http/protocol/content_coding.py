@@ -59,7 +59,7 @@ def coding_of(headers: Headers) -> bytes | None:
 
 
 async def unpack(
-    body: bytes | bytearray, coding: bytes, take: Callable[[int], None], traffic: ServerState
+    body: bytes | bytearray, coding: bytes, take: Callable[[int], None], server_state: ServerState
 ) -> bytes | bytearray:
     """Undo a content coding.
 
@@ -68,7 +68,7 @@ async def unpack(
         coding: As `coding_of` has it.
         take: Told of the bytes of each slice as it comes; raises where they exceed a limit. No more than one slice
             beyond a limit is ever unpacked.
-        traffic: Has the limiter of the thread.
+        server_state: Has the limiter of the thread.
 
     Raises:
         HttpError: It is damaged, ends early, or something follows it (400); or what `take` raises.
@@ -82,8 +82,8 @@ async def unpack(
         take(len(piece))
         unpacked.add(piece)
         if unpacker.ended:
-            return await unpacked.whole(traffic)
-        piece = await anyio.to_thread.run_sync(unpacker.unpack, SLICE_BYTES, limiter=traffic.joining)
+            return await unpacked.whole(server_state)
+        piece = await anyio.to_thread.run_sync(unpacker.unpack, SLICE_BYTES, limiter=server_state.joining)
 
 
 class _Unpacker:

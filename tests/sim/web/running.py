@@ -201,7 +201,7 @@ async def _serve(world: WebWorld, violations: list[str], clients: list[Client]) 
 async def _end(at: float, server: Server) -> None:
     await anyio.sleep(at)
     server.registry.close("the server is draining")
-    server.traffic.end()
+    server.state.end()
 
 
 async def _connect(client: Client, service: Service) -> None:
@@ -230,7 +230,7 @@ def _door(world: WebWorld, engine: Engine) -> tuple[Server, Service]:
     )
     server = Server(config, [EngineConfig()])
     server.registry.open(engine)
-    application = Application(server.registry, server.traffic, config)
+    application = Application(server.registry, server.state, config)
     settings = server._hypercorn_config()
     fast_path = FastPath(application, lambda: settings.response_headers("h11"))
     acceptor = Acceptor(server._wrapped(application), fast_path, settings, None)
@@ -240,11 +240,11 @@ def _door(world: WebWorld, engine: Engine) -> tuple[Server, Service]:
 
 def _check_end(world: WebWorld, server: Server, engine: Engine, violations: list[str]) -> None:
     """Every connection is gone, and so must be what it held."""
-    traffic = server.traffic
+    state = server.state
     for what, count in (
-        ("connections", traffic.connections),
-        ("requests", traffic.requests),
-        ("bytes of bodies", traffic.body_bytes),
+        ("connections", state.connections),
+        ("requests", state.requests),
+        ("bytes of bodies", state.body_bytes),
         ("requests in the engine", engine.statistics().admission.requests),
     ):
         if count:
