@@ -59,10 +59,9 @@ def code_map() -> str:
 
 def folders() -> str:
     """Return the table of folders in ARCHITECTURE.md."""
-    lines = ["| folder | |", "|---|---|"]
-    for name in FLOORS:
-        lines.append(f"| [{name}/](docs/code-map.md#{_anchor(name)}) | {summary(Path(name) / '__init__.py')} |")
-    return "\n".join(lines) + "\n"
+    links = {name: f"[{name}/](docs/code-map.md#{_anchor(name)})" for name in FLOORS}
+    lines = [f"| {links[name]} | {summary(Path(name) / '__init__.py')} |" for name in FLOORS]
+    return "\n".join(["| folder | |", "|---|---|", *lines]) + "\n"
 
 
 def with_folders(text: str) -> str:
