@@ -1,128 +1,221 @@
-"""How the HTTP server is set up: one frozen value, checked once."""
+"""Settings of the HTTP server: one frozen value, checked once, and the table of its flags."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from staged_pool.api.cors import check_origins, check_root_path
 from staged_pool.api.keys import check_keys, check_tenant_header
+from staged_pool.runtime.settings import DAY_S, MEBIBYTES, check_settings, setting
 from staged_pool.stages.errors import ConfigError
 
-MAX_TIMEOUT_S: Final = 86_400.0
-"""Longest timeout of a request: a day. More is a mistake in the unit."""
+MAX_TIMEOUT_S: Final = float(DAY_S)
+"""Longest timeout of a request in seconds. More is a mistake in the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of the HTTP server.
+    """Settings of the HTTP server. docs/configuration.md has the same table for reading.
 
     Raises:
         ConfigError: A value is out of its range; the message names field, value and range.
     """
 
-    host: str = "127.0.0.1"
-    """Address or name to listen on. `0.0.0.0` and `::` mean every interface."""
-
-    port: int = 8000
-    """TCP port. 0: any free one; the log says which."""
-
-    unix_socket: Path | None = None
-    """Path of a Unix socket to listen on instead of `host` and `port`. Who may connect is what the rights of its folder
-    say: the socket itself lets its user and group in."""
-
-    tls_cert: Path | None = None
-    """PEM file of the server's certificate and those between it and the root. Given, everything is TLS."""
-
-    tls_key: Path | None = None
-    """PEM file of the certificate's private key, without a password."""
-
-    tls_ca: Path | None = None
-    """PEM file of the roots that clients' certificates must come from. None: clients need none."""
-
-    quic_port: int | None = None
-    """UDP port of HTTP/3, on the address of `host`. None: no HTTP/3."""
-
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Requests must bring one of them, but for those of probes. Empty: everyone may ask."""
-
-    tenant_header: str | None = None
-    """A header that says whose a request is, such as `X-Tenant`: tenants share the device fairly. Only behind a proxy
-    that sets it: a client that may choose its tenant has as many parts of the device as it likes. None, and where a
-    request has none: each API key is a tenant, and all requests without a key are one."""
-
-    cors_origins: tuple[str, ...] = ()
-    """Origins of the pages in browsers that may read answers, such as `https://example.org`; `*` for all. Empty: the
-    pages of this server alone."""
-
-    root_path: str = ""
-    """What a proxy puts before every path, such as `/models`. Requests are answered with it and without."""
-
-    access_log: bool = True
-    """Whether each request has its `request.finished` line. A line costs the event loop some 50 microseconds."""
-
-    log_clients: bool = False
-    """Whether that line has the client's address, which in many places is personal data."""
-
-    body_limit_bytes: int = 32 * 2**20
-    """One request's body at most; a longer one is answered 413 and never held. All bodies together have a part of the
-    memory that models leave (`EngineConfig.memory_limit_bytes`)."""
-
-    body_timeout_s: float = 30.0
-    """How long a body may take to arrive; then 408. Longer serves slower lines, and lets slow clients hold memory
-    longer."""
-
-    header_limit_bytes: int = 16 * 2**10
-    """Names and values of all headers together; more are answered 431."""
-
-    header_limit: int = 100
-    """Headers of one request; more are answered 431."""
-
-    head_timeout_s: float = 5.0
-    """How long the head of a request may take, from its first byte, and the first request of a connection to begin.
-    Longer lets slow clients hold more connections."""
-
-    keep_alive_s: float = 75.0
-    """How long an idle connection stays open. A proxy in front should close its side earlier, or it may send into a
-    connection that is being closed."""
-
-    write_timeout_s: float = 30.0
-    """How long a client may take to read 64 KiB of its answer, or what is left of it; then the connection is reset.
-    Longer serves slower lines, and lets clients that do not read hold memory, and the server's end, longer."""
-
-    max_connections: int = 1000
-    """Connections at once. One more has the one closed that has waited longest for its client: an idle one, else one
-    whose request is slow to arrive or whose answer is slow to be read. Where all are at work, a few more may ask what
-    probes ask. One address has seven times what it leaves free at most. Each takes one of the process's open files."""
-
-    max_http_requests: int = 4096
-    """HTTP requests being handled at once, over all connections; one more is answered 503. A client that opens HTTP/2
-    streams and resets them can make so many tasks, and not more."""
-
-    auto_truncate: bool = True
-    """Whether the routes of text-embeddings-inference cut texts that are too long where a request does not say. Its
-    clients expect that; the routes of OpenAI and vLLM never do it unasked."""
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on. Set 0.0.0.0 to serve other machines too.",
+        group="Server",
+        basic=True,
+        metavar="ADDRESS",
+        more="0.0.0.0 and :: mean every interface.",
+    )
+    port: int = setting(
+        8000,
+        "TCP port. 0: any free port; the log names it.",
+        group="Server",
+        basic=True,
+        metavar="PORT",
+        low=0,
+        high=65_535,
+    )
+    unix_socket: Path | None = setting(
+        None,
+        "Listen on this path instead of host and port, such as /run/staged-pool.sock.",
+        group="Server",
+        more="User and group may connect; the rights of the folder can restrict them further.",
+    )
+    tls_cert: Path | None = setting(
+        None,
+        "PEM file of the TLS certificate and its chain. Needs --tls-key.",
+        group="Access",
+        basic=True,
+        more="With it, every connection is TLS.",
+    )
+    tls_key: Path | None = setting(
+        None,
+        "PEM file of the private key of the certificate, without a password.",
+        group="Access",
+        basic=True,
+    )
+    tls_ca: Path | None = setting(
+        None,
+        "PEM file of roots; clients must send a certificate that one of these has signed.",
+        group="Access",
+        default_text="clients need no certificate",
+    )
+    quic_port: int | None = setting(
+        None,
+        "UDP port for HTTP/3, such as 8443. Needs --tls-cert, and the package aioquic.",
+        group="Server",
+        metavar="PORT",
+        low=0,
+        high=65_535,
+        default_text="no HTTP/3",
+        more="It listens on the address of --host.",
+    )
+    api_keys: tuple[str, ...] = setting(
+        (),
+        "Require this key (Authorization: Bearer) on every route but those of probes. Repeat for several.",
+        group="Access",
+        flag="api-key",
+        metavar="KEY",
+        secret=True,
+        default_text="no key is required",
+        more="/health, /ready and /ping stay open. Other users of the machine can see flags: prefer --api-key-file, "
+        "or the variable.",
+    )
+    tenant_header: str | None = setting(
+        None,
+        "Header that names the tenant of a request, such as X-Tenant. Tenants share the device fairly.",
+        group="Access",
+        metavar="HEADER",
+        default_text="each API key is a tenant",
+        more="Use it only behind a proxy that sets the header. A client that chooses its tenant can take as many "
+        "shares of the device as it likes. All requests without a header and a key are one tenant.",
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "Origin whose pages may read answers, such as https://example.org; * for all. Repeat for several.",
+        group="Access",
+        flag="cors-origin",
+        metavar="ORIGIN",
+        default_text="only the pages of this server",
+    )
+    root_path: str = setting(
+        "",
+        "Prefix that a proxy adds to every path, such as /models.",
+        group="Server",
+        metavar="PATH",
+        more="Requests are answered with the prefix and without.",
+    )
+    access_log: bool = setting(
+        True,
+        "Log a request.finished line for each request.",
+        group="Logs",
+        more="A line takes tens of microseconds of the event loop.",
+    )
+    log_clients: bool = setting(
+        False,
+        "Add the client's address to these lines. It may be personal data.",
+        group="Logs",
+    )
+    body_limit_bytes: int = setting(
+        32 * 2**20,
+        "Size of one request body in MiB, such as 64. A larger one is answered 413.",
+        group="Limits",
+        flag="body-limit-mb",
+        metavar="MIB",
+        low=1,
+        high=2**31,
+        unit=MEBIBYTES,
+        more="All bodies together share the memory that models leave; see --memory-limit.",
+    )
+    body_timeout_s: float = setting(
+        30.0,
+        "Seconds for a body to arrive; then 408.",
+        group="Limits",
+        low=0.001,
+        high=DAY_S,
+        more="A longer timeout serves slower connections, and lets slow clients hold memory longer.",
+    )
+    header_limit_bytes: int = setting(
+        16 * 2**10,
+        "Bytes of all header names and values together. More are answered 431.",
+        group="Limits",
+        low=256,
+        high=64 * 2**10,
+        has_flag=False,
+    )
+    header_limit: int = setting(
+        100,
+        "Headers of one request. More are answered 431.",
+        group="Limits",
+        low=1,
+        high=10_000,
+        has_flag=False,
+    )
+    head_timeout_s: float = setting(
+        5.0,
+        "Seconds for the head of a request, and for the first request of a connection to begin.",
+        group="Limits",
+        low=0.001,
+        high=DAY_S,
+        has_flag=False,
+        more="The time of a head starts with its first byte. A longer timeout lets slow clients hold more connections.",
+    )
+    keep_alive_s: float = setting(
+        75.0,
+        "Seconds that an idle connection stays open.",
+        group="Limits",
+        low=0.001,
+        high=DAY_S,
+        has_flag=False,
+        more="A proxy in front should close its side earlier. Else it may send into a connection that is closing.",
+    )
+    write_timeout_s: float = setting(
+        30.0,
+        "Seconds for a client to read 64 KiB of its answer; then its connection is reset.",
+        group="Limits",
+        low=0.001,
+        high=DAY_S,
+        more="Less than 64 KiB left counts as 64 KiB. A longer timeout serves slower connections; clients that do not "
+        "read then hold memory, and delay the end of the server, for longer.",
+    )
+    max_connections: int = setting(
+        1000,
+        "Connections at once. One more closes the connection that has waited longest for its client.",
+        group="Limits",
+        low=1,
+        high=10**6,
+        more="An idle connection is closed first, then one with a slow request or a slow reader. "
+        "While all of them work, a few more may send what probes send. "
+        "One address has at most seven times what it leaves free. Each connection takes an open file.",
+    )
+    max_http_requests: int = setting(
+        4096,
+        "HTTP requests in progress, over all connections. One more is answered 503.",
+        group="Limits",
+        low=1,
+        high=10**6,
+        more="It bounds the tasks of clients that open HTTP/2 streams and reset them.",
+    )
+    auto_truncate: bool = setting(
+        True,
+        "Cut long texts on the routes of text-embeddings-inference, where a request does not say.",
+        group="Server",
+        more="Clients of these routes expect it. The routes of OpenAI and vLLM cut only where a request says so.",
+    )
 
     def __post_init__(self) -> None:
-        self._check("port", 0, 65_535)
-        if self.quic_port is not None:
-            self._check("quic_port", 0, 65_535)
+        check_settings(self)
         check_keys(self.api_keys)
         if self.tenant_header is not None:
             check_tenant_header(self.tenant_header)
         check_origins(self.cors_origins)
         check_root_path(self.root_path)
         self._check_tls()
-        self._check("body_limit_bytes", 1, 2**31)
-        self._check("body_timeout_s", 0.001, 86_400)
-        self._check("header_limit_bytes", 256, 64 * 2**10)
-        self._check("header_limit", 1, 10_000)
-        self._check("head_timeout_s", 0.001, 86_400)
-        self._check("keep_alive_s", 0.001, 86_400)
-        self._check("write_timeout_s", 0.001, 86_400)
-        self._check("max_connections", 1, 10**6)
-        self._check("max_http_requests", 1, 10**6)
 
     def _check_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -138,8 +231,3 @@ class ServerConfig:
             )
         if self.quic_port is not None and self.unix_socket is not None:
             raise ConfigError(f"quic_port={self.quic_port}: not together with a Unix socket")
-
-    def _check(self, name: str, low: float, high: float) -> None:
-        value = getattr(self, name)
-        if not low <= value <= high:
-            raise ConfigError(f"{name}={value!r}: must be between {low} and {high}")

@@ -1,8 +1,9 @@
-"""How an engine is set up: one frozen value, checked once."""
+"""Settings of an engine: one frozen value, checked once, and the table of its flags."""
+
+# Longer than 350 lines: each field stands beside its help text, as one table.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -10,6 +11,7 @@ from staged_pool.runtime.allowed_hosts import AllowedHosts
 from staged_pool.runtime.device_names import device_names
 from staged_pool.runtime.machine.cores import usable_cores
 from staged_pool.runtime.reranking import AskedFor
+from staged_pool.runtime.settings import BYTES, DAY_S, check_settings, setting
 from staged_pool.stages.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -19,256 +21,428 @@ ImagePath = Literal["fast", "exact"]
 Tune = Literal["auto", "off", "again"]
 
 MOST_IMAGE_THREADS: Final = 16
-"""By default: each may hold a whole image, or be a process of its own (see `models/images/own_code.py`)."""
+"""Most preprocess threads for images by default: each may hold a whole image, or be a process of its own."""
 
 
 LEAST_MEMORY_BYTES: Final = 256 * 2**20
-"""The least limit of memory: Python and torch alone take this much. A smaller one is a mistake in the unit."""
+"""Least memory limit in bytes: Python and torch alone take this much. A smaller one is a mistake in the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Settings of one engine.
+    """Settings of one engine. docs/configuration.md has the same table for reading.
 
     Raises:
         ConfigError: A value is out of its range; the message names field, value and range.
     """
 
-    model: str | None = None
-    """A model folder or a hub id. None: the installed first-run model, else
-    `sentence-transformers/all-MiniLM-L6-v2` from the hub."""
-
-    revision: str | None = None
-    """Branch, tag or commit of a hub id. None: the hub's default branch. Refused with a folder."""
-
-    offline: bool = False
-    """Never ask the hub; a hub id must then be in the local cache."""
-
-    served_name: str | None = None
-    """The name that requests and answers use. None: the folder's last part, or the hub id."""
-
-    task: Task = "auto"
-    """What a model is for whose folder does not say so. `score`: a language model is asked whether a document answers a
-    query, as the authors of its family ask it, or as `score_template` and `score_tokens` say. `embed`: a language
-    model, or a checkpoint with a head of its own, gives vectors instead. `sparse`: a masked language model is a SPLADE
-    model. `auto`: what the folder says; a language model that is no known reranker is rejected."""
-
-    score_template: str | None = None
-    """What a model that scores reads of a pair: a text with the fields `{query}`, `{document}` and, if wanted,
-    `{instruction}`. None: what the folder says, or the family of rerankers that it is recognised as."""
-
-    score_tokens: str | None = None
-    """What a language model's score is made of, with `score_template`: the token that means yes and the one that means
-    no, such as `yes,no`, for the softmax of their logits; or one token, for its logit. As the vocabulary spells them,
-    or as texts of one token. None: what the folder says, or the family that it is recognised as."""
-
-    allow_pickle: bool = False
-    """Whether pickled weights (pytorch_model.bin) may hold more than tensors, which may run code that is in them. Only
-    for a folder that is trusted. Bare tensors are read without it, and run no code."""
-
-    trust_remote_code: bool = False
-    """Whether Python code of the model folder may run. Only for a folder that has been read and is trusted."""
-
-    device: str = "auto"
-    """Where forwards run: `cpu`, `cuda` or `cuda:1`, or several with commas between them. Each has the weights for
-    itself, and takes its batches from what waits for all. `auto`: the first CUDA device where torch sees one, else the
-    CPU."""
-
-    dtype: DType = "auto"
-    """Of the weights. `auto`: bfloat16 where a GPU computes in it natively, else float16; on a CPU bfloat16 where that
-    is found to be quicker than float32 (see `tune`). It is up to three times as fast there, with cosines to float32
-    above 0.9998. float16 is for GPUs."""
-
-    tune: Tune = "auto"
-    """How the quickest of several ways to compute the same is chosen on a CPU; they differ in the last bits. `auto`: as
-    in a decision file of this processor and version of torch, in the user's cache folder; what is not in it is measured
-    once, and written there. `off`: by a table of processors; nothing is measured, so loading is quicker, and replicas
-    on equal machines agree without a file. `again`: as `auto`, but everything is measured anew."""
-
-    deterministic: bool = False
-    """Whether the same text has the same bits alone, in any batch and after any other, on a CPU. Each input then has a
-    forward to itself, on one thread, and ways are chosen as with `tune` off. Batches gain nothing any more: many short
-    texts take longer, and a long text has one core instead of all."""
-
-    cuda_graphs: bool = True
-    """Whether small batches of small models are recorded on a GPU, and replayed. That takes seconds at load and some
-    memory, and spares the host asking for each kernel."""
-
-    attention: Attention = "auto"
-    """`packed`: no padding is computed; refused for a model whose attention cannot be replaced.
-    `padded`: every batch is padded to its longest input. `auto`: packed where it is right."""
-
-    matryoshka: bool | None = None
-    """Whether vectors may be cut to fewer dimensions. None: where the folder says that the model was trained for it."""
-
-    split_long_inputs: bool = False
-    """Whether a text that is longer than the model takes is cut into parts, of which its embedding is the mean. Else it
-    is refused. Only for models that give dense vectors."""
-
-    torch_threads: int | None = None
-    """Threads of all forwards together on the CPU. None: every core that this process may use. Fewer leave
-    cores for the preprocess threads; more than there are cores make everything slower."""
-
-    forward_workers: int | None = None
-    """Forwards at once on the CPU; they share the torch threads, and one that is alone uses all of them. None: 2 of
-    2 to 7 threads, 4 of more: they lose less where something else needs a core now and then. Each batch takes longer by
-    them. A GPU has one. Several devices have one each at least."""
-
-    preprocess_limit: int = 4
-    """Preprocess calls at once, each in a thread. More help slow inputs to overtake each other, until the
-    threads take the device's cores away."""
-
-    image_preprocess_limit: int | None = None
-    """Preprocess calls for images at once, each in a thread and each of one image: texts never wait behind them.
-    None: as many as this process may use cores, see `image_preprocess_threads`; more get nothing more done."""
-
-    image_path: ImagePath = "fast"
-    """How an image becomes pixels. `fast`: by our own code, on bytes, wherever the folder's image processor can be
-    followed exactly, with cosines to the other way above 0.999; else as `exact`. `exact`: by the image processor of
-    transformers, with several times the CPU time."""
-
-    image_draft: bool = False
-    """Let the JPEG decoder give a smaller image where the model wants one less than half as large: about half the
-    time, at a slight loss of sharpness."""
-
-    image_cache_mb: int = 0
-    """Memory for prepared images, in 10^6 bytes: one that comes again is not decoded again. 0: none is kept."""
-
-    max_image_pixels: int = 64_000_000
-    """Pixels of one image; a larger one is rejected when its header has been read. While it is read, one takes 1 to 5
-    bytes a pixel (a PNG of 16 bits with a transparent colour 9, a progressive JPEG up to 12, a WebP 17), and 10 to 14
-    more on the exact path: see `python -m perf.image_memory`. Images wait until there is memory for them."""
-
-    max_image_bytes: int = 20 * 2**20
-    """Of one encoded image, sent or fetched."""
-
-    allow_media_domains: tuple[str, ...] = ()
-    """Hosts from which images may be fetched, such as `example.com` (with all hosts below it), or `*` for all with a
-    public address. Empty: URLs are refused. What a caller names is fetched by this server, from its place in the
-    network: addresses that are not public are never asked, whatever name leads to them, but for those that stand here
-    themselves, such as `10.0.0.5`."""
-
-    allow_media_path: str | None = None
-    """A folder; images in it may be named by file:// URLs. None: such URLs are refused."""
-
-    media_limit: int = 16
-    """Fetches at once, and as many reads of files."""
-
-    media_timeout_s: float = 5.0
-    """Of one fetch, from looking the host up to the last byte, with all redirects; or of one file. A read that takes
-    longer is logged, and keeps its place until it ends: nothing can end it."""
-
-    max_batch_tokens: int | None = None
-    """Token budget of one batch at most. A longer single input still goes, alone. Larger batches keep the device
-    busier; each takes longer, and so does the wait of whoever comes next. None: on a GPU 4096 where few requests wait,
-    growing to 16384 where dozens do, as far as its memory has room for that. On a CPU 512 where few
-    requests wait, growing to 1024 where dozens do: alone small ones are as quick a token, but every call of a kernel
-    may have to wait for the interpreter, and they make twice as many."""
-
-    target_batch_s: float | None = None
-    """How long the forward of one batch is to take at most, in seconds: its budget is then what keeps to that, as
-    measured, up to `max_batch_tokens`. Shorter lets whoever comes next wait less for the device, and costs throughput
-    where small batches take longer a token. None: the budget is what `max_batch_tokens` says."""
-
-    max_batch_items: int = 256
-    """Items of one batch at most."""
-
-    chunk_items: int = 16
-    """Items that travel together at most. Smaller lists overlap the stages of one request better; larger
-    ones cost less per item."""
-
-    channel_capacity: int = 2
-    """Lists that may wait in the channel between two stages: in front of preprocess more of them, if they hold no more
-    than so many full ones; in front of parse as many requests as these hold items. More add latency, not throughput."""
-
-    waiting_tokens: int = 131_072
-    """Tokens that preprocess and the device hold at most, over all requests, from feeding to the end of their forward.
-    A request is fed as many as it leaves free; each token takes a few dozen bytes."""
-
-    max_requests: int = 1024
-    """Requests inside the engine; one more is refused at the door."""
-
-    max_items: int = 32768
-    """Items inside the engine, over all requests."""
-
-    max_tokens: int = 4 * 2**20
-    """Tokens inside the engine: estimated from the bytes of a request until they are counted."""
-
-    target_delay_s: float = 5.0
-    """A request is refused as soon as it would wait longer than about this for its answer. Shorter keeps every
-    accepted request quick and refuses more of a burst; longer takes in more than clients may be willing to wait for."""
-
-    max_request_items: int = 2048
-    """Items of one request; more are refused as too large, whatever the load."""
-
-    max_bytes: int = 256 * 2**20
-    """Bytes of request bodies inside the engine."""
-
-    memory_limit_bytes: int | None = None
-    """Bytes of memory that the process may take. What models and caches leave of it is divided among bodies,
-    answers and image decodes; near the limit less is done at once, and requests are rejected. None: the limit of its
-    control groups, or else what the machine has left at the start."""
-
-    coalesce: bool = True
-    """Whether inputs that become the same tokens (or the same pixels) and are inside at the same time go through the
-    device once, for all of a tenant and a priority who asked. Without it each does, and everybody pays for the
-    duplicates of the others."""
-
-    result_cache_mb: int = 0
-    """Memory for what the device gave, in 10^6 bytes: an input that comes again does not go through it again. More
-    keeps more of the past, of which the least recently used goes first. 0: nothing is kept."""
-
-    share_between_tenants: bool = False
-    """Whether tenants share the results and prepared images that are kept: see `result_cache_mb` and `image_cache_mb`.
-    On, a tenant can find out by the time of an answer what others have asked. A request's `cache_salt` keeps it apart
-    either way. Off: each tenant has its own, and requests of no tenant are a tenant of their own."""
-
-    drain_timeout_s: float = 30.0
-    """How long a closing engine finishes what is inside; what is left then fails."""
-
-    watchdog_s: float = 120.0
-    """A forward that takes longer counts as stuck: everything inside fails and the engine is broken."""
-
-    preprocess_alarm_s: float = 30.0
-    """A preprocess call that takes longer counts as overdue: it is logged and counted, and it keeps its thread. With
-    every thread overdue the engine takes no requests."""
+    model: str | None = setting(
+        None,
+        "Model folder, or id on the Hugging Face hub, such as BAAI/bge-small-en-v1.5.",
+        group="Model",
+        basic=True,
+        metavar="FOLDER|ID",
+        default_text="the installed first-run model, else sentence-transformers/all-MiniLM-L6-v2",
+        completes="dir",
+    )
+    revision: str | None = setting(
+        None,
+        "Branch, tag or commit of a hub id. Pin a commit: an update changes the vectors.",
+        group="Model",
+        basic=True,
+        metavar="NAME",
+        default_text="the default branch",
+        more="Rejected for a folder.",
+    )
+    offline: bool = setting(
+        False,
+        "Never contact the hub: use its local cache, or fail.",
+        group="Model",
+        basic=True,
+    )
+    served_name: str | None = setting(
+        None,
+        "Name of the model in requests and answers.",
+        group="Model",
+        basic=True,
+        metavar="NAME",
+        default_text="the last part of the folder, or the hub id",
+    )
+    task: Task = setting(
+        "auto",
+        "Task of a model whose folder does not name one, such as --task score for an unknown reranker.",
+        group="Model",
+        more="auto: as the folder says; a language model that is no known reranker is rejected. "
+        "embed: give vectors, whatever head the checkpoint has. "
+        "sparse: read a masked language model as a SPLADE model. "
+        "score: ask a language model whether a document answers a query. "
+        "The question is that of its family, or that of --score-template and --score-tokens.",
+    )
+    score_template: str | None = setting(
+        None,
+        "Prompt of a pair for a model that scores, such as 'Query: {query} Document: {document}'.",
+        group="Model",
+        metavar="TEXT",
+        more="It needs the fields {query} and {document}, and may have {instruction}.",
+        default_text="as the folder says, or the family of rerankers that it belongs to",
+    )
+    score_tokens: str | None = setting(
+        None,
+        "Tokens that a language model scores by: yes,no takes the softmax of both logits; one token takes its logit.",
+        group="Model",
+        metavar="YES[,NO]",
+        more="Use it with --score-template. Write the tokens as the vocabulary does, or as texts of one token.",
+        default_text="as the folder says, or the family of rerankers that it belongs to",
+    )
+    allow_pickle: bool = setting(
+        False,
+        "Load pickled weights (pytorch_model.bin) that hold more than tensors, which can run code.",
+        group="Model",
+        more="Set it only for a folder that you trust. Bare tensors are read without it, and run no code.",
+    )
+    trust_remote_code: bool = setting(
+        False,
+        "Run Python code of the model folder. Set it only for code that you have read.",
+        group="Model",
+    )
+    device: str = setting(
+        "auto",
+        "Device of the forwards: cpu, cuda, cuda:1, or several GPUs as cuda:0,cuda:1.",
+        group="Device",
+        basic=True,
+        metavar="NAME",
+        shared=True,
+        more="auto: the first CUDA device that torch sees, else the CPU. "
+        "Each of several GPUs holds a copy of the weights, and takes batches from the common queue.",
+    )
+    dtype: DType = setting(
+        "auto",
+        "Data type of the weights: auto, float32, bfloat16 or float16 (GPUs only).",
+        group="Device",
+        basic=True,
+        metavar="TYPE",
+        more="auto on a GPU: bfloat16 where the GPU has it natively, else float16. "
+        "auto on a CPU: bfloat16 where it is measured to be faster than float32 (see --tune). "
+        "There it takes as little as a third of the time; cosines to float32 stay above 0.9998. "
+        "For reproducible vectors on any machine, set float32.",
+    )
+    tune: Tune = setting(
+        "auto",
+        "Choice of the fastest CPU kernels; they differ in the last bits. Set off for equal bits on replicas.",
+        group="Device",
+        more="auto: measure once, and store the choice in a decision file in the user's cache folder "
+        "(XDG_CACHE_HOME). Restarts then give the same bits, and load faster. "
+        "off: choose by a table of processors. Nothing is measured, and replicas on equal machines agree "
+        "without a file, but may be slower. "
+        "again: measure once more, such as after a first start on a busy machine.",
+    )
+    deterministic: bool = setting(
+        False,
+        "Give the same bits for the same text on a CPU, alone or in any batch. Lowers throughput.",
+        group="Device",
+        more="Each input has its own forward on one thread, and kernels are chosen as with --tune off. "
+        "Many short texts then take longer, and a long text uses one core instead of all.",
+    )
+    cuda_graphs: bool = setting(
+        True,
+        "Record small batches of small models on a GPU as CUDA graphs, and replay them.",
+        group="Device",
+        more="Recording takes seconds at load, and some GPU memory; replay saves a launch for each kernel.",
+    )
+    attention: Attention = setting(
+        "auto",
+        "Attention over a batch: packed computes no padding; padded suits any model.",
+        group="Device",
+        more="auto: packed where the model allows it. packed: rejected for a model whose attention cannot be replaced. "
+        "padded: pad each batch to its longest input.",
+    )
+    matryoshka: bool | None = setting(
+        None,
+        "Allow requests to ask for fewer dimensions.",
+        group="Model",
+        default_text="on where the folder says that the model was trained for it",
+    )
+    split_long_inputs: bool = setting(
+        False,
+        "Split a text that is too long, and give the mean of the vectors of its parts.",
+        group="Model",
+        more="Off: such a text is rejected. Only for models that give one dense vector.",
+    )
+    torch_threads: int | None = setting(
+        None,
+        "CPU threads of all forwards together, such as 6 on 8 cores to leave 2 for preprocessing.",
+        group="Device",
+        low=1,
+        high=1024,
+        shared=True,
+        default_text="one for each core that the process may use",
+        more="More threads than cores slow everything down.",
+    )
+    forward_workers: int | None = setting(
+        None,
+        "Forwards at once on a CPU; they share the torch threads.",
+        group="Device",
+        low=1,
+        high=64,
+        shared=True,
+        default_text="2 for 2 to 7 threads, 4 for more",
+        more="A forward that runs alone uses all threads. "
+        "More workers lose less time to other work on a core, but each batch takes longer. "
+        "A GPU has one; several GPUs have at least one each.",
+    )
+    preprocess_limit: int = setting(
+        4,
+        "Preprocess calls at once, each in a thread.",
+        group="Limits",
+        low=1,
+        shared=True,
+        more="More let short inputs overtake slow ones, until the threads take cores away from the device.",
+    )
+    image_preprocess_limit: int | None = setting(
+        None,
+        "Images that are preprocessed at once, each in a thread.",
+        group="Images",
+        low=1,
+        shared=True,
+        default_text="one for each core, from 2 to 16",
+        more="Texts never wait behind them. More threads than cores gain nothing.",
+    )
+    image_path: ImagePath = setting(
+        "fast",
+        "Image preprocessing: fast uses our own code; exact uses transformers, at several times the CPU time.",
+        group="Images",
+        more="fast follows the image processor of the folder, with cosines to exact above 0.999. "
+        "Where it cannot, it falls back to exact.",
+    )
+    image_draft: bool = setting(
+        False,
+        "Decode a large JPEG at a smaller size: about half the time, slightly less sharp.",
+        group="Images",
+        more="Applies where the model needs an image less than half as large.",
+    )
+    image_cache_mb: int = setting(
+        0,
+        "Cache for preprocessed images, in 10^6 bytes, such as 512. 0: no cache.",
+        group="Caching",
+        low=0,
+        more="An image that arrives again is not decoded again.",
+    )
+    max_image_pixels: int = setting(
+        64_000_000,
+        "Pixels of one image. A larger image is rejected once its header is read.",
+        group="Images",
+        low=1,
+        more="Decoding takes 1 to 5 bytes a pixel. A PNG of 16 bits with a transparent colour takes 9, a progressive "
+        "JPEG up to 12, a WebP 17. The exact path takes 10 to 14 more. "
+        "`python -m perf.image_memory` measures this. Images wait until there is memory for them.",
+    )
+    max_image_bytes: int = setting(
+        20 * 2**20,
+        "Bytes of one encoded image, sent or fetched. A larger image is rejected.",
+        group="Images",
+        low=1,
+    )
+    allow_media_domains: tuple[str, ...] = setting(
+        (),
+        "Host whose images may be fetched, with all hosts below it, such as example.org. Repeat for several.",
+        group="Images",
+        basic=True,
+        flag="allow-media-domain",
+        metavar="HOST",
+        default_text="none; image URLs are rejected",
+        more="*: every host with a public address. This server fetches the URLs, from its own place in the network. "
+        "So a private address is contacted only if it is listed here itself, such as 10.0.0.5.",
+    )
+    allow_media_path: str | None = setting(
+        None,
+        "Folder whose images may be named by file:// URLs.",
+        group="Images",
+        metavar="FOLDER",
+        default_text="none; file:// URLs are rejected",
+        completes="dir",
+    )
+    media_limit: int = setting(
+        16,
+        "Image fetches at once, and as many file reads.",
+        group="Images",
+        low=1,
+    )
+    media_timeout_s: float = setting(
+        5.0,
+        "Seconds for one fetch with its redirects, or for one file; then 504.",
+        group="Images",
+        low=0.001,
+        high=DAY_S,
+        more="The time starts with the name lookup. A file read that takes longer is logged; nothing can end it, "
+        "so it counts against --media-limit until it returns.",
+    )
+    max_batch_tokens: int | None = setting(
+        None,
+        "Tokens of one batch. At 1000, a batch holds 10 texts of 100 tokens, or one text of 1000.",
+        group="Batching",
+        basic=True,
+        low=1,
+        default_text="by queue length: 512 to 1024 on a CPU, 4096 to 16384 on a GPU as memory allows",
+        more="Larger batches raise throughput; each takes longer, and so does the wait of the next request. "
+        "A longer single input still runs, alone.",
+    )
+    target_batch_s: float | None = setting(
+        None,
+        "Seconds that the forward of one batch may take, such as 0.1; batches shrink to keep to it.",
+        group="Batching",
+        low=0.0001,
+        high=DAY_S,
+        default_text="none; --max-batch-tokens alone bounds a batch",
+        more="Batches still hold at most --max-batch-tokens. A shorter target lets the next request wait less, "
+        "and costs throughput where small batches take longer for each token.",
+    )
+    max_batch_items: int = setting(
+        256,
+        "Items of one batch. Bounds a batch of very short texts.",
+        group="Batching",
+        low=1,
+    )
+    chunk_items: int = setting(
+        16,
+        "Items that travel between stages together.",
+        group="Batching",
+        low=1,
+        has_flag=False,
+        more="Fewer overlap the stages of one request better; more cost less for each item.",
+    )
+    channel_capacity: int = setting(
+        2,
+        "Lists that may wait in the channel between two stages.",
+        group="Batching",
+        low=1,
+        has_flag=False,
+        more="In front of preprocess, more lists may wait if they hold no more items than this many full ones. "
+        "In front of parse, as many requests may wait as these lists hold items. "
+        "More add latency, not throughput.",
+    )
+    waiting_tokens: int = setting(
+        131_072,
+        "Tokens that preprocess and the device hold, over all requests, until the end of their forward.",
+        group="Batching",
+        low=1,
+        has_flag=False,
+        more="A request is fed only as many as this leaves free. Each token takes a few dozen bytes.",
+    )
+    max_requests: int = setting(
+        1024,
+        "Requests inside at once. One more is rejected with 429.",
+        group="Limits",
+        basic=True,
+        low=1,
+        more="More let the wait under load grow longer.",
+    )
+    max_items: int = setting(
+        32768,
+        "Items inside at once, over all requests. A request beyond that is rejected with 429.",
+        group="Limits",
+        low=1,
+        more="An item is one text, pair or image.",
+    )
+    max_tokens: int = setting(
+        4 * 2**20,
+        "Tokens inside at once, over all requests.",
+        group="Limits",
+        low=1,
+        has_flag=False,
+        more="They are estimated from the bytes of a request until they are counted.",
+    )
+    target_delay_s: float = setting(
+        5.0,
+        "Seconds that a request may wait for its answer. One that would wait longer is rejected with 429.",
+        group="Limits",
+        basic=True,
+        low=0.001,
+        high=DAY_S,
+        more="Set it below the timeout of your clients. A shorter delay keeps accepted requests fast, and rejects more "
+        "of a burst. A longer one accepts requests that clients may not wait for.",
+    )
+    max_request_items: int = setting(
+        2048,
+        "Items of one request. More are rejected as too large, whatever the load.",
+        group="Limits",
+        low=1,
+        has_flag=False,
+    )
+    max_bytes: int = setting(
+        256 * 2**20,
+        "Bytes of request bodies inside at once.",
+        group="Limits",
+        low=1,
+        has_flag=False,
+    )
+    memory_limit_bytes: int | None = setting(
+        None,
+        "Memory of the process, such as 4G or 3500M.",
+        group="Limits",
+        basic=True,
+        flag="memory-limit",
+        metavar="BYTES",
+        low=LEAST_MEMORY_BYTES,
+        unit=BYTES,
+        shared=True,
+        default_text="the limit of the container, else the memory that is free at start",
+        more="G is 10^9 bytes and Gi is 2^30. Bodies, images in work and answers share the memory that models and "
+        "caches leave. Near the limit, less runs at once and requests are rejected.",
+    )
+    coalesce: bool = setting(
+        True,
+        "Run equal inputs that are inside at the same time through the device once.",
+        group="Caching",
+        more="Inputs are equal if they become the same tokens or the same pixels. "
+        "They are shared within one tenant and priority.",
+    )
+    result_cache_mb: int = setting(
+        0,
+        "Cache for results, in 10^6 bytes, such as 256. 0: no cache.",
+        group="Caching",
+        basic=True,
+        low=0,
+        more="An input that arrives again does not run again. The least recently used result is evicted first.",
+    )
+    share_between_tenants: bool = setting(
+        False,
+        "Let tenants share cached results and preprocessed images.",
+        group="Caching",
+        more="A tenant can then find out by the time of an answer what others have sent. "
+        "A request with a cache_salt stays apart either way. "
+        "Off: each tenant has its own entries, and requests without a tenant count as one tenant.",
+    )
+    drain_timeout_s: float = setting(
+        30.0,
+        "Seconds to finish accepted requests after SIGTERM. The rest then fails with 503.",
+        group="Limits",
+        basic=True,
+        low=0,
+        high=DAY_S,
+        shared=True,
+        more="Set it below the grace period of the supervisor, such as terminationGracePeriodSeconds.",
+    )
+    watchdog_s: float = setting(
+        120.0,
+        "Seconds after which a forward counts as stuck: all requests fail and the engine is broken.",
+        group="Limits",
+        low=0.001,
+        high=DAY_S,
+        has_flag=False,
+        shared=True,
+    )
+    preprocess_alarm_s: float = setting(
+        30.0,
+        "Seconds after which a preprocess call counts as overdue.",
+        group="Limits",
+        low=0.001,
+        high=DAY_S,
+        has_flag=False,
+        more="It is logged and counted, and keeps its thread. With every thread overdue, requests are rejected.",
+    )
 
     def __post_init__(self) -> None:
-        positive = (
-            "preprocess_limit", "max_batch_items", "chunk_items", "channel_capacity",
-            "waiting_tokens", "max_requests", "max_items", "max_tokens",
-            "max_request_items", "max_bytes", "max_image_pixels", "max_image_bytes",
-            "media_limit",
-        )  # fmt: skip
-        for name in positive:
-            self._check(name, 1, math.inf)
-        for name in ("max_batch_tokens", "image_preprocess_limit"):
-            if getattr(self, name) is not None:
-                self._check(name, 1, math.inf)
-        if self.target_batch_s is not None:
-            self._check("target_batch_s", 0.0001, 86_400)
-        if self.torch_threads is not None:
-            self._check("torch_threads", 1, 1024)
-        if self.forward_workers is not None:
-            self._check("forward_workers", 1, 64)
-        if self.memory_limit_bytes is not None:
-            self._check("memory_limit_bytes", LEAST_MEMORY_BYTES, math.inf)
-        self._check("target_delay_s", 0.001, 86_400)
-        self._check("drain_timeout_s", 0, 86_400)
-        self._check("preprocess_alarm_s", 0.001, 86_400)
-        self._check("watchdog_s", 0.001, 86_400)
-        self._check("image_cache_mb", 0, math.inf)
-        self._check("result_cache_mb", 0, math.inf)
-        self._check("media_timeout_s", 0.001, 86_400)
-        for name, allowed in (
-            ("dtype", ("auto", "float32", "bfloat16", "float16")),
-            ("attention", ("auto", "packed", "padded")),
-            ("task", ("auto", "embed", "sparse", "score")),
-            ("image_path", ("fast", "exact")),
-            ("tune", ("auto", "off", "again")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+        check_settings(self)
         if self.deterministic and self.tune == "again":
             raise ConfigError("tune='again': with deterministic nothing is measured")
         AskedFor.of(self.score_template, self.score_tokens)
@@ -283,28 +457,28 @@ class EngineConfig:
 
     @property
     def image_preprocess_threads(self) -> int:
-        """The `image_preprocess_limit`, or what stands for None: a thread for each core, of which a second one is worth
-        nine tenths of the first (`python -m perf preprocess`); two at least, so that one image that takes long holds
-        up no other, and `MOST_IMAGE_THREADS` at most."""
+        """Threads that preprocess images: `image_preprocess_limit`, or its default.
+
+        The default is a thread for each core. A second thread is worth nine tenths of the first
+        (`python -m perf preprocess`). At least two, so that a slow image holds up no other; at most
+        `MOST_IMAGE_THREADS`.
+        """
         return self.image_preprocess_limit or min(max(2, usable_cores()), MOST_IMAGE_THREADS)
 
     def batch_tokens(self, device: str, memory_tokens: int | None = None) -> int:
-        """The token budget of a batch where much waits: `max_batch_tokens`, or what stands for None.
+        """Token budget of a batch while many requests wait: `max_batch_tokens`, or its default.
 
         Args:
-            device: What a model's card says, such as `cpu`.
-            memory_tokens: What its memory has room for. None: not known.
+            device: Device of the model's card, such as `cpu`.
+            memory_tokens: Tokens that the memory of the device has room for. None: not known.
         """
         wanted = self.max_batch_tokens or (1024 if device.startswith("cpu") else 16_384)
         return wanted if memory_tokens is None else min(wanted, memory_tokens)
 
     def least_batch_tokens(self, device: str, memory_tokens: int | None = None) -> int:
-        """The token budget of a batch where little waits. See `batch_tokens`."""
-        return min(512 if device.startswith("cpu") else 4096, self.batch_tokens(device, memory_tokens))
+        """Token budget of a batch while few requests wait. See `batch_tokens`.
 
-    def _check(self, name: str, low: float, high: float) -> None:
-        value = getattr(self, name)
-        kind = int if "int" in EngineConfig.__annotations__[name] else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-            wanted = f"at least {low}" if high == math.inf else f"between {low} and {high}"
-            raise ConfigError(f"{name}={value!r}: must be {wanted}")
+        On a CPU a small batch takes as little time for each token as a large one. But each kernel call may wait for
+        the interpreter lock, and small batches make twice as many calls.
+        """
+        return min(512 if device.startswith("cpu") else 4096, self.batch_tokens(device, memory_tokens))
