@@ -20,8 +20,8 @@ from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.attention import PACKED
 from staged_pool.runtime.models.kernels.encoder_layers import Group, Layer, layers_as_one_call, run_layers
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear, Product, prepack_linears
+from staged_pool.runtime.models.kernels.optional_torch import optional_torch
 from staged_pool.runtime.models.kernels.self_check import difference
-from staged_pool.runtime.models.kernels.torch_parts import torch_part
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
@@ -382,7 +382,7 @@ def test_layers_are_one_call_of_this_build_of_torch() -> None:
 @pytest.mark.parametrize("gone", ["script", "optimized_execution"])
 def test_without_torchscript_the_same_functions_run(gone: str) -> None:
     def part(path: str, *, instead: str) -> Any:
-        return None if path == f"torch.jit.{gone}" else torch_part(path, instead=instead)
+        return None if path == f"torch.jit.{gone}" else optional_torch(path, instead=instead)
 
     assert layers_as_one_call(part) is run_layers
 
@@ -393,7 +393,7 @@ def test_torchscript_that_has_changed_is_left_alone(gone: str, logged: list[stru
         raise TypeError("other arguments are wanted")
 
     def part(path: str, *, instead: str) -> Any:
-        return changed if path == f"torch.jit.{gone}" else torch_part(path, instead=instead)
+        return changed if path == f"torch.jit.{gone}" else optional_torch(path, instead=instead)
 
     assert layers_as_one_call(part) is run_layers
     assert [line["event"] for line in logged] == ["model.not_scripted"]
@@ -508,5 +508,5 @@ def test_a_convolution_that_steps_from_patch_to_patch_is_a_product(kind: Any, ed
         assert isinstance(flat, PatchLinear)
         assert not any(isinstance(other, PatchLinear) for other in others)  # they look beyond a patch, or at less
         torch.testing.assert_close(flat(pixels), convolution(pixels), atol=1e-5, rtol=1e-5)
-        with pytest.raises(ValueError, match="the kernel of"):
+        with pytest.raises(ValueError, match="the kernel has"):
             flat(pixels[0])

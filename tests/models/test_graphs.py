@@ -169,7 +169,7 @@ def test_smaller_sizes_stay_where_a_larger_one_fails(body: PackedTransformer) ->
     recorder.fails_behind = 1
     why = body.record(64, recorder, (*SMALL, Bucket(256, 32)))
     assert why is not None
-    assert "recorded for 128 tokens, does not run on them: out of memory" in why
+    assert "recorded for 128 tokens, fails: out of memory" in why
     assert body.recorded == SMALL[:1]
     recorder.replays = 0
     torch.testing.assert_close(body.hidden(batch), computed)

@@ -22,7 +22,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import Lane, PreparedImage, TokenSequence
 from staged_pool.runtime.models.encoder import Encoder
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear
-from staged_pool.runtime.models.kernels.long_rows import RowEmbeddings
+from staged_pool.runtime.models.kernels.packed_embeddings import PackedEmbeddings
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.image import ImageTower
 from staged_pool.runtime.models.transformer.fused import FusedLayers
@@ -178,16 +178,16 @@ def test_texts_of_clip_may_be_packed_to_a_row_that_is_longer_than_its_table_of_p
 def test_a_row_that_is_found_to_give_something_else_is_not_used(
     tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch, logged: list[structlog.typing.EventDict]
 ) -> None:
-    def wrong(self: RowEmbeddings, *, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def wrong(self: PackedEmbeddings, *, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         vectors: Tensor = self.token_embedding(input_ids) + self.position_embedding(position_ids * 0)
         return vectors
 
-    monkeypatch.setattr(RowEmbeddings, "forward", wrong)
+    monkeypatch.setattr(PackedEmbeddings, "forward", wrong)
     model = load_model(EngineConfig(model=str(tiny_folder("clip")), dtype="float32"))
     assert model.card.attention == "padded"
     (reason,) = [event["reason"] for event in logged if event["event"] == "model.padded"]
     assert "gives other vectors on a packed batch" in reason
-    assert not any(isinstance(module, RowEmbeddings) for module in text_tower(model).body.model.modules())
+    assert not any(isinstance(module, PackedEmbeddings) for module in text_tower(model).body.model.modules())
     assert np.abs(dense(model, TEXTS) - oracle.text_features(tiny_folder("clip"), TEXTS, fill_to=None)).max() < EXACT
 
 

@@ -25,8 +25,8 @@ from staged_pool.runtime.models.images.formats import find_format
 from staged_pool.runtime.models.kernels.linear import PrepackedLinear
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.vision_language import VisionLanguageTower
+from staged_pool.runtime.models.vision.image_layout import grid_positions, image_token_places
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
-from staged_pool.runtime.models.vision.vision_language import grid_positions, where_images_are
 from staged_pool.runtime.requests import MODEL_MAX, Chat, EmbedRequest, Image, Output, ScoreRequest, TextInput
 from staged_pool.runtime.results import EmbedResult, ScoreResult
 from staged_pool.runtime.tasks.plan import plan
@@ -222,7 +222,7 @@ def test_tokens_and_their_positions_are_the_oracles(kind: str, tiny_folder: Tiny
         sequence: TokenSequence = prepared.payload
         assert sequence.ids == ids[0].tolist()
         layout = tower.sight.layout
-        where = grid_positions(sequence, where_images_are(sequence, layout), layout)
+        where = grid_positions(sequence, image_token_places(sequence, layout), layout)
         assert np.array_equal(where, oracle.positions(folder, ids, given))
 
 
@@ -463,7 +463,7 @@ def test_a_convolution_of_whole_patches_is_a_product_of_matrices() -> None:
         assert isinstance(flat, PatchLinear)
         assert isinstance(other, torch.nn.Conv3d)  # it may look beyond a patch
         assert (flat(patches) - wanted).abs().max() < 1e-5
-        with pytest.raises(ValueError, match="the kernel of"):
+        with pytest.raises(ValueError, match="the kernel has"):
             flat(torch.randn(5, 4, 2, 4, 4))
     restore()
     assert next(iter(model)) is convolution
@@ -659,14 +659,14 @@ def test_models_that_are_shown_images_in_other_ways_are_refused(
         read_folder(folder)
 
 
-def test_wrong_eyes_are_found_out(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_image_positions_are_found_out(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compared at load: here, positions that are counted as those of words."""
 
     def as_words(sequence: TokenSequence, *_: object) -> Any:
         return np.tile(np.arange(len(sequence.ids)), (3, 1))
 
-    monkeypatch.setattr("staged_pool.runtime.models.vision.vision_language.grid_positions", as_words)
-    with pytest.raises(ConfigError, match="gives other vectors when shown an image"):
+    monkeypatch.setattr("staged_pool.runtime.models.vision.image_embedder.grid_positions", as_words)
+    with pytest.raises(ConfigError, match="gives other vectors for an image between words"):
         loaded(tiny_folder("qwen2-vl"))
 
 

@@ -15,8 +15,8 @@ from staged_pool.runtime.models.kernels import transfer
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.models.transformer import packed_transformer as body
-from staged_pool.runtime.models.vision import image_encoder as eye
-from staged_pool.runtime.models.vision import vision_language as sight
+from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
+from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
 from tests.models.conftest import TinyFolder
 from tests.models.meta import META, NoMark, Waits, to_meta
 
@@ -41,12 +41,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     """Nothing is laid out for a CPU, and copies are told apart by the memory that they come from."""
     for kind, names in (
         (body.PackedTransformer, ("fuse", "prepack", "call_parts")),
-        (eye.ImageEncoder, ("fuse", "prepack")),
+        (ImageEncoder, ("fuse", "prepack")),
     ):
         for name in names:
             monkeypatch.setattr(kind, name, lambda *_: None)
     for name in ("fuse", "prepack"):
-        monkeypatch.setattr(sight.VisionLanguage, name, lambda _: None)
+        monkeypatch.setattr(ImageEmbedder, name, lambda _: None)
     watch = Waits()
     monkeypatch.setattr(transfer, "pinned", watch.pinned)
     monkeypatch.setattr(transfer, "Mark", NoMark)
@@ -77,9 +77,9 @@ def test_nobody_waits_for_the_device_while_a_forward_is_launched(
     if kind == "qwen2-vl":  # whose transformer of images reads the size of each on the host, in transformers' code
         looking: Any = model.towers["image"]
         with torch.inference_mode():
-            seen = [looking.sight._look([looking.sight._sample] * count) for count in range(1, 5)]
+            seen = [looking.sight._features([looking.sight._sample] * count) for count in range(1, 5)]
         monkeypatch.setattr(
-            sight.VisionLanguage, "_look", lambda self, given: torch.empty_like(seen[len(given) - 1], device=META)
+            ImageEmbedder, "_features", lambda self, given: torch.empty_like(seen[len(given) - 1], device=META)
         )
     for tower in model.towers.values():
         payloads = varied(tower)

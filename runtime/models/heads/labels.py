@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from staged_pool.runtime.model import TokenSequence, Values
 from staged_pool.runtime.models.heads.transplant import Alone, TransplantedHead, probe_sequences, run_alone, takes_types
-from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference
+from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, send_arrays
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
@@ -75,7 +75,7 @@ class LabelsHead:
         try:
             with torch.inference_mode():
                 found = self._head(rows.unsqueeze(1))
-        except MISFITS:
+        except MISUSE_ERRORS:
             return float("inf")
         return _agreement(found, expected)
 
@@ -211,7 +211,7 @@ def _expect(head: TransplantedHead, hidden: Tensor, expected: Tensor) -> None:
     try:
         with torch.inference_mode():
             found = head(hidden)
-    except MISFITS as error:
+    except MISUSE_ERRORS as error:
         raise ConfigError(f"{head.name}: its head does not run by itself: {error}") from error
     if found.shape != expected.shape or _agreement(found.flatten(0, 1), expected.flatten(0, 1)) == float("inf"):
         raise ConfigError(f"{head.name}: its head reads more than token vectors, and is not supported")

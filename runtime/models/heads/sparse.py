@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from staged_pool.runtime.model import SparseVector, TokenIds, Values
 from staged_pool.runtime.models.heads.modules import load_projection
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, probe_sequences, run_alone
-from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference
+from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference
 from staged_pool.runtime.models.kernels.transfer import Later, begin_readback, hand_over
 from staged_pool.runtime.models.specs.model import SpladeSpec, TokenWeightsSpec
 from staged_pool.runtime.models.transformer.packing import PackedBatch
@@ -124,7 +124,7 @@ def build_splade(spec: SpladeSpec, whole: PreTrainedModel, *, max_tokens: int) -
         alone = run_alone(whole, probe)
         try:
             found = torch.cat([head(each.hidden.unsqueeze(0))[0] for each in alone])
-        except MISFITS as error:
+        except MISUSE_ERRORS as error:
             raise ConfigError(f"the head of {head.name} does not run by itself: {error}") from error
     wanted = torch.cat([each.logits for each in alone])
     if found.shape != wanted.shape or not difference(found, wanted) <= TOLERANCE[whole.dtype]:

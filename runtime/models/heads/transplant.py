@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from staged_pool.runtime.model import TokenSequence
-from staged_pool.runtime.models.kernels.self_check import MISFITS
+from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
 from staged_pool.runtime.requests import Outputs
 from staged_pool.stages.errors import ConfigError
 
@@ -168,7 +168,7 @@ def run_alone(whole: PreTrainedModel, sequences: Sequence[TokenSequence]) -> lis
             with torch.inference_mode():
                 logits = whole(input_ids=ids, attention_mask=torch.ones_like(ids), **types).logits[0]
             alone.append(Alone(sequence, seen[-1], logits))
-    except MISFITS as error:
+    except MISUSE_ERRORS as error:
         raise ConfigError(f"{type(whole).__name__} does not run on token ids alone: {error}") from error
     finally:
         hook.remove()

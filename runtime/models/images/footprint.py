@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from staged_pool.runtime.models.images.decoded import STRIP_PIXELS
-from staged_pool.runtime.models.images.fast import begins_with_columns
+from staged_pool.runtime.models.images.fast_processor import begins_with_columns
 from staged_pool.runtime.models.images.formats import Format
 from staged_pool.runtime.models.images.jpeg import JpegStructure
 from staged_pool.runtime.models.images.sizes import Size

@@ -14,12 +14,12 @@ from staged_pool.runtime.config import EngineConfig, ImagePath
 from staged_pool.runtime.memory.budget import MemoryBudget
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.cache import ImageCache
+from staged_pool.runtime.models.images.custom_code import CustomCodeProcessor
 from staged_pool.runtime.models.images.decode import Encoded, Limits
-from staged_pool.runtime.models.images.exact import read_exact
-from staged_pool.runtime.models.images.fast import read_fast
+from staged_pool.runtime.models.images.exact_processor import read_exact
+from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.footprint import exact_memory, fast_memory
 from staged_pool.runtime.models.images.options import Choice, Options
-from staged_pool.runtime.models.images.own_code import OwnCode
 from staged_pool.runtime.models.images.scale import Scale, to_device
 from staged_pool.runtime.models.images.settings import ImageSettings, load_processor
 from staged_pool.runtime.models.images.sizes import Size
@@ -64,10 +64,10 @@ class ImageReader:
         self._draft = config.image_draft
         self._options = Options(settings, config.max_image_pixels)
         self._cache = ImageCache(config.image_cache_mb * 10**6) if config.image_cache_mb else None
-        self._own_code: OwnCode | None = None
+        self._custom_code: CustomCodeProcessor | None = None
         self._processor: Any = None
-        if settings.own_code:
-            self._own_code = OwnCode(settings.folder, self._limits, config.image_preprocess_threads)
+        if settings.custom_code:
+            self._custom_code = CustomCodeProcessor(settings.folder, self._limits, config.image_preprocess_threads)
         else:
             self._processor = load_processor(settings.folder, trust_remote_code=False)
             self._try_out()
@@ -134,8 +134,8 @@ class ImageReader:
 
     def close(self) -> None:
         """End the processes of a folder's own code, if it has any."""
-        if self._own_code is not None:
-            self._own_code.close()
+        if self._custom_code is not None:
+            self._custom_code.close()
 
     def memory(self, image: Image) -> int:
         """Bytes that `read` takes at its peak, by the header of the file. Raises what `read` does."""
@@ -152,8 +152,8 @@ class ImageReader:
                 f"MB of memory: this server has {had // 10**6} MB for that."
             )
         with self._decodes.room(needed):
-            if self._own_code is not None:
-                return self._own_code.read(data, choice.background)
+            if self._custom_code is not None:
+                return self._custom_code.read(data, choice.background)
             image = encoded.load(choice.background)
             target = target or self._options.check(choice, image.size)
             if self.reason is None:

@@ -38,7 +38,7 @@ class ImageSettings:
     merge_size: int = 1
     """Patches along one edge that become one token of a language model: `grid` is a multiple of it."""
     scale: Scale
-    own_code: bool = False
+    custom_code: bool = False
     """Whether the class is Python code of the folder."""
     unknown: str | None = None
     """Why this cannot be done by our own code. None: it can."""
@@ -124,15 +124,15 @@ def read_image_settings(folder: Path, *, trust_remote_code: bool = False) -> Ima
     file = _read(folder)
     own_class = _own_class(file)
     if trust_remote_code and own_class is not None:
-        return own_code_settings(folder)
+        return custom_code_settings(folder)
     processor = load_processor(folder, trust_remote_code=False)
     return _settings_of(folder, processor, file.name)
 
 
-def own_code_settings(folder: Path) -> ImageSettings:
+def custom_code_settings(folder: Path) -> ImageSettings:
     """What stands for the settings of a folder's own image processor, which are known to its code only."""
     name = _own_class(_read(folder)) or ""
-    return replace(_not_understood(folder, name, "it is code of the model folder"), own_code=True)
+    return replace(_not_understood(folder, name, "it is code of the model folder"), custom_code=True)
 
 
 def _own_class(file: JsonFile) -> str | None:

@@ -1,1 +1,1 @@
-"""Building blocks of forwards: attention, products, transfers, and checks of each against transformers."""
+"""Building blocks of forwards: attention, linear layers, transfers, threads, and checks of their results."""

@@ -1,11 +1,11 @@
-"""Attention over a packed batch: sequences lie one after the other in one row, and none sees another.
+"""Attention over a packed batch: sequences lie one after the other, and each attends to itself only.
 
 Two kernels compute it. `scaled_dot_product_attention` takes neighbours of equal length together, on every device and in
-every dtype. On a GPU, `varlen_attn` takes all sequences in one call, by where each begins.
+every dtype. On a GPU, `varlen_attn` takes all sequences in one call, by their start offsets.
 
-Registered with transformers under one name, so that every architecture which takes its attention function from
-there runs packed without code of its own. Nothing is computed for padding, and a text's vector depends on the
-texts beside it only by rounding.
+The function is registered with transformers under one name. So every architecture that looks its attention function up
+there can run packed batches. Nothing is computed for padding, and other texts of a batch change a text's vector only by
+rounding.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from staged_pool.runtime.models.kernels.encoder_layers import Group
-from staged_pool.runtime.models.kernels.torch_parts import torch_part
+from staged_pool.runtime.models.kernels.optional_torch import optional_torch
 
-varlen_attn: Callable[..., Any] | None = torch_part(
+varlen_attn: Callable[..., Any] | None = optional_torch(
     "torch.nn.attention.varlen.varlen_attn", instead="on GPUs, sequences attend in groups of equal length"
 )
 
 PACKED: Final = "staged_packed"
-"""The name of this attention in transformers."""
+"""Name of this attention function in transformers."""
 
 
 class Bounds(NamedTuple):
-    """Where the sequences of a batch begin and end."""
+    """Offsets of the sequences in a packed batch."""
 
     starts: Tensor
-    """[sequences + 1], int32: of each, in tokens, and at last the end of all."""
+    """[sequences + 1], int32: the start of each in tokens, then the end of the last."""
     longest: int
-    """Tokens of the longest, or more."""
+    """Tokens of the longest sequence, or more."""
 
 
 _UNSUPPORTED: Final = ("position_bias", "softcap", "s_aux")
-"""Arguments that some architectures pass and that change what attention is."""
+"""Arguments of some architectures that change the scores."""
 
 
 def packed_attention(
@@ -60,27 +60,28 @@ def packed_attention(
     """Attend within each sequence: softmax(Q K^T * scaling) V. Neighbours of equal length share one call.
 
     Args:
-        module: The attention layer; says whether it is causal where `is_causal` is None.
+        module: The attention layer. Its `is_causal` counts if the argument is None.
         query: [1, heads, tokens, head width].
         key: [1, key heads, tokens, head width]; fewer heads than `query` under grouped-query attention.
-        value: As `key`.
-        attention_mask: None; a packed batch has nothing to mask.
-        packed_groups: Passed through by the model; its tokens sum to those of `query`.
-        packed_bounds: Of the same sequences, to have them attend in one call; each then sees all of itself.
-        scaling: Of the scores. None: 1 / sqrt(head width).
-        sliding_window: A token sees others less than this many places away. None: all.
-        is_causal: Whether a token sees only what stands before it.
-        others: What this form of attention has no use for.
+        value: Same shape as `key`.
+        attention_mask: Ignored: a packed batch has nothing to mask.
+        packed_groups: Groups of the batch, which the model passes through. Their tokens sum to those of `query`.
+        packed_bounds: Offsets of the same sequences, to compute all in one call. Each token then attends to its whole
+            sequence: `Group.seen` is ignored.
+        scaling: Factor of the scores. None: 1 / sqrt(head width).
+        sliding_window: A token attends to tokens less than this distance away. None: to all.
+        is_causal: A token attends to itself and earlier tokens only.
+        others: Unused arguments.
 
     Returns:
         [1, tokens, heads, head width], and no attention weights.
 
     Raises:
-        NotImplementedError: The architecture adds to the scores in a way that is not done here.
+        NotImplementedError: The architecture changes the scores in an unsupported way.
     """
     del attention_mask
     if unsupported := [name for name in _UNSUPPORTED if others.get(name) is not None]:
-        raise NotImplementedError(f"packed attention does not do {', '.join(unsupported)}")
+        raise NotImplementedError(f"packed attention does not support {', '.join(unsupported)}")
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     if packed_bounds is not None:
         one_call = _attend_in_one_call(
@@ -101,18 +102,18 @@ def packed_attention(
 
 
 def attend_by(model: PreTrainedModel, name: str) -> None:
-    """Have the attention function of this name used, wherever the model's class looks one up in transformers."""
+    """Select an attention function by name, if the model's class looks it up in transformers."""
     model.set_attn_implementation(name)
-    # transformers before 5.7 takes ModernBERT for a class that does not: it goes by how the source spells it.
+    # transformers before 5.7 searches the source text, and believes that ModernBERT does not look it up.
     if model.config._attn_implementation != name and hasattr(inspect.getmodule(type(model)), "ALL_ATTENTION_FUNCTIONS"):
         model.config._attn_implementation = name
 
 
 def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """True where `varlen_attn` may run: a kernel of FlashAttention 2.
+    """True: `varlen_attn`, a kernel of FlashAttention 2, can run here.
 
-    It is for GPUs from Ampere on and dtypes of 16 bits, and for a torch whose `varlen_attn` takes a scale and a window.
-    Which widths of heads it takes shows when it is tried.
+    It needs a GPU from Ampere on, a dtype of 16 bits, and a torch whose `varlen_attn` takes a scale and a window. It
+    does not take every head width: a trial call shows that.
     """
     return (
         {"scale", "window_size"} <= _varlen_parameters().keys()
@@ -124,24 +125,24 @@ def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _varlen_parameters() -> Mapping[str, object]:
-    """The parameters of `varlen_attn`, which differ between versions of torch; empty where it does not say them."""
+    """Return the parameters of `varlen_attn`, which differ between versions of torch. Empty: unknown."""
     try:
         return {} if varlen_attn is None else inspect.signature(varlen_attn).parameters
-    except (TypeError, ValueError):  # it is no Python function any more
+    except (TypeError, ValueError):  # it is not a Python function
         return {}
 
 
 def _attend_in_one_call(
     qkv: Sequence[Tensor], bounds: Bounds, *, scaling: float | None, window: int | None, causal: bool
 ) -> Tensor:
-    """Three of [1, heads, tokens, head width] -> [1, tokens, heads, head width]."""
+    """Attend by `varlen_attn`: three of [1, heads, tokens, head width] -> [1, tokens, heads, head width]."""
     before = -1 if window is None else window - 1  # a window counts the token itself as well
     q, k, v = (x[0].transpose(0, 1) for x in qkv)
     grouped: dict[str, bool] = {}
     if q.shape[1] != k.shape[1]:
         if "enable_gqa" in _varlen_parameters():
             grouped = {"enable_gqa": True}
-        else:  # in torch 2.11 each query has keys of its own
+        else:  # torch 2.11 needs as many key heads as query heads
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     assert varlen_attn is not None
     attended = varlen_attn(
@@ -163,9 +164,9 @@ def _attend_in_one_call(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, seen: int, *, scaling: float | None, window: int | None, causal: bool
 ) -> Tensor:
-    """Sequences of equal length, [sequences, heads, length, width] -> [sequences, length, heads, width].
+    """Attend in sequences of equal length: [sequences, heads, length, width] -> [sequences, length, heads, width].
 
-    Nothing is moved by that: it is how the kernel lays out what it gives.
+    The transposition copies nothing: the kernel writes its result in that order.
     """
     heads, length = q.shape[1:3]
     mask = _window_mask(length, window, causal=causal, device=q.device)
@@ -179,7 +180,7 @@ def _attend(
 
 
 def _window_mask(length: int, window: int | None, *, causal: bool, device: torch.device) -> Tensor | None:
-    """[length, length], True where a token sees another. None: the window is as long as the sequence."""
+    """Return a mask, [length, length]: True where a token attends to another. None: the window covers all."""
     if window is None or length <= window:
         return None
     places = torch.arange(length, device=device)
@@ -188,7 +189,7 @@ def _window_mask(length: int, window: int | None, *, causal: bool, device: torch
 
 
 def _seen_mask(mask: Tensor | None, length: int, seen: int, *, causal: bool, device: torch.device) -> Tensor | None:
-    """What is left of a mask where only the first `seen` tokens are attended to: [length, seen]."""
+    """Return a mask for attention to the first `seen` tokens only: [length, seen]. None: no mask is needed."""
     if mask is not None:
         return mask[:, :seen]
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()[:, :seen] if causal else None

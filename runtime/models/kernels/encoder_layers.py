@@ -1,9 +1,9 @@
-"""Layers of encoders one behind the other, as one call that holds the interpreter's lock at its beginning only.
+"""Encoder layers as one TorchScript call, which takes the interpreter's lock once.
 
-Every call of a kernel from Python gives up the lock, and waits for it again at its end: beside an event loop and other
-threads, a forward of fifty such calls waits fifty times, and so does everyone else for it. Written in the part of
-Python that TorchScript knows, all layers are one call. (Its successors need a compiler where the model is served.)
-Where a build of torch does not have it any more, the same functions run as the Python that they are.
+Each kernel call from Python releases the lock and has to take it again at its end. A forward of fifty calls beside an
+event loop and other threads waits for the lock fifty times, and they wait for the forward. So these functions keep to
+the subset of Python that TorchScript compiles. (Its successors need a C compiler on the server.) If a build of torch
+has no TorchScript, the same functions run as Python.
 """
 # Without `annotations` from __future__: TorchScript reads those of a NamedTuple, and they must not be strings.
 
@@ -15,57 +15,60 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from staged_pool.runtime.models.kernels.torch_parts import torch_part
+from staged_pool.runtime.models.kernels.optional_torch import optional_torch
 from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")
 
-_IN_PARTS: Final = "layers are called one kernel at a time"
+_IN_PARTS: Final = "layers run as one call per kernel"
 
 
 def _never() -> bool:
     return False
 
 
-is_scripting: Final = torch_part("torch.jit.is_scripting", instead=_IN_PARTS) or _never
+is_scripting: Final = optional_torch("torch.jit.is_scripting", instead=_IN_PARTS) or _never
 
 
 class Group(NamedTuple):
-    """Neighbours of equal length in a batch, which share a call of the kernel."""
+    """Adjacent sequences of equal length in a batch, which share one kernel call."""
 
     sequences: int
     tokens: int
-    """Of each."""
+    """Tokens of each sequence."""
     seen: int
-    """Leading tokens of each that its tokens attend to: all, unless it ends in a query's expansion."""
+    """Leading tokens that a sequence attends to: all, unless it ends in a query's expansion."""
 
 
 class Layer(NamedTuple):
-    """One layer in two halves: attention, and two linear layers with an activation between them. Each adds to what it
-    was given. Matrices are on the CPU."""
+    """Weights of one encoder layer: attention, then two linear layers with an activation between them.
+
+    Both halves have a residual connection. Matrices are on the CPU.
+    """
 
     product: str
-    """The way in which it multiplies, as `Product` has it; its matrices are laid out for that. `plain`: [in, out]."""
+    """A `Product`, which decides the layout of the matrices. `plain`: [in, out]."""
     normed_first: bool
-    """Whether a norm stands in front of each half, or behind its sum."""
+    """True: pre-norm, a norm before each half. False: post-norm, a norm after each sum."""
     heads: int
-    """Of queries, keys and values alike."""
+    """Number of heads: the same for queries, keys and values."""
     scaling: float
-    """Of the scores of attention."""
+    """Factor of the attention scores."""
     qkv: Tensor
-    """To queries, keys and values side by side."""
+    """Matrix of the projections to queries, keys and values, side by side."""
     qkv_bias: Tensor | None
     out: Tensor
     out_bias: Tensor | None
     up: Tensor
     up_bias: Tensor | None
     activation: str
-    """By oneDNN's name, and that of its algorithm."""
+    """oneDNN's name of the activation."""
     algorithm: str
+    """oneDNN's name of the activation's algorithm."""
     down: Tensor
     down_bias: Tensor | None
     first_norm: Tensor
-    """Factors, and what is added, of the norm of the half with attention."""
+    """Factors of the norm of the attention half."""
     first_norm_bias: Tensor | None
     first_epsilon: float
     second_norm: Tensor
@@ -81,9 +84,9 @@ def run_layers(x: Tensor, groups: list[Group], layers: list[Layer], causal: bool
 
     Args:
         x: [tokens, width], in the dtype of the weights.
-        groups: Their tokens sum to those of `x`.
-        layers: In their order.
-        causal: True: a token sees only what stands before it.
+        groups: Groups of the batch. Their tokens sum to those of `x`.
+        layers: The layers, in order.
+        causal: A token attends to itself and earlier tokens only.
 
     Returns:
         [tokens, width].
@@ -94,18 +97,18 @@ def run_layers(x: Tensor, groups: list[Group], layers: list[Layer], causal: bool
 
 
 def begin_layer(x: Tensor, layer: Layer) -> Tensor:
-    """[tokens, width] -> [tokens, 3 * width]: queries, keys and values of a token side by side."""
+    """Project to queries, keys and values of each token, side by side: [tokens, width] -> [tokens, 3 * width]."""
     if layer.normed_first:
         x = F.layer_norm(x, [x.shape[1]], layer.first_norm, layer.first_norm_bias, layer.first_epsilon)
     return linear(x, layer.qkv, layer.qkv_bias, layer.product)
 
 
 def finish_layer(x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
-    """What a layer gives: [tokens, width].
+    """Run the part of a layer after attention. Returns [tokens, width].
 
     Args:
-        x: [tokens, width]: what it is given.
-        attended: [tokens, width]: by its attention.
+        x: [tokens, width]: input of the layer.
+        attended: [tokens, width]: result of its attention.
         layer: Its weights.
     """
     width = [x.shape[1]]
@@ -125,9 +128,9 @@ def attend(qkv: Tensor, groups: list[Group], layer: Layer, causal: bool) -> Tens
 
     Args:
         qkv: [tokens, 3 * heads * head width]: queries, keys and values of a token side by side.
-        groups: Their tokens sum to those of `qkv`.
-        layer: Whose attention it is.
-        causal: True: a token sees only what stands before it.
+        groups: Groups of the batch. Their tokens sum to those of `qkv`.
+        layer: The layer of this attention.
+        causal: A token attends to itself and earlier tokens only.
 
     Returns:
         [tokens, heads * head width].
@@ -151,7 +154,7 @@ def attend(qkv: Tensor, groups: list[Group], layer: Layer, causal: bool) -> Tens
                 every = torch.ones([group.tokens, group.tokens], dtype=torch.bool)
                 mask = every.tril()[:, : group.seen]
         one = F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal and mask is None, scale=layer.scaling)
-        attended.append(one.transpose(1, 2).reshape(-1, width))  # nothing is moved: the kernel lays it out like that
+        attended.append(one.transpose(1, 2).reshape(-1, width))  # no copy: the kernel writes in that order
     return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
@@ -163,7 +166,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, product: str) -> Tens
 
 
 def widened(x: Tensor, layer: Layer) -> Tensor:
-    """The first linear layer behind attention, with its activation: [tokens, width] -> [tokens, inner]."""
+    """Apply the first linear layer after attention, and its activation: [tokens, width] -> [tokens, inner]."""
     if layer.product == "fused":
         return _pointwise(x, layer.up, layer.up_bias, layer.activation, layer.algorithm)
     y = linear(x, layer.up, layer.up_bias, layer.product)
@@ -181,23 +184,23 @@ def linear_added(x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor, 
     if product == "fused":
         if is_scripting():
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, other, weight, bias, "add")
-        else:  # Python finds out which of the two is meant by trying, and writes what it tried into an error: 0.7 ms
+        else:  # name the overload: Python tries the others first, and builds an error message for each
             y = torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, "add")
         return y
     return linear(x, weight, bias, product).add_(other)
 
 
 def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, algorithm: str) -> Tensor:
-    scalars: list[int | float | complex | None] = []  # of the activation
+    scalars: list[int | float | complex | None] = []  # parameters of the activation
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, scalars, algorithm)
     return y
 
 
-def layers_as_one_call(part: Callable[..., Any] = torch_part) -> RunLayers:
-    """Return `run_layers`, as one call if this build of torch has TorchScript. It may run in several threads at once.
+def layers_as_one_call(part: Callable[..., Any] = optional_torch) -> RunLayers:
+    """Return `run_layers`, compiled if this build of torch has TorchScript. The result is thread-safe.
 
     Args:
-        part: Looks up a part of torch, see `torch_part`.
+        part: A function that looks up a part of torch, see `optional_torch`.
     """
     script, optimized_execution = (
         part(f"torch.jit.{name}", instead=_IN_PARTS) for name in ("script", "optimized_execution")
@@ -210,12 +213,12 @@ def layers_as_one_call(part: Callable[..., Any] = torch_part) -> RunLayers:
             scripted: RunLayers = script(run_layers)
             with optimized_execution(False):
                 pass
-    except Exception as error:  # noqa: BLE001  # what it cannot script, it says in many ways
+    except Exception as error:  # noqa: BLE001  # TorchScript raises many types of errors
         log.info("model.not_scripted", reason=str(error), instead=_IN_PARTS)
         return run_layers
 
     def run(x: Tensor, groups: list[Group], layers: list[Layer], causal: bool) -> Tensor:
-        with optimized_execution(False):  # which would be for the sizes of one batch, and no other has them
+        with optimized_execution(False):  # it would specialize on the sizes of one batch
             return scripted(x, groups, layers, causal)
 
     return run

@@ -1,8 +1,7 @@
-"""Linear layers whose weights are laid out for the processor once, at load, instead of in every call.
+"""Linear layers with prepacked weights: brought into oneDNN's layout once, at load.
 
-On the CPU `F.linear` gives float32 to MKL, and has oneDNN bring bfloat16 weights into its own blocked layout each time.
-With the weights brought there beforehand, oneDNN multiplies float32 about twice as fast, and a single short text in
-bfloat16 a third faster. The results differ from those of `nn.Linear` by rounding.
+On the CPU, `F.linear` gives float32 to MKL, and oneDNN brings bfloat16 weights into its blocked layout in each call.
+Prepacked weights save that. The results differ from those of `nn.Linear` by rounding. perf/NOTES.md has the times.
 """
 
 from __future__ import annotations
@@ -18,23 +17,26 @@ from staged_pool.stages.log import get_logger
 log = get_logger("staged_pool.models")
 
 NO_KERNEL: Final = (RuntimeError, AttributeError)
-"""Raised where a kernel is missing: by torch for a processor or a build, by Python for an operator without a name."""
+"""Errors of a missing kernel: torch raises the first, and an operator that a build lacks the second."""
 
 Product = Literal["fused", "plain"]
-"""A way to multiply. `fused`: oneDNN's, of weights in its own layout, with activations and sums in it. `plain`: that of
-the BLAS library that torch was built with, of weights as [in, out]."""
+"""A kernel for matrix products.
+
+- `fused`: oneDNN, with weights in its own layout. It applies activations and sums while it writes the product.
+- `plain`: the BLAS library that torch was built with, with weights as [in, out].
+"""
 
 
 class PrepackedLinear(nn.Module):
-    """y = x W^T + b, as an `nn.Linear` that it takes the place of.
+    """y = x W^T + b, like the `nn.Linear` that it replaces.
 
     Args:
-        weight: [out, in], on the CPU, float32 or bfloat16. It is not kept.
+        weight: [out, in], on the CPU, float32 or bfloat16. The layer keeps a prepacked copy only.
         bias: [out].
     """
 
     weight: Tensor
-    """As `prepacked` has it."""
+    """The result of `prepacked`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -49,46 +51,46 @@ class PrepackedLinear(nn.Module):
 
 
 def prepacked(weight: Tensor, ops: Any = torch.ops) -> Tensor:
-    """[out, in], on the CPU, float32 or bfloat16 -> the same in oneDNN's own layout: opaque, and of no use to others.
+    """Return a matrix in oneDNN's own layout, which only oneDNN can read.
 
     Args:
-        weight: The matrix.
+        weight: [out, in], on the CPU, float32 or bfloat16.
         ops: The operators of this build of torch.
 
     Raises:
-        NO_KERNEL: This build of torch, or this processor, does not have the kernels.
+        NO_KERNEL: This build of torch or this processor lacks the kernels.
     """
     packed: Tensor = ops.mkldnn._reorder_linear_weight(weight.detach())
     return packed
 
 
 def laid_out(weight: Tensor, product: Product) -> Tensor:
-    """[out, in] -> the same matrix in the layout that a way to multiply takes.
+    """Return a matrix, [out, in], in the layout of a product.
 
     Raises:
-        NO_KERNEL: This build of torch, or this processor, does not have the kernels.
+        NO_KERNEL: This build of torch or this processor lacks the kernels.
     """
     return prepacked(weight) if product == "fused" else weight.detach().t().contiguous()
 
 
 def usual_product(dtype: torch.dtype, able: str = torch.backends.cpu.get_cpu_capability()) -> Product:
-    """Return the quicker way to multiply on this processor, by a table; for all numbers of tokens.
+    """Return the faster product for this processor, for any number of tokens.
 
-    With AVX-512, oneDNN applies an activation, or adds, while it writes a product, which costs next to nothing. With
-    AVX2 either costs more than another pass over the values. perf/NOTES.md has the times.
+    With AVX-512, an activation or a sum fused into oneDNN's product costs almost nothing. With AVX2 it costs more than
+    another pass over the values. perf/NOTES.md has the times.
 
     Args:
-        dtype: Of the weights.
-        able: What vectors the processor has, and torch uses, in torch's words.
+        dtype: Data type of the weights.
+        able: The processor's vector extension that torch uses, by torch's name.
     """
     return "fused" if able.startswith("AVX512") and has_prepacked(dtype) else "plain"
 
 
 def has_prepacked(dtype: torch.dtype, ops: Any = torch.ops) -> bool:
-    """Try oneDNN's products: False where this build of torch, or this processor, does not have them.
+    """Try oneDNN's products. False: this build of torch or this processor lacks them.
 
     Args:
-        dtype: Of the weights.
+        dtype: Data type of the weights.
         ops: The operators of this build of torch.
     """
     x = torch.zeros(8, 8, dtype=dtype)
@@ -103,13 +105,13 @@ def has_prepacked(dtype: torch.dtype, ops: Any = torch.ops) -> bool:
 
 
 def prepack_linears(model: nn.Module) -> Callable[[], None]:
-    """Put a `PrepackedLinear` in the place of every `nn.Linear` of a model that runs on the CPU.
+    """Replace every `nn.Linear` of a model on the CPU with a `PrepackedLinear`.
 
     Returns:
-        Puts the original layers back.
+        A function that puts the original layers back.
 
     Raises:
-        NO_KERNEL: This build of torch, or this processor, does not have the kernels.
+        NO_KERNEL: This build of torch or this processor lacks the kernels.
     """
     places = [
         (parent, name, child)

@@ -1,7 +1,7 @@
-"""What forwards leave behind in a model, found by looking, and undone before the next one.
+"""Snapshot of a model's state, to find and undo changes by forwards.
 
-A forward should change nothing. Some do: they keep the longest length that they have seen, or swap a kind of attention
-for another at the first short text. What a later text gives then depends on the earlier ones.
+A forward should change nothing. Some models keep the longest length so far, or switch to another kind of attention at
+the first short text. Their results then depend on earlier texts.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-"""Values that are equal or not, and cannot change by themselves."""
+"""Immutable values, which are compared by `==`."""
 
 _KEPT_BY_TORCH: Final = frozenset(vars(nn.Module()))
-"""Attributes that every module has: its weights, its parts, its hooks."""
+"""Attributes of every module: its weights, submodules and hooks."""
 
 
 class ModuleState:
-    """Everything that a model holds beside its weights, as it was when this was made.
+    """Snapshot of everything that a model holds beside its weights.
 
     Args:
-        model: Forwards may change its buffers, its attributes and its submodules.
+        model: The model. Forwards may change its buffers, attributes and submodules.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -35,7 +35,7 @@ class ModuleState:
         ]
 
     def changes(self) -> list[str]:
-        """Names of what is no longer as it was, such as `BigBirdModel.attention_type`."""
+        """Return the names of changed attributes, such as `BigBirdModel.attention_type`."""
         found = dict[str, None]()
         for module, held in self._held:
             for before, now in zip(held, _places(module), strict=True):
@@ -45,11 +45,11 @@ class ModuleState:
         return sorted(found)
 
     def weights_changed(self) -> bool:
-        """Some of the weights themselves, which are not brought back, were written to."""
+        """True: weights were written to. `restore` does not bring those back."""
         return [weight._version for weight in self._weights] != self._versions
 
     def restore(self) -> None:
-        """Bring everything back. No forward may be running."""
+        """Restore the snapshot. No forward may be running."""
         for module, held in self._held:
             for before, now in zip(held, _places(module), strict=True):
                 for name in now.keys() - before.keys():
@@ -58,7 +58,7 @@ class ModuleState:
 
 
 class _Value:
-    """One value, and what it takes to bring it back."""
+    """A value, and a copy of it to restore."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -90,12 +90,12 @@ class _Value:
 
 
 def _places(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    """Where a module keeps its buffers, its submodules, and all else but its weights."""
+    """Return the dicts that hold a module's buffers, its submodules, and its other attributes."""
     return module._buffers, module._modules, _Attributes(module)
 
 
 class _Attributes(dict[str, Any]):
-    """The attributes of a module that are its own, written through to it."""
+    """The attributes that one module has beyond those of every module. Writes go through to the module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__({name: value for name, value in vars(module).items() if name not in _KEPT_BY_TORCH})

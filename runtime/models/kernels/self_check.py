@@ -1,4 +1,7 @@
-"""Whether two ways of computing the same thing agree: what is not known of an architecture is found out by trying."""
+"""Comparison of two computations that should give equal results.
+
+Architectures that nobody has looked at are checked at load: a change of the model is kept only if results stay equal.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
-MISFITS: Final = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
-"""What code of transformers raises where it is used in a way that it was not written for."""
+MISUSE_ERRORS: Final = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+"""Errors that code of transformers raises if it is used in an unforeseen way."""
 
 TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""How far results may differ, as `difference` has it. Rounding stays ten times below; a sequence that sees another
-one's tokens, or a wrong position, ends far above."""
+"""The largest accepted `difference`, by dtype.
+
+Rounding stays ten times below it. A sequence that attends to another, or a wrong position, is far above it."""
 
 
 def difference(found: Tensor, reference: Tensor) -> float:
-    """How far rows are from what they should be, relative to how far those are from their average.
+    """Return the relative difference of rows: the norm of the error over the norm of the deviation from the mean.
 
     Args:
         found: [rows, values].
@@ -31,16 +35,16 @@ def difference(found: Tensor, reference: Tensor) -> float:
 def keep_if_equal(
     change: Callable[[], Callable[[], None]], compute: Callable[[], Tensor], *, name: str, dtype: torch.dtype
 ) -> str | None:
-    """Change a model, unless it then computes something else.
+    """Change a model, and undo the change if the results differ.
 
     Args:
-        change: Gives back what undoes it.
-        compute: [rows, values], of inputs that are always the same.
-        name: What is changed.
-        dtype: Of its weights.
+        change: Changes the model, and returns a function that undoes it.
+        compute: Returns results, [rows, values], for the same inputs each time.
+        name: Name of the changed part, for the reason.
+        dtype: Data type of the weights.
 
     Returns:
-        Why it was not changed; None where it was.
+        The reason why the change was undone. None: it is kept.
     """
     undo: Callable[[], None] | None = None
     try:
@@ -48,8 +52,8 @@ def keep_if_equal(
             before = compute().float()
             undo = change()
             apart = difference(compute(), before)
-    except MISFITS as error:
-        reason = f"{name} does not run on them: {error}"
+    except MISUSE_ERRORS as error:
+        reason = f"{name} fails: {error}"
     else:
         if apart <= TOLERANCE[dtype]:
             return None

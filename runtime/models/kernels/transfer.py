@@ -1,8 +1,7 @@
-"""Copies between the host and a device that are begun by one line and waited for by another.
+"""Asynchronous copies between the host and a device.
 
-A GPU copies beside its own work where the memory of the host is pinned, and the thread that asked for a copy goes on at
-once. What waits for its end waits for an event behind it in the stream, never for the whole device: other work may lie
-there already.
+With pinned host memory, a GPU copies beside its other work, and the thread that began the copy goes on at once. A copy
+is awaited by an event in the stream, never by waiting for the whole device: the next forward may be queued already.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from torch import Tensor
 T = TypeVar("T")
 
 Later: TypeAlias = Callable[[], T]
-"""Waits for what has been begun on the device, and gives what it made. Called once."""
+"""Waits for work that the device has begun, and returns its result. To be called once."""
 
 
 class Mark:
-    """A place in the stream of a device, behind everything that the calling thread has asked of the device so far.
+    """A CUDA event after all work that the calling thread has queued on a device.
 
     Args:
         device: A GPU; not always the current one of the thread.
-        cuda: The part of torch that has its streams.
+        cuda: torch's module with streams and events.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
@@ -35,14 +34,14 @@ class Mark:
         self._event.record(cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Wait until the device has come to it."""
+        """Block until the device has reached the event."""
         self._event.synchronize()
 
     def precede(self, values: Tensor) -> None:
-        """Have the device begin what the calling thread asks for from now on behind the mark.
+        """Make later work of the calling thread wait for the event, on the device.
 
         Args:
-            values: What is read then. Its memory is kept for that long.
+            values: A tensor that the later work reads. Its memory is kept until then.
         """
         stream = self._cuda.current_stream(values.device)
         stream.wait_event(self._event)
@@ -50,20 +49,20 @@ class Mark:
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Take memory of the host that a GPU copies from and to by itself.
+    """Allocate pinned host memory, which a GPU copies from and to by itself.
 
-    It is torch's own, which gives it to nobody else before a copy that was begun has ended.
+    It comes from torch's cache, which reuses it only after the copies that use it have ended.
     """
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 def send_arrays(parts: Sequence[NDArray[np.generic]], device: torch.device, *, stack: bool = False) -> Tensor:
-    """Begin one copy of arrays of one dtype, which lie one behind the other then.
+    """Begin one copy of arrays to a device, joined into one tensor.
 
     Args:
-        parts: At least one.
-        device: Where they go.
-        stack: Give them a dimension of their own, as `np.stack` does.
+        parts: At least one array, all of one dtype.
+        device: The destination.
+        stack: Join along a new first dimension, as `np.stack` does; else along the first.
     """
     join = np.stack if stack else np.concatenate
     if device.type == "cpu":
@@ -76,7 +75,7 @@ def send_arrays(parts: Sequence[NDArray[np.generic]], device: torch.device, *, s
 
 
 def begin_readback(rows: Tensor) -> Later[NDArray[np.float32]]:
-    """Begin one copy to the host, as contiguous float32."""
+    """Begin one copy of a tensor to the host, as contiguous float32."""
     rows = rows.float()
     if rows.device.type == "cpu":
         values = np.ascontiguousarray(rows.numpy())
@@ -87,19 +86,19 @@ def begin_readback(rows: Tensor) -> Later[NDArray[np.float32]]:
 
     def arrived() -> NDArray[np.float32]:
         mark.wait()
-        return host.numpy().copy()  # pinned memory is scarce: a row that is kept must not keep it
+        return host.numpy().copy()  # pinned memory is scarce: a row that a cache keeps must not hold it
 
     return arrived
 
 
 def hand_over(values: Tensor) -> Later[Tensor]:
-    """Keep a tensor for whoever waits for it, and computes on with it in another stream of its device.
+    """Keep a tensor for further computation in another stream of its device.
 
-    What the host has to wait for in the middle is done there, while the next forward has begun already.
+    A head whose output size is known to the device alone waits in that stream, while the next forward runs.
     """
     if values.device.type == "cpu":
         return lambda: values
-    kept = values.clone()  # a forward that is replayed writes where the one before it wrote
+    kept = values.clone()  # the next replay of a graph overwrites the original
     mark = Mark(kept.device)
 
     def taken() -> Tensor:

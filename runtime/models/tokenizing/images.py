@@ -18,7 +18,7 @@ from staged_pool.runtime.models.tokenizing.chat import plain_text, without_marks
 from staged_pool.runtime.models.tokenizing.limits import check_text, not_to_be_cut, own_limit, token_limit
 from staged_pool.runtime.models.tokenizing.special_tokens import SpecialTokens, read_frame
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
-from staged_pool.runtime.models.vision.vision_language import ImageLayout
+from staged_pool.runtime.models.vision.image_layout import ImageLayout
 from staged_pool.runtime.requests import Chat, Image, Side, TextInput
 from staged_pool.stages.errors import ConfigError, InvalidInput
 from staged_pool.stages.work import Prepared
@@ -161,10 +161,10 @@ class MultimodalReader:
             )
 
     def _tokens(self, pixels: Pixels) -> int:
-        return self._layout.of(pixels.patches)
+        return self._layout.tokens_of(pixels.patches)
 
     def _count(self, image: Image) -> int:
-        return self._layout.of(self._images.patches(image))
+        return self._layout.tokens_of(self._images.patches(image))
 
     def _prepared(self, given: ModelInput, images: Sequence[Image], param: str) -> tuple[Pixels, ...]:
         return self._looked_at(images, param, partial(self._images.read, scope=given.sharing_scope), self._tokens)

@@ -15,7 +15,7 @@ from staged_pool.runtime.model import ModelInput, Payload, Pixels, PreparedImage
 from staged_pool.runtime.models.checkpoint.weights import Loaded
 from staged_pool.runtime.models.heads.image import ImageHead, ImageVector, build_image_heads
 from staged_pool.runtime.models.images.reader import ImageReader
-from staged_pool.runtime.models.kernels.self_check import MISFITS
+from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import ModelFolder
 from staged_pool.runtime.models.tokenizing.chat import plain_text
@@ -65,7 +65,7 @@ class ImageTower:
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Bytes go to the device, and are brought to the model's scale there; one copy of each output comes back."""
         images = cast("Sequence[PreparedImage]", payloads)
-        seen = self.eye.see([image.pixels for image in images])
+        seen = self.eye.encode([image.pixels for image in images])
         return {output: self.heads[output](seen) for output in images[0].outputs}
 
     def made_up(self, sizes: Sequence[int]) -> Sequence[PreparedImage]:
@@ -126,10 +126,10 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
     first = _patches(samples[0], eye)
     try:
         with torch.inference_mode():
-            extra = eye.vectors(samples[0]) - first
-            seen = eye.see(samples)
+            extra = eye.vector_count(samples[0]) - first
+            seen = eye.encode(samples)
         why = eye.check_padding(samples)
-    except MISFITS as error:
+    except MISUSE_ERRORS as error:
         raise ConfigError(_misfit(eye, samples[0], error)) from error
     if why:
         log.info("model.peculiar", model=name, reason=why)

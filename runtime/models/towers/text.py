@@ -15,14 +15,14 @@ from staged_pool.runtime.models.folders.files import check_vocabulary
 from staged_pool.runtime.models.heads.build import build_heads
 from staged_pool.runtime.models.heads.dense import DenseHead
 from staged_pool.runtime.models.heads.head import Head
-from staged_pool.runtime.models.kernels.self_check import MISFITS
+from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
 from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
 from staged_pool.runtime.models.tokenizing.input_roles import filling_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.towers.tower import Outcome
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
-from staged_pool.runtime.models.vision.vision_language import VisionLanguage
+from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
@@ -77,7 +77,7 @@ def build_text_tower(
     loaded: Loaded,
     *,
     attention: Attention,
-    sight: VisionLanguage | None = None,
+    sight: ImageEmbedder | None = None,
 ) -> TextTower:
     """Build the tower that a folder describes, in the fastest form that is found to be right.
 
@@ -189,7 +189,7 @@ def _check_body(name: str, check: Callable[[], str | None]) -> None:
     """
     try:
         why = check()
-    except MISFITS as error:
+    except MISUSE_ERRORS as error:
         raise ConfigError(f"the model fails on a few tokens: {error}") from error
     if why:
         log.info("model.peculiar", model=name, reason=why)

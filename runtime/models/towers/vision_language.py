@@ -17,7 +17,8 @@ from staged_pool.runtime.models.kernels.transfer import Later
 from staged_pool.runtime.models.tokenizing.images import MultimodalReader
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.towers.tower import Outcome
-from staged_pool.runtime.models.vision.vision_language import VisionLanguage, read_image_layout
+from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
+from staged_pool.runtime.models.vision.image_layout import read_image_layout
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 
@@ -32,7 +33,7 @@ class VisionLanguageTower:
     texts: TextTower
     """What the model's other lane goes through: the same weights, which count there."""
     reader: MultimodalReader
-    sight: VisionLanguage
+    sight: ImageEmbedder
 
     @property
     def architecture(self) -> str:
@@ -65,15 +66,15 @@ class VisionLanguageTower:
         """Pixels go to the device as they were prepared, mostly as bytes; of each output one copy comes back."""
         sequences, body = cast("Sequence[TokenSequence]", payloads), self.texts.body
         batch = body.pack(sequences)
-        hidden = body.hidden(batch, self.sight.see(sequences))
+        hidden = body.hidden(batch, self.sight.embed(sequences))
         return {output: self.texts.heads[output](hidden, batch) for output in payloads[0].outputs}
 
     def made_up(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
         """Images with words behind them up to these sizes; those that are too small for one have just that."""
-        return [self.sight.made_up(size, self.texts.text, frozenset(self.texts.heads)) for size in sizes]
+        return [self.sight.sample_sequence(size, self.texts.text, frozenset(self.texts.heads)) for size in sizes]
 
 
-def load_vision(loaded: Loaded, reader: ImageReader) -> VisionLanguage:
+def load_vision(loaded: Loaded, reader: ImageReader) -> ImageEmbedder:
     """What of a checkpoint looks at images.
 
     Args:
@@ -89,7 +90,7 @@ def load_vision(loaded: Loaded, reader: ImageReader) -> VisionLanguage:
             f"preprocessor_config.json: merge_size={reader.settings.merge_size}, "
             f"but config.json: spatial_merge_size={layout.merge}"
         )
-    return VisionLanguage(loaded.base, layout, reader.scale, _sample(reader))
+    return ImageEmbedder(loaded.base, layout, reader.scale, _sample(reader))
 
 
 def _sample(reader: ImageReader) -> Pixels:

@@ -24,9 +24,9 @@ from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.kernels.attention import PACKED, attend_by, takes_varlen
 from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.runtime.models.kernels.linear import prepack_linears
-from staged_pool.runtime.models.kernels.long_rows import take_long_rows
 from staged_pool.runtime.models.kernels.module_state import ModuleState
-from staged_pool.runtime.models.kernels.self_check import MISFITS, TOLERANCE, difference, keep_if_equal
+from staged_pool.runtime.models.kernels.packed_embeddings import use_packed_embeddings
+from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS, TOLERANCE, difference, keep_if_equal
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, Graphs, Recorder
 from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.transformer.image_embeds import ImageEmbeds
@@ -364,7 +364,7 @@ class PackedTransformer:
                     # Some refuse a row that is longer than their table of positions, whatever its positions are.
                     half = TokenSequence([0] * (limit // 2 + 1), DENSE_ONLY)
                     self._packed(PackedBatch.of([half, half], self._device))
-        except MISFITS as error:
+        except MISUSE_ERRORS as error:
             return f"{name} fails on a packed batch: {error}"
         finally:
             self._use("padded")
@@ -377,7 +377,7 @@ class PackedTransformer:
     def _use(self, layout: Layout) -> None:
         self._restores.close()
         if layout == "packed":
-            self._restores.callback(take_long_rows(self.model))
+            self._restores.callback(use_packed_embeddings(self.model))
         attend_by(self.model, PACKED if layout == "packed" else self._padded_attention)
         self.layout = layout
 

@@ -1,1 +1,1 @@
-"""Images on the device: their encoders, and language models that read them."""
+"""Images on the device: image encoders, and image embeddings for language models."""

@@ -1,9 +1,8 @@
-"""Patches that are multiplied as rows of a matrix instead of being convolved.
+"""Patch embedding as a matrix product instead of a convolution.
 
-Models that cut an image into patches, or get it cut, run a convolution whose kernel is as large as a patch, and whose
-steps are: one product of two matrices. torch's convolution takes six times as long for patches that lie one behind the
-other on the CPU in float32, and over fifty times in bfloat16 (1200 patches of Qwen2-VL on one core: 160 and 296 ms
-instead of 28 and 5).
+A model that cuts images into patches runs a convolution whose kernel and stride are one patch. That is a product of two
+matrices. On a CPU, torch's convolution of patches is several times slower than the product in float32, and tens of
+times in bfloat16 (perf/NOTES.md).
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from torch import Tensor, nn
 
 
 class PatchLinear(nn.Module):
-    """What a convolution makes of patches as large as its kernel, which lie side by side.
+    """Computes a convolution whose stride equals its kernel size as one linear layer.
 
     Args:
-        convolution: Without padding, dilation or groups, and with steps as wide as its kernel. Its weight is shared.
+        convolution: Without padding, dilation or groups, and with a stride equal to its kernel. Its weight is shared.
     """
 
     def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
         super().__init__()
         weight = convolution.weight
-        # Without memory of its own, which the weight takes below.
+        # On the meta device, without memory: the convolution's weight is set below.
         self.linear = nn.Linear(weight[0].numel(), len(weight), bias=convolution.bias is not None, device="meta")
         self.linear.weight = nn.Parameter(weight.detach().flatten(1), requires_grad=False)
         if convolution.bias is not None:
@@ -32,20 +31,20 @@ class PatchLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Its dtype is what callers ask for."""
+        """The matrix, [out, in]. transformers reads its dtype."""
         weight: Tensor = self.linear.weight
         return weight
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[inputs, channels, *edges] -> [inputs, out, *edges in patches]; what is left of a patch at an end is dropped.
+        """[inputs, channels, *edges] -> [inputs, out, *edges in patches]. An incomplete patch at an end is dropped.
 
         Raises:
-            ValueError: They do not have the channels of the kernel, or as many edges.
+            ValueError: The pixels differ from the kernel in their channels or in their number of edges.
         """
         channels, *edges = self._kernel
         inputs, given, *lengths = pixels.shape
         if given != channels or len(lengths) != len(edges):
-            raise ValueError(f"pixels are of {tuple(pixels.shape)}, the kernel of {self._kernel}")
+            raise ValueError(f"the pixels have the shape {tuple(pixels.shape)}, the kernel has {self._kernel}")
         counts = [length // edge for length, edge in zip(lengths, edges, strict=True)]
         for at, (count, edge) in enumerate(zip(counts, edges, strict=True), 2):
             pixels = pixels.narrow(at, 0, count * edge)
@@ -58,16 +57,16 @@ class PatchLinear(nn.Module):
 
 
 def flatten_patches(model: nn.Module) -> Callable[[], None]:
-    """Put a `PatchLinear` in the place of each convolution of a model that may do nothing else.
+    """Replace each convolution of a model that is a patch embedding with a `PatchLinear`.
 
     Returns:
-        Puts the original layers back.
+        A function that puts the original layers back.
     """
     places = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.Conv2d | nn.Conv3d) and _covers(child)
+        if isinstance(child, nn.Conv2d | nn.Conv3d) and _is_patch_embedding(child)
     ]
     for parent, name, convolution in places:
         setattr(parent, name, PatchLinear(convolution))
@@ -79,8 +78,8 @@ def flatten_patches(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _covers(convolution: nn.Conv2d | nn.Conv3d) -> bool:
-    """Whether every value is in one patch, and every patch is multiplied whole."""
+def _is_patch_embedding(convolution: nn.Conv2d | nn.Conv3d) -> bool:
+    """True: each value is in exactly one patch, and each patch is multiplied as a whole."""
     if type(convolution) not in (nn.Conv2d, nn.Conv3d):
         return False  # a subclass may compute something else
     plain = set(convolution.padding) == {0} or convolution.padding == "valid"

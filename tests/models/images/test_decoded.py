@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 
 from staged_pool.runtime.models.images.decode import Encoded, Limits
 from staged_pool.runtime.models.images.decoded import STRIP_PIXELS, Decoded
-from staged_pool.runtime.models.images.fast import begins_with_columns, read_fast
+from staged_pool.runtime.models.images.fast_processor import begins_with_columns, read_fast
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
 from staged_pool.runtime.models.images.sizes import Size

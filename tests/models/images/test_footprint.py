@@ -82,7 +82,7 @@ from staged_pool.api.commands.process import prepare_environment
 prepare_environment(offline=True)
 from perf.image_memory import png, resident_bytes
 from staged_pool.runtime.models.images.decode import Encoded, Limits
-from staged_pool.runtime.models.images.fast import read_fast
+from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.settings import read_image_settings
 settings = read_image_settings(Path(sys.argv[1]))
 def read(edge):

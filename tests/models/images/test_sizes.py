@@ -14,7 +14,7 @@ from transformers.image_utils import ChannelDimension
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
 
-from staged_pool.runtime.models.images.fast import read_fast
+from staged_pool.runtime.models.images.fast_processor import read_fast
 from staged_pool.runtime.models.images.scale import Scale
 from staged_pool.runtime.models.images.settings import ImageSettings, Resample
 from staged_pool.runtime.models.images.sizes import MAX_ASPECT, Edge, PatchBudget, PixelRange, Size

@@ -93,7 +93,7 @@ def dot(red: int) -> Image:
 
 
 def processes() -> set[int]:
-    return {child.pid for child in psutil.Process().children() if "own_code_process" in " ".join(child.cmdline())}
+    return {child.pid for child in psutil.Process().children() if "custom_code_worker" in " ".join(child.cmdline())}
 
 
 def replaced() -> None:

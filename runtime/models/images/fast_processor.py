@@ -16,9 +16,9 @@ from torch import Tensor
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decoded import Decoded
-from staged_pool.runtime.models.images.raw import raw_pixels, shared_pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
 from staged_pool.runtime.models.images.sizes import Size
+from staged_pool.runtime.models.images.zero_copy import rgbx_pixels, shared_pixels
 from staged_pool.runtime.models.kernels.torch_threads import use_threads
 
 _MAY_BEGIN_WITH_COLUMNS: Final = int(PIL.__version__.partition(".")[0]) >= 13
@@ -72,7 +72,7 @@ def _resized(image: Decoded, size: Size, settings: ImageSettings) -> Tensor:
     made = torch.empty((*first, 4), dtype=torch.uint8).permute(2, 0, 1)
     for box in image.strips(rows=not columns):
         left, top, right, bottom = box
-        raw = raw_pixels(image.part(box))
+        raw = rgbx_pixels(image.part(box))
         strip = torch.from_numpy(raw).permute(2, 0, 1)[None]
         if columns:
             made[:, :, left:right] = _interpolated(strip, (size[0], right - left), settings)[0]

@@ -1,4 +1,4 @@
-"""The program of `own_code.py`'s processes: prepares one image after the other, until its input ends."""
+"""The program of `custom_code.py`'s processes: prepares one image after the other, until its input ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from staged_pool.runtime.models.images.decode import Encoded, Limits
-from staged_pool.runtime.models.images.exact import read_exact
-from staged_pool.runtime.models.images.frames import receive, send
-from staged_pool.runtime.models.images.settings import load_processor, own_code_settings
+from staged_pool.runtime.models.images.exact_processor import read_exact
+from staged_pool.runtime.models.images.process_messages import receive, send
+from staged_pool.runtime.models.images.settings import custom_code_settings, load_processor
 from staged_pool.runtime.models.images.sizes import check_aspect
 from staged_pool.stages.errors import InvalidInput
 
@@ -22,7 +22,7 @@ def main(folder: Path, limits: Limits) -> None:
     """Say whether the code can be loaded, then answer images."""
     source, to = _take_streams()
     torch.set_num_threads(1)
-    settings = own_code_settings(folder)
+    settings = custom_code_settings(folder)
     try:
         processor = load_processor(folder, trust_remote_code=True)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the folder's code may raise anything

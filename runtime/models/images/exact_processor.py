@@ -10,7 +10,7 @@ from PIL import Image
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.settings import ImageSettings
-from staged_pool.runtime.models.kernels.self_check import MISFITS
+from staged_pool.runtime.models.kernels.self_check import MISUSE_ERRORS
 from staged_pool.stages.errors import UnusableMedia
 
 
@@ -28,7 +28,7 @@ def read_exact(image: Image.Image, processor: Any, settings: ImageSettings, argu
     """
     try:
         made = processor(images=image, return_tensors="np", **arguments)
-    except (*MISFITS, ArithmeticError) as error:
+    except (*MISUSE_ERRORS, ArithmeticError) as error:
         raise UnusableMedia(
             f"The model's image processor cannot use an image of {image.width} x {image.height} pixels."
         ) from error

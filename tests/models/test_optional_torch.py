@@ -15,7 +15,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.models.kernels import attention
 from staged_pool.runtime.models.kernels import encoder_layers as stack
 from staged_pool.runtime.models.kernels.encoder_layers import layers_as_one_call, run_layers
-from staged_pool.runtime.models.kernels.torch_parts import torch_part
+from staged_pool.runtime.models.kernels.optional_torch import optional_torch
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer import fused
 from staged_pool.runtime.requests import Output
@@ -43,7 +43,7 @@ def raising(error: Exception) -> Callable[[str], Any]:
 def test_a_part_that_is_not_there_is_told_in_the_log(
     importer: Callable[[str], Any], logged: list[structlog.typing.EventDict]
 ) -> None:
-    assert torch_part("torch.nn.attention.varlen.varlen_attn", instead="groups", importer=importer) is None
+    assert optional_torch("torch.nn.attention.varlen.varlen_attn", instead="groups", importer=importer) is None
     (line,) = logged
     assert (line["event"], line["part"], line["instead"]) == (
         "model.torch_lacks",
@@ -53,7 +53,7 @@ def test_a_part_that_is_not_there_is_told_in_the_log(
 
 
 def test_a_part_that_is_there_is_given() -> None:
-    assert torch_part("torch.nn.functional.softmax", instead="nothing") is torch.nn.functional.softmax
+    assert optional_torch("torch.nn.functional.softmax", instead="nothing") is torch.nn.functional.softmax
 
 
 def test_a_model_loads_without_any_of_these_parts(tiny_folder: TinyFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from staged_pool.runtime.model import Pixels
 from staged_pool.runtime.models.images.decode import Colour, Limits
-from staged_pool.runtime.models.images.frames import receive, send
+from staged_pool.runtime.models.images.process_messages import receive, send
 from staged_pool.stages.errors import (
     ConfigError,
     EngineStopped,
@@ -33,7 +33,7 @@ from staged_pool.stages.log import get_logger
 
 log = get_logger("staged_pool.models")
 
-_PROGRAM: Final = "staged_pool.runtime.models.images.own_code_process"
+_PROGRAM: Final = "staged_pool.runtime.models.images.custom_code_worker"
 
 _GRACE_S: Final = 2.0
 """How long a process that was told to end has for it."""
@@ -43,7 +43,7 @@ _ERRORS: Final[Mapping[str, type[InvalidInput]]] = {
 }
 
 
-class OwnCode:
+class CustomCodeProcessor:
     """Runs a folder's own image processor. Any number of threads may call it; as many calls run at once as there are
     processes.
 

@@ -61,14 +61,14 @@ class _Memory:
 
 
 def shared_pixels(image: Image.Image) -> NDArray[np.uint8] | None:
-    """Pillow's own memory of an RGB image, as `raw_pixels` gives it. None: it lies in several pieces."""
+    """Pillow's own memory of an RGB image, as `rgbx_pixels` gives it. None: it lies in several pieces."""
     try:
         return np.asarray(_Memory(image))
     except ValueError:  # larger than `PIL.Image.core.get_block_size()`, by default 16 MB
         return None
 
 
-def raw_pixels(image: Image.Image) -> NDArray[np.uint8]:
+def rgbx_pixels(image: Image.Image) -> NDArray[np.uint8]:
     """The pixels of a decoded RGB image, not copied unless it lies in several pieces. Must not be written to.
 
     Returns:

@@ -1,0 +1,104 @@
+"""Layout of images in a token sequence: the places and positions of their image tokens.
+
+An image becomes vectors as wide as those of tokens. They stand in the model's input where its text has image tokens.
+Some models give each such token three positions instead of one: in time, down and across (Wang et al., 2024, Qwen2-VL,
+section 2.1, https://arxiv.org/abs/2409.12191).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from staged_pool.runtime.model import TokenSequence
+from staged_pool.stages.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLayout:
+    """The number and the positions of the image tokens of an image."""
+
+    image_token: int
+    """Id of the token whose places the vectors of an image take."""
+    merge: int | None
+    """Patches along one edge that become one token. None: all images have one size and `tokens` tokens."""
+    tokens: int
+    """Tokens of an image, if all images have one size."""
+    grid_positions: bool
+    """Image tokens are numbered by rows and columns, instead of one after the other."""
+
+    def tokens_of(self, patches: int | None) -> int:
+        """Return the number of tokens of an image.
+
+        Args:
+            patches: Its number of patches, see `Pixels.patches`.
+        """
+        return self.tokens if self.merge is None or patches is None else patches // self.merge**2
+
+
+def read_image_layout(model: PreTrainedModel) -> ImageLayout:
+    """Read the layout from a model's config.
+
+    Raises:
+        ConfigError: The kind of model is not supported.
+    """
+    config = model.config
+    image_token, rows = getattr(config, "image_token_id", None), model.get_input_embeddings().weight.shape[0]
+    if not isinstance(image_token, int) or not 0 <= image_token < rows:
+        raise ConfigError(
+            f"config.json: image_token_id={image_token!r} is no token of the {rows} that the weights have"
+        )
+    if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
+        return ImageLayout(
+            image_token=image_token,
+            merge=config.vision_config.spatial_merge_size,
+            tokens=0,
+            grid_positions=True,
+        )
+    if config.model_type == "paligemma":
+        edge = config.vision_config.image_size // config.vision_config.patch_size
+        return ImageLayout(image_token=image_token, merge=None, tokens=edge * edge, grid_positions=False)
+    raise ConfigError(f"config.json: model_type={config.model_type!r} is not supported with images between texts")
+
+
+def image_token_places(sequence: TokenSequence, layout: ImageLayout) -> NDArray[np.int64]:
+    """Return the places of the image tokens in a sequence, ascending.
+
+    A sequence without images has none: there, the image token is an ordinary word.
+    """
+    if not sequence.images:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(np.asarray(sequence.ids) == layout.image_token)
+
+
+def grid_positions(sequence: TokenSequence, places: NDArray[np.int64], layout: ImageLayout) -> NDArray[np.int64]:
+    """Return the position of each token of a sequence: in time, down and across, [3, tokens].
+
+    A word takes the next position in all three. The tokens of an image share their time, and are numbered by rows and
+    columns from there. The next word continues after the longer edge of the image.
+
+    Args:
+        sequence: Its image tokens are those of its images, in order.
+        places: Places of the image tokens, from `image_token_places`.
+        layout: Layout of the model's images.
+    """
+    positions = np.empty((3, len(sequence.ids)), np.int64)
+    place = at = 0
+    left = places
+    for pixels in sequence.images:
+        high, wide = (edge // (layout.merge or 1) for edge in pixels.grid or (1, 1))
+        first = int(left[0])
+        words = first - place
+        positions[:, place:first] = np.arange(at, at + words)
+        at += words
+        place = first + high * wide
+        positions[0, first:place] = at
+        positions[1, first:place] = at + np.arange(high).repeat(wide)
+        positions[2, first:place] = at + np.tile(np.arange(wide), high)
+        at += max(high, wide)
+        left = left[high * wide :]
+    positions[:, place:] = np.arange(at, at + len(sequence.ids) - place)
+    return positions
