@@ -1,17 +1,4 @@
-# make install set up what serving needs, and nothing else
-# make serve   set up, and serve a real embedding model on 127.0.0.1:8000
-# make test    set up, and run the tests; clients of others among them, against a server on one event loop
-# make long    the tests that take minutes
-# make check   formatting, lint, types
-# make clients the clients of others, from their own packages, against a server on each event loop
-# make lowest  the tests with the oldest versions that pyproject.toml allows, in .venv-lowest; gigabytes
-# make sim     many random schedules of the real engine in virtual time
-# make properties  the property tests, with new examples
-# make fuzz    requests made up from /openapi.json, to a server with tiny models
-# make hostile attacks on a real server, and what a bystander sees beside them
-# make perf    the measurements of the README
-# make format  let ruff rewrite the files
-# make clean   remove what make made
+# `make` and `make help` print the targets, from the text behind their ##.
 
 PYTHON ?= python3
 SERVE_ARGS ?=
@@ -20,7 +7,7 @@ SEEDS ?= 20000
 EXAMPLES ?= 100
 HOSTILE_ARGS ?=
 LOWEST_TESTS ?= tests/stages tests/runtime tests/api tests/models
-# Which build of torch: see README.md, "Set-up". Empty takes what the package index offers.
+# Which build of torch: see docs/gpu.md, "Install". Empty takes what the package index offers.
 TORCH_PIP_ARGS ?=
 
 VENV := .venv
@@ -33,35 +20,37 @@ DEV := $(VENV)/.dev-$(FILES)
 CLIENTS := $(VENV)/.clients-$(FILES)
 LITELLM := $(VENV)/.litellm
 
-
-
-.PHONY: install serve test long check clients lowest sim properties fuzz hostile perf format clean
+.DEFAULT_GOAL := help
+.PHONY: help install serve test long check clients lowest sim hostile properties fuzz perf format clean
 .DELETE_ON_ERROR:
 
-install: $(RUN)
+help: ## print this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
-serve: $(RUN)
+install: $(RUN) ## set up what serving needs, and nothing else
+
+serve: $(RUN) ## set up, and serve a small embedding model on 127.0.0.1:8000 (SERVE_ARGS)
 	$(BIN)/staged-pool serve $(SERVE_ARGS)
 
-test: $(CLIENTS) $(LITELLM)
+test: $(CLIENTS) $(LITELLM) ## set up, and run the tests, other clients' packages included (PYTEST_ARGS)
 	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 	$(if $(PYTEST_ARGS),,$(VENV)/litellm/bin/python -m pytest tests/clients/test_litellm.py)
 
-long: $(DEV)
+long: $(DEV) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
-check: $(DEV)
+check: $(DEV) ## check formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p staged_pool
 	$(BIN)/mypy perf tests
 
-clients: $(CLIENTS) $(LITELLM)
+clients: $(CLIENTS) $(LITELLM) ## test other clients' packages against a server on each event loop
 	$(BIN)/python -m pytest -m 'long or not long' tests/clients $(PYTEST_ARGS)
 	$(VENV)/litellm/bin/python -m pytest -m 'long or not long' tests/clients/test_litellm.py $(PYTEST_ARGS)
 
 # The tests' own tools are of any version; nothing of this is in CI. The oldest typer uses what Click 8.5 deprecates.
-lowest:
+lowest: ## test the oldest versions that pyproject.toml allows, in .venv-lowest (gigabytes)
 	$(PYTHON) -m venv .venv-lowest
 	$(PYTHON) -m tests.packaging.lowest > .venv-lowest/lowest.txt
 	.venv-lowest/bin/pip install --quiet -r .venv-lowest/lowest.txt aioquic blockbuster build 'httpx[http2]' hypothesis \
@@ -70,26 +59,27 @@ lowest:
 	.venv-lowest/bin/pip install --quiet --no-deps --no-build-isolation .
 	.venv-lowest/bin/python -m pytest $(LOWEST_TESTS) $(PYTEST_ARGS)
 
-sim: $(DEV)
+sim: $(DEV) ## run many random schedules of the real engine in virtual time (SEEDS)
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
-hostile: $(DEV)
+hostile: $(DEV) ## attack a real server, and measure a client and a probe beside it (HOSTILE_ARGS)
 	$(BIN)/python -m tests.hostile $(HOSTILE_ARGS)
 
-properties: $(DEV)
+properties: $(DEV) ## run the property tests with new examples (EXAMPLES)
 	HYPOTHESIS_PROFILE=searching EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(shell grep -rlE '^@given|^    @given' tests) $(PYTEST_ARGS)
 
-fuzz: $(DEV)
+fuzz: $(DEV) ## send requests made up from /openapi.json to a server with tiny models (EXAMPLES)
 	$(BIN)/python -m tests.fuzz --examples $(EXAMPLES)
 
-perf: $(DEV)
+perf: $(DEV) ## run most measurements of perf/README.md, in short
 	$(BIN)/python -m perf all
 
-format: $(DEV)
+format: $(DEV) ## let ruff rewrite the files, and write the code map
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tests.packaging.code_map
 
-clean:
+clean: ## remove everything that make created
 	rm -rf $(VENV) .venv-lowest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.base: constraints.txt

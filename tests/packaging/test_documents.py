@@ -1,0 +1,149 @@
+"""Documents name what exists: paths, links, targets of make, commands, flags and variables."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from staged_pool.api.commands import cli
+from tests.packaging.code_map import ARCHITECTURE, CODE_MAP, code_map, with_folders
+from tests.packaging.documents import DOCUMENTS, ROOT, anchors, code, first_column, links, paths, read, words_after
+
+README_LINES = 150
+GLOSSARY_WORDS = 25
+
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+TOOL = re.compile(r"python -m|perf|tests\.|\bmake\b|\bpip\b|docker|ulimit|git ")
+"""Code that may have flags of other programs than staged-pool."""
+
+FOR_USERS = [path for path in DOCUMENTS if path.parent in (ROOT, ROOT / "docs") and path.name != "CONTRIBUTING.md"]
+
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@cache
+def commands() -> dict[str, Any]:
+    """The commands of `staged-pool` by name: those of click, or of the copy of it that typer brings."""
+    group: Any = typer.main.get_command(cli.main)
+    return dict(group.commands)
+
+
+@cache
+def flags() -> set[str]:
+    found = {"--version", "--help"}
+    for command in commands().values():
+        for parameter in command.params:
+            found |= {*parameter.opts, *parameter.secondary_opts}
+    return found
+
+
+@cache
+def variables() -> set[str]:
+    found: set[str] = set()
+    for command in commands().values():
+        for parameter in command.params:
+            variable = getattr(parameter, "envvar", None)
+            found |= {variable} if isinstance(variable, str) else set(variable or ())
+    return found
+
+
+@cache
+def flags_of_tools() -> set[str]:
+    sources = [*ROOT.glob("perf/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "Makefile"]
+    return {flag for path in sources for flag in FLAG.findall(path.read_text())}
+
+
+@cache
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@each_document
+def test_links_lead_somewhere(path: Path) -> None:
+    text = read(path)
+    for target in links(text):
+        file, _, anchor = target.partition("#")
+        there = path.parent / file if file else path
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(read(there)), target
+
+
+@each_document
+def test_paths_exist(path: Path) -> None:
+    assert not [named for named in paths(read(path)) if not any(ROOT.glob(named))]
+
+
+@each_document
+def test_targets_of_make_exist(path: Path) -> None:
+    for span in code(read(path)):
+        for words in words_after("make", span.text):
+            for word in words:
+                if not re.fullmatch("[a-z]+", word):
+                    break
+                assert word in targets(), span
+
+
+@each_document
+def test_modules_that_are_run_exist(path: Path) -> None:
+    for span in code(read(path)):
+        for name in re.findall(r"python -m ((?:perf|tests|staged_pool)[\w.]*)", span.text):
+            assert importlib.util.find_spec(name), span
+
+
+@each_document
+def test_commands_exist(path: Path) -> None:
+    for span in code(read(path)):
+        for words in words_after("staged-pool", span.text):
+            if words and re.fullmatch("[a-z-]+", words[0]) and not words[0].startswith("-"):
+                assert words[0] in commands(), span
+
+
+@each_document
+def test_flags_exist(path: Path) -> None:
+    for span in code(read(path)):
+        for flag in FLAG.findall(span.text):
+            if path in FOR_USERS and not TOOL.search(span.text) and "curl" not in span.text:
+                assert flag in flags(), span
+            elif "pip install" not in span.text:
+                assert flag in flags() | flags_of_tools() | {"--index-url", "--cpus"}, span
+
+
+@each_document
+def test_variables_exist(path: Path) -> None:
+    for span in code(read(path)):
+        for name in re.findall(r"STAGED_POOL_[A-Z_]*[A-Z]", span.text):
+            assert name in variables(), span
+
+
+def test_the_readme_is_short() -> None:
+    assert read(ROOT / "README.md").count("\n") <= README_LINES
+
+
+def test_the_glossary_is_short() -> None:
+    words = first_column(read(ROOT / "CONTRIBUTING.md"), "Glossary")
+    assert 0 < len(words) <= GLOSSARY_WORDS
+    assert len(words) == len(set(words))
+
+
+def test_the_code_map_is_up_to_date() -> None:
+    """`python -m tests.packaging.code_map` writes it."""
+    assert read(CODE_MAP) == code_map()
+    assert read(ARCHITECTURE) == with_folders(read(ARCHITECTURE))
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    reached: set[Path] = set()
+    todo = [ROOT / "README.md"]
+    while todo:
+        path = todo.pop()
+        if path not in reached and path.suffix == ".md" and path.exists():
+            reached.add(path)
+            todo += [(path.parent / link.partition("#")[0]).resolve() for link in links(read(path)) if link[0] != "#"]
+    assert not [path for path in DOCUMENTS if path not in reached and ".github" not in path.parts]
