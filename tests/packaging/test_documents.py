@@ -55,8 +55,14 @@ def variables() -> set[str]:
 
 @cache
 def flags_of_tools() -> set[str]:
-    sources = [*ROOT.glob("perf/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "Makefile"]
-    return {flag for path in sources for flag in FLAG.findall(path.read_text())}
+    """Flags of perf and of the tests' programs: those written out, and those that typer makes of parameters."""
+    found = {"--index-url", "--cpus", *FLAG.findall((ROOT / "Makefile").read_text())}
+    for path in (*ROOT.glob("perf/**/*.py"), *ROOT.glob("tests/**/__main__.py"), *ROOT.glob("tests/*/[a-z]*.py")):
+        text = path.read_text()
+        found |= {*FLAG.findall(text)}
+        for name in re.findall(r"^    (\w+): Annotated\[", text, re.MULTILINE):
+            found |= {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
+    return found
 
 
 @cache
@@ -112,7 +118,7 @@ def test_flags_exist(path: Path) -> None:
             if path in FOR_USERS and not TOOL.search(span.text) and "curl" not in span.text:
                 assert flag in flags(), span
             elif "pip install" not in span.text:
-                assert flag in flags() | flags_of_tools() | {"--index-url", "--cpus"}, span
+                assert flag in flags() | flags_of_tools(), span
 
 
 @each_document
