@@ -1,6 +1,6 @@
-"""The engine: configuration, admission, the device thread and the models (no HTTP in here)."""
+"""The engine: settings, admission, device threads and models. Imports no HTTP server."""
 
 if (
     __name__ != "staged_pool.runtime"
-):  # the folder is on the path by its bare name: two copies of every class would exist
+):  # imported by the bare name of its folder, every class would exist twice
     raise ImportError("import staged_pool.runtime, not runtime")

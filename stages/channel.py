@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 
 ENDED: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError)
-"""Errors of a send that nobody will receive: the stage behind is gone, or this end is closed."""
+"""Errors of a send that nobody will receive: the receiving stage is gone, or this end is closed."""
 
 IN_A_ROW: Final = 8
-"""Messages that are taken from one channel before every other task has its turn."""
+"""Messages taken from one channel in a row before every other task has a turn."""
 
 
 class WorkerNotifier:
-    """Wakes those who wait for work, one after the other.
+    """Wakes workers that wait for work, one at a time.
 
-    While one that was woken is on its way, nobody else is: whoever takes work and leaves some must ring again. So what
-    comes in one turn of the event loop wakes as many workers as it takes, and not one for each message.
+    While a woken worker is on its way, no other is woken. A worker that takes work and leaves some must notify again.
+    So the messages of one turn of the event loop wake as many workers as they need, and not one each.
     """
 
     __slots__ = ("_is_coming", "_waiting")
@@ -36,29 +36,29 @@ class WorkerNotifier:
         self._is_coming = False
 
     def notify(self) -> None:
-        """There is work: somebody must come."""
+        """Wake a worker, unless one is on its way."""
         if self._waiting and not self._is_coming:
             self._is_coming = True
             self._waiting.popleft().set()
 
     def notify_all(self) -> None:
-        """Whatever they wait for: all must come."""
-        for rung in self._waiting:
-            rung.set()
+        """Wake all workers."""
+        for worker in self._waiting:
+            worker.set()
         self._waiting.clear()
 
     async def wait(self) -> None:
-        """Wait until there may be work: somebody else may have been quicker."""
-        rung = wakeup()
-        self._waiting.append(rung)
+        """Wait until there may be work; another worker may have taken it by then."""
+        woken = wakeup()
+        self._waiting.append(woken)
         try:
-            await rung.wait()
+            await woken.wait()
         except BaseException:
-            if rung.is_set():
+            if woken.is_set():
                 self._is_coming = False
-                self.notify()  # somebody else must come instead
+                self.notify()  # another worker must come instead
             else:
-                self._waiting.remove(rung)
+                self._waiting.remove(woken)
             raise
         self._is_coming = False
 
@@ -66,8 +66,8 @@ class WorkerNotifier:
 class _Contents(Generic[T]):
     """State that both ends of a channel share.
 
-    The stream's own `receive` and `send` give every other task a turn first, even where there is nothing to wait for.
-    Each turn gives up the interpreter's lock, and a forward that runs takes its time to give it back.
+    The stream's own `receive` and `send` are not used: they give every other task a turn even where there is nothing to
+    wait for. Each turn may release the interpreter's lock, and a forward that runs is slow to give it back.
     """
 
     def __init__(self, name: str, capacity: int, size: Callable[[T], int]) -> None:
@@ -77,17 +77,17 @@ class _Contents(Generic[T]):
         self.notifier = WorkerNotifier()
         self.room_freed: Callable[[], object] = lambda: None
         self.senders: deque[tuple[int, Wakeup]] = deque()
-        """Senders that wait for room: how much each needs, and its wakeup."""
+        """Senders that wait for room: the size that each needs, and its wakeup."""
         self._capacity = capacity
         self._used = 0
-        """Room that messages take, and that is kept for senders who have been told."""
+        """Room taken by messages, and reserved for senders that were woken."""
 
     @property
     def waiting(self) -> int:
         return self.messages + len(self.senders)
 
     def take(self, size: int) -> bool:
-        """Take room, if it is there and nobody waits for it."""
+        """Reserve room if there is enough and nobody waits for it."""
         if not self.has_room(size):
             return False
         self._used += size
@@ -97,7 +97,7 @@ class _Contents(Generic[T]):
         return not self.senders and self._has(size)
 
     async def wait_for(self, size: int) -> None:
-        """Take room, after those who came before."""
+        """Wait for room behind earlier senders, and reserve it."""
         told = wakeup()
         sender = size, told
         self.senders.append(sender)
@@ -108,23 +108,23 @@ class _Contents(Generic[T]):
                 self.give_back(size)
             else:
                 self.senders.remove(sender)
-                self.give_back(0)  # those behind it may need less
+                self.give_back(0)  # senders behind it may need less
             raise
 
     def give_back(self, size: int) -> None:
-        """Give room back, and to whom it is enough for."""
+        """Release room, and wake the senders that it is enough for."""
         self._used -= size
         while self.senders and self._has(self.senders[0][0]):
             self._tell_first()
 
     def has_left(self, message: T) -> None:
-        """Somebody has taken it out."""
+        """Count a message that a worker has taken out."""
         self.messages -= 1
         self.give_back(self.size(message))
         self.room_freed()
 
     def give_up(self) -> None:
-        """Nobody receives any more: those who wait for room are to find that out."""
+        """Wake all senders that wait for room: nobody receives any more."""
         while self.senders:
             self._tell_first()
 
@@ -138,7 +138,7 @@ class _Contents(Generic[T]):
 
 
 class Sender(Generic[T]):
-    """A sending end, owned by a stage before (or, for the first channel, by the engine's door)."""
+    """A sending end of a channel, owned by the earlier stage or the engine's door."""
 
     def __init__(self, stream: MemoryObjectSendStream[T], contents: _Contents[T]) -> None:
         self._stream = stream
@@ -150,7 +150,7 @@ class Sender(Generic[T]):
         return self._contents.name
 
     async def send(self, message: T) -> None:
-        """Hand a message over, waiting for room behind those who came before.
+        """Send a message, waiting for room behind earlier senders.
 
         Raises:
             anyio.BrokenResourceError: The receiving stage is gone.
@@ -162,7 +162,7 @@ class Sender(Generic[T]):
         self._put(message, size)
 
     def send_nowait(self, message: T) -> bool:
-        """Hand a message over if there is room, and nobody waits for it. False: it stays with the sender.
+        """Send a message if there is room and nobody waits for it. Returns False if there is not.
 
         Raises:
             anyio.BrokenResourceError, anyio.ClosedResourceError: As for `send`.
@@ -184,28 +184,28 @@ class Sender(Generic[T]):
         contents.notifier.notify()
 
     def has_room(self, message: T) -> bool:
-        """There is room for a message, and nobody waits for it."""
+        """Return True if there is room for a message and nobody waits for it."""
         return self._contents.has_room(self._contents.size(message))
 
     def on_room(self, call: Callable[[], object]) -> None:
-        """Have a function called whenever a message has left the channel. There is one at most."""
+        """Call a function whenever a message has left the channel. A channel has one such function."""
         self._contents.room_freed = call
 
     def clone(self) -> Sender[T]:
-        """One more sending end of the same channel, for another owner, who must close it too."""
+        """Return another sending end of the same channel, to be closed by its own owner."""
         return Sender(self._stream.clone(), self._contents)
 
     def close(self) -> None:
-        """Say that nothing more will come: once all ends have, the stage behind finishes what is in the channel."""
+        """Close this end. When all sending ends are closed, the receiver gets what is left, then the end."""
         self._stream.close()
-        self._contents.notifier.notify_all()  # it may have been the last one
+        self._contents.notifier.notify_all()  # this may have been the last open end
 
 
 class Receiver(Generic[T]):
-    """The receiving end, owned by the stage behind and shared by its workers, who iterate over it.
+    """The receiving end of a channel: the workers of one stage iterate over it.
 
-    Cancellation by an anyio scope loses nothing. Native asyncio cancellation may lose a message that is on its way,
-    which is why stage workers live in the engine's own task group and nowhere else.
+    Cancellation by an anyio scope loses nothing. Native asyncio cancellation may lose a message that is on its way, so
+    stage workers run in the engine's own task group only.
     """
 
     def __init__(self, stream: MemoryObjectReceiveStream[T], contents: _Contents[T]) -> None:
@@ -217,7 +217,7 @@ class Receiver(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        """The next message; the iteration ends when the outlet is closed and the channel is empty."""
+        """Wait for the next message. The iteration ends when all senders are closed and the channel is empty."""
         if self._in_a_row == IN_A_ROW:
             self._in_a_row = 0
             await anyio.lowlevel.checkpoint()
@@ -238,7 +238,7 @@ class Receiver(Generic[T]):
                 return message
 
     def receive_waiting(self) -> T | None:
-        """The next message if one waits; None otherwise."""
+        """Return the next message if one waits, else None."""
         try:
             message = self._stream.receive_nowait()
         except (anyio.WouldBlock, anyio.EndOfStream):
@@ -248,11 +248,11 @@ class Receiver(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Messages that no worker has taken yet, those of senders that wait for room included."""
+        """Messages that no worker has taken yet, and senders that wait for room."""
         return self._contents.waiting
 
     def close(self) -> list[T]:
-        """Close this end and return what was still in the channel: closing alone would drop it unseen."""
+        """Close this end and return the messages that were still in the channel."""
         left: list[T] = []
         self._contents.room_freed = lambda: None
         while (message := self.receive_waiting()) is not None:
@@ -264,15 +264,15 @@ class Receiver(Generic[T]):
 
 
 class Channel(Generic[T]):
-    """Both ends of a channel; a send waits while there is no room for its message.
+    """A bounded channel: its sending and its receiving end.
 
-    Choose a small capacity. Every message that waits here is latency promised to nobody; a larger one smooths
-    nothing that the fair queue in front of the device does not smooth better.
+    Choose a small capacity. A message that waits here only adds latency: bursts are better smoothed by the fair queue
+    in front of the device.
 
     Args:
-        name: Of the stage behind it.
-        capacity: Of all messages together, 1 or more; one that has more waits until it is alone.
-        size: Of a message, 1 or more. By default each counts as one.
+        name: Name of the receiving stage.
+        capacity: Largest sum of message sizes, 1 or more. A larger message waits until the channel is empty.
+        size: Returns the size of a message, 1 or more. By default each message counts as one.
     """
 
     def __init__(self, name: str, capacity: int, size: Callable[[T], int] = lambda _: 1) -> None:

@@ -1,4 +1,4 @@
-"""Device slots: the batches that run, the batches that are handed over ahead, and how much of the device each has."""
+"""Device slots: the batches that run on a device, and those handed over ahead."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from staged_pool.stages.scheduling.service_time import DeviceShare
 
 @dataclass(slots=True, eq=False)
 class Execution:
-    """A batch's time on the device."""
+    """One batch on its way through the device."""
 
     tokens: int
     began_at: float = 0.0
-    """Start of its forward, in seconds on the clock of the stages."""
+    """Time at which it got its slot, in seconds on the clock of the stages."""
     ended_at: float = 0.0
-    """End of its last forward, as the thread that ran it saw it."""
+    """End of its last forward, as measured in the thread that ran it."""
     mark: tuple[float, float] | None = None
-    """Mark of `DeviceShare`, while it runs."""
+    """The mark of `DeviceShare` while it has a slot."""
     first_at: float = 0.0
-    """Start of its first forward, as the thread that ran it saw it."""
+    """Start of its first forward, as measured in the thread that ran it."""
     forwards: int = 0
-    """More than one where items had to be told apart, or the device had no memory for all."""
+    """Number of forwards: more than one if the batch had to be run in halves."""
     out_of_memory: bool = False
-    """The device had no memory for one of them."""
+    """One of the forwards ran out of device memory."""
 
     def forward_begins(self, now: float) -> None:
         """Count a forward; called in the thread that runs it."""
@@ -37,16 +37,16 @@ class Execution:
 
 
 class DeviceSlots:
-    """Counts what runs on a device of several slots.
+    """Counts the batches on a device of several slots.
 
-    A batch that is handed over ahead has no slot yet. The device's thread goes on with it by itself when one is free,
-    which is counted when the end of the batch before is told.
+    A batch that is handed over ahead has no slot yet. When a slot gets free, a device thread goes on with it at once;
+    the event loop counts that when it hears of the end of the earlier batch.
 
     Args:
         slots: Forwards at once.
         ahead: Most batches that are handed over ahead.
-        meter: Of the stage: counts the slots that are taken.
-        clock: Of the stages, in seconds.
+        meter: Meter of the stage. Its `busy` is the number of taken slots.
+        clock: Clock of the stages, in seconds.
     """
 
     def __init__(self, slots: int, ahead: int, meter: StageMeter, clock: Callable[[], float]) -> None:
@@ -71,17 +71,17 @@ class DeviceSlots:
 
     @property
     def ahead(self) -> int:
-        """Batches that are handed over and wait for a slot."""
+        """Batches that were handed over and wait for a slot."""
         return len(self._ahead)
 
     @property
     def may_go_ahead(self) -> bool:
-        """One more batch may be handed over before a slot is free."""
+        """True if one more batch may be handed over before a slot is free."""
         return len(self._ahead) < self._most_ahead
 
     @contextmanager
     def hold(self, tokens: int) -> Iterator[Execution]:
-        """A block in which a batch has a slot, or the place ahead, which becomes a slot when the next one is free."""
+        """Hold a slot for the block, or a place ahead until a slot is free."""
         execution = Execution(tokens)
         if self.free > 0:
             self._begin(execution, self._clock())
@@ -93,14 +93,14 @@ class DeviceSlots:
             self.end(execution, self._clock())
 
     def end(self, execution: Execution, now: float) -> float:
-        """Count the end of a batch, and the beginning of the one that was ahead. Once: later calls count nothing.
+        """Count the end of a batch, and give its slot to the first batch ahead. Later calls do nothing.
 
         Returns:
-            Seconds of the whole device that it took.
+            Seconds of the whole device that the batch took.
         """
         if execution in self._ahead:
             self._ahead.remove(execution)
-            if execution.forwards:  # two ends are told at once, and this one first: it had taken over a slot
+            if execution.forwards:  # it ran in the slot of a batch whose end comes after this one
                 self._begin(execution, execution.first_at)
         if execution.mark is None:
             return 0.0

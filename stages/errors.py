@@ -1,4 +1,4 @@
-"""Errors of requests, in the engine's words; `api/status.py` maps each class to an HTTP status."""
+"""Error classes of requests; `api/status.py` maps each to an HTTP status."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ECHO_LIMIT = 40
-"""Characters of a value of the caller's that a message may repeat."""
+"""Most characters of a caller's value that a message repeats."""
 
 SETTINGS: Final = frozenset({
     "aggregation", "dimensions", "instruction", "max_document_tokens", "max_query_tokens", "max_tokens", "outputs",
     "prompt", "prompt_name", "top_n",
 })  # fmt: skip
-"""Fields of a request that say how it is done, as the engine calls them. A message names one of them as `$field`."""
+"""Fields that hold for a whole request, by the engine's names. A message refers to one as `$field`."""
 
 _FIELD: Final = re.compile(rf"\$({'|'.join(sorted(SETTINGS, key=len, reverse=True))})\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The caller's own names for the fields of one request, for errors."""
+    """The caller's names for the fields of a request, for errors."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
-    """By the engine's names; a field that is not named here is called as the engine calls it."""
+    """The caller's names by the engine's names. A missing field keeps the engine's name."""
     place: Callable[[str, int], str] | None = None
-    """Path of one input, such as `documents[2].text`, from the field that holds it and its place there. None: errors
-    name the field alone."""
+    """Returns the path of an input, such as `documents[2].text`, from field and index.
+
+    None: errors name the field alone.
+    """
 
 
 ENGINE_WORDS: Final = Words()
 
 
 def shortened(value: str) -> str:
-    """Cut a value that the caller wrote to the few characters, in one line, that a message may repeat."""
+    """Shorten a caller's value to one line of at most `ECHO_LIMIT` characters, for a message."""
     cut = value if len(value) <= ECHO_LIMIT else f"{value[: ECHO_LIMIT - 1]}…"
     return "".join(character if character.isprintable() else " " for character in cut)
 
@@ -44,16 +46,16 @@ class StagedPoolError(Exception):
 
 
 class ConfigError(StagedPoolError):
-    """A setting, a model folder or the machine does not allow the engine to start."""
+    """The engine cannot start with this setting, model folder or machine."""
 
 
 class InvalidInput(StagedPoolError):
-    """The caller's request is wrong; sending it again unchanged fails again.
+    """The request is wrong: the same request will fail again.
 
     Args:
-        message: What is wrong and what would be right; never the input itself. `$field` stands for one of `SETTINGS`.
-        param: The field of the request that is at fault, as the engine or else the caller calls it.
-        index: Which of the request's inputs is at fault, where it is one of them.
+        message: The fault and its remedy, but never the input itself. `$field` stands for one of `SETTINGS`.
+        param: The field at fault, by the engine's name or, for other fields, the caller's.
+        index: Index of the input at fault, if it is one of the inputs.
     """
 
     def __init__(self, message: str, *, param: str | None = None, index: int | None = None) -> None:
@@ -63,7 +65,7 @@ class InvalidInput(StagedPoolError):
         self.index = index
 
     def said_in(self, words: Words) -> tuple[str, str | None]:
-        """The message and the field at fault in the words of the caller."""
+        """Return the message and the field at fault in the words of the caller."""
         message = _FIELD.sub(lambda named: words.fields.get(named[1], named[1]), self._template)
         if self.param is None:
             return message, None
@@ -74,54 +76,53 @@ class InvalidInput(StagedPoolError):
         return (message if message.startswith(place) else f"{place}: {message}"), param
 
     def after(self, beginning: str, *, param: str | None = None) -> InvalidInput:
-        """The same error with a message that begins with more.
+        """Return the same error with a longer message.
 
         Args:
-            beginning: Goes before the message.
-            param: The field at fault, where the error names none.
+            beginning: Text to put before the message.
+            param: The field at fault if the error names none.
         """
         return type(self)(f"{beginning}{self._template}", param=self.param or param, index=self.index)
 
 
 class InvalidSetting(InvalidInput):
-    """A field that holds for all inputs of a request is wrong, so the error has no `index`, whichever input met it."""
+    """A field that holds for all inputs is wrong: the error has no `index`."""
 
 
 class NoInputs(InvalidInput):
-    """The request asks for nothing: it has no input."""
+    """The request has no input."""
 
 
 class TooLarge(InvalidInput):
-    """The request exceeds a limit of this server on bytes or items, whatever the load."""
+    """The request exceeds a limit on bytes or items that does not depend on load."""
 
 
 class UrlNotAllowed(InvalidInput):
-    """An image's URL leads to where this server does not go: to a host, an address, a port or a file of which nobody
-    said that it may be asked."""
+    """The settings do not allow this image URL: its host, address, port or file."""
 
 
 class UnusableMedia(InvalidInput):
-    """An image cannot be decoded, or is not where its URL says."""
+    """An image cannot be decoded, or does not exist at its URL."""
 
 
 class UnsupportedMedia(InvalidInput):
-    """An image is in a format that is not read here."""
+    """The format of an image is not supported."""
 
 
 class UnknownModel(InvalidInput):
-    """The request names a model that is not served here."""
+    """The request names a model that is not served."""
 
 
 class Unsupported(StagedPoolError):
-    """The served model cannot do what the request asks for, whatever its inputs."""
+    """The served model cannot do the requested task, for any input."""
 
 
 class Overloaded(StagedPoolError):
-    """Admission refused the request before any work was done on it; nothing of it was kept.
+    """Admission rejected the request before any work was done on it.
 
     Args:
-        message: Which limit is reached.
-        retry_after_s: When a retry has a chance, in seconds from now.
+        message: The limit that is reached.
+        retry_after_s: Seconds from now after which a retry may succeed.
     """
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
@@ -130,11 +131,11 @@ class Overloaded(StagedPoolError):
 
 
 class EngineStopped(StagedPoolError):
-    """The engine is starting, draining, stopped or broken, so that it takes or finishes no request.
+    """The engine takes or finishes no request: it is starting, draining, stopped or broken.
 
     Args:
         message: The phase and the reason.
-        retry_after_s: When a retry has a chance, in seconds from now.
+        retry_after_s: Seconds from now after which a retry may succeed.
     """
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
@@ -143,14 +144,14 @@ class EngineStopped(StagedPoolError):
 
 
 class DeadlineExceeded(StagedPoolError, TimeoutError):
-    """The request's own time limit (`timeout_s`) passed, or could not be met, while it was in `stage`.
+    """The time limit of the request (`timeout_s`) passed, or could not be met.
 
-    It is a `TimeoutError`, as what `anyio.fail_after` raises is. A deadline of the caller's own scope never raises it.
+    It is a `TimeoutError`, like the error of `anyio.fail_after`. A deadline of the caller's own scope never raises it.
 
     Args:
-        message: What took too long.
-        stage: Where the request was.
-        retry_after_s: When a retry has a chance, in seconds from now, where that is foreseen at the door.
+        message: The limit, and where it passed.
+        stage: The stage that the request was in.
+        retry_after_s: Seconds from now after which a retry may succeed. None: unknown.
     """
 
     def __init__(self, message: str, *, stage: str, retry_after_s: float | None = None) -> None:
@@ -160,13 +161,13 @@ class DeadlineExceeded(StagedPoolError, TimeoutError):
 
 
 class Abandoned(StagedPoolError):
-    """The caller left. Nobody reads this outcome; it is what a ticket says and what a metric counts."""
+    """The caller left. No caller sees this outcome: tickets keep it, and metrics count it."""
 
 
 class ScopeEnds(StagedPoolError):
-    """The caller's own cancel scope ends before the request can be done, so a stage dropped it in `stage`.
+    """A stage dropped the request because the caller's own cancel scope ends too soon.
 
-    No caller sees this outcome: its scope cancels it. `Engine.submit` waits for that.
+    No caller sees this outcome: `Engine.submit` waits for the scope to cancel it.
     """
 
     def __init__(self, message: str, *, stage: str) -> None:
@@ -175,11 +176,11 @@ class ScopeEnds(StagedPoolError):
 
 
 class ModelFailed(StagedPoolError):
-    """The model gave no usable result for one input: it raised, or a row holds NaN or Inf.
+    """The model failed on one input: it raised, or its row holds NaN or Inf.
 
     Args:
-        message: What the model did.
-        index: Which of the request's inputs it failed on, where known.
+        message: The failure.
+        index: Index of the input in the request, if known.
     """
 
     def __init__(self, message: str, *, index: int | None = None) -> None:
@@ -191,8 +192,8 @@ class MediaUnavailable(StagedPoolError):
     """The host of an image's URL failed; the same request may succeed later.
 
     Args:
-        message: What the host did.
-        index: Which of the request's inputs the image is in, where known.
+        message: The failure.
+        index: Index of the input with the image, if known.
     """
 
     def __init__(self, message: str, *, index: int | None = None) -> None:
@@ -201,11 +202,11 @@ class MediaUnavailable(StagedPoolError):
 
 
 class MediaTimedOut(MediaUnavailable):
-    """It did not answer in time."""
+    """The host of an image's URL did not answer in time."""
 
 
 class StageFailed(StagedPoolError):
-    """A worker of `stage` crashed with this request in its hand: a bug of ours, logged with its traceback."""
+    """A worker of a stage crashed on this request: a bug of ours, logged with its traceback."""
 
     def __init__(self, message: str, *, stage: str) -> None:
         super().__init__(message)
@@ -213,18 +214,18 @@ class StageFailed(StagedPoolError):
 
 
 class OutOfMemory(StagedPoolError):
-    """The device had no memory for a batch of this size; a smaller one may fit."""
+    """Memory ran out, on the device or in the process; a smaller batch or a retry may succeed."""
 
 
 class DeviceLost(StagedPoolError):
-    """The device no longer answers, or can no longer be trusted; only a new process helps."""
+    """The device does not answer, or cannot be trusted; only a new process helps."""
 
 
 def detached(error: StagedPoolError) -> StagedPoolError:
-    """A copy of an error without a traceback, for one more caller, or to be kept.
+    """Copy an error without its traceback.
 
-    A traceback leads to frames, and these to requests: whoever keeps an error with one keeps all of them. Each caller
-    is raised a copy of its own, which notes an index and a traceback of its own.
+    A traceback keeps frames alive, and these keep the bodies of requests. Each caller gets its own copy, with its own
+    index and traceback.
     """
     twin = type(error).__new__(type(error), *error.args)
     twin.args = error.args

@@ -1,4 +1,4 @@
-"""Errors that task groups have wrapped."""
+"""Exception groups of task groups, unwrapped to the errors inside."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 
 def only_error(error: BaseException) -> BaseException:
-    """The one error that a group holds, however deep; the group itself where it holds several."""
+    """Return the only error of a nested group; a group of several stays."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The first of the errors that a group holds, however deep."""
+    """Return the first error of a nested group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -22,7 +22,7 @@ def first_error(error: BaseException) -> BaseException:
 
 @contextmanager
 def single_errors() -> Iterator[None]:
-    """Raise the only error of a group as itself: a host must see its own ValueError as a ValueError."""
+    """Raise the only error of a group as itself: a host sees its own ValueError as a ValueError."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -32,4 +32,4 @@ def single_errors() -> Iterator[None]:
         try:
             raise error from error.__cause__
         finally:
-            del error  # as in `Ticket.wait`
+            del error  # break the cycle of the error, its traceback and this frame

@@ -1,4 +1,4 @@
-"""Failed allocations, told from other failures: nothing is wrong with the request, and a retry may succeed."""
+"""Failed allocations, told from other failures: the request is right, and a retry may succeed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ _WORDS: Final = (
     "out of memory", "not enough memory", "allocate memory", "memory allocation", "could not create a memory object",
     "bad_alloc", "bad allocation", "STATUS_ALLOC_FAILED", "can't start new thread",
 )  # fmt: skip
-"""Of torch, oneDNN, CUDA's libraries, the C++ library, Rust's panics, and Python for a thread without a stack."""
+"""Words in the messages of failed allocations.
+
+They come from torch, oneDNN, the CUDA libraries, the C++ library, Rust panics, and Python for a thread's stack.
+"""
 
 _CHAIN: Final = 8
-"""Causes of an error that are looked at."""
+"""Length of the chain of causes that is searched."""
 
 log = get_logger("staged_pool.stages")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an allocation failed: by the class of an error or of its cause, or by words of a library in C++ or Rust.
+    """Return True if an error, or one of its causes, is a failed allocation.
 
-    Only errors without a class of their own are known by their words: a text of a caller may hold the same ones.
+    Libraries in C++ and Rust have no error class for this, so the words of their errors are searched. Other errors are
+    told by class alone: their messages may hold a caller's text.
     """
     cause: BaseException | None = error
     for _ in range(_CHAIN):
@@ -40,6 +44,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def exhausted(error: BaseException, stage: str) -> OutOfMemory:
-    """Log a failed allocation, and make the error for the caller, which lends no words of an allocator."""
+    """Log a failed allocation, and return the error for the caller, without internal details."""
     log.error("memory.exhausted", stage=stage, error=type(error).__name__, reason=str(error)[:200])
     return OutOfMemory(f"There was no memory for this request in the {stage} stage; it may be sent again.")

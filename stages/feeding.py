@@ -1,4 +1,4 @@
-"""Feeding: whose inputs go to preprocess next, and how many of them are inside at most."""
+"""Feeding: the fair queue in front of preprocess, and the limit on tokens inside."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class _List(Generic[S]):
     woken: Wakeup
     is_fed: bool = False
     waits: bool = True
-    """It is in the queue."""
+    """True while it is in the queue."""
     batch_key: Hashable = None
 
 
 class FeedQueue(Generic[S]):
-    """The way into the preprocess channel of one lane.
+    """Feeds inputs into the preprocess channel of one lane.
 
-    Lists go in the order of a fair queue, as soon as the channel has room and the request's account lets them: so a
-    single text passes before the next list of each large request. See `Load.may_feed`.
+    Lists of inputs go in the order of a fair queue, as soon as the channel has room and `Load.may_feed` allows it. So a
+    single text goes before the next list of each large request.
 
     Args:
         lane: Name of the lane.
-        outlet: Of the channel. Closed by `close`.
+        outlet: Sending end of the channel. Closed by `close`.
         chunk_items: Most items of a list.
-        clock: Of the stages, in seconds.
+        clock: Clock of the stages, in seconds.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FeedQueue(Generic[S]):
         self._lane = lane
         self._outlet = outlet
         self.stage = outlet.name
-        """Name of the stage behind it."""
+        """Name of the preprocess stage."""
         self._chunk_items = chunk_items
         self._clock = clock
         self._queue = FairQueue[_List[S]](("feeding", lane))
@@ -65,11 +65,11 @@ class FeedQueue(Generic[S]):
         outlet.on_room(self.grant)
 
     def waiting_requests(self, priority: Priority) -> int:
-        """Requests of a priority that wait for their turn."""
+        """Count the requests of a priority that wait here."""
         return self._queue.waiting_of(priority).requests
 
     def feed_nowait(self, ticket: Ticket, inputs: Sequence[tuple[int, S]]) -> Sequence[tuple[int, S]]:
-        """Feed lists as long as they need not wait; returns the inputs that are left.
+        """Feed lists while they need not wait. Returns the inputs that are left.
 
         Raises:
             anyio.BrokenResourceError: Preprocess has ended.
@@ -84,7 +84,7 @@ class FeedQueue(Generic[S]):
         return inputs[start:]
 
     async def feed(self, ticket: Ticket, inputs: Sequence[tuple[int, S]]) -> None:
-        """Feed inputs, each list when it is its turn.
+        """Feed inputs, each list in its turn.
 
         Raises:
             anyio.BrokenResourceError: Preprocess has ended.
@@ -97,20 +97,23 @@ class FeedQueue(Generic[S]):
             try:
                 await waiting.woken.wait()
             finally:
-                if waiting.waits:  # its request is settled: nothing of it may wait behind a lane that hangs
+                if waiting.waits:  # the request is settled: it may not wait here for a lane that hangs
                     self._queue.drop((waiting,))
             if not waiting.is_fed:
                 raise anyio.BrokenResourceError
 
     async def wait_for_room(self, ticket: Ticket) -> None:
-        """Wait until one more input of a request may be fed: it is worth fetching then."""
+        """Wait until one more input of a request may be fed, before it is fetched."""
         while not (ticket.settled or ticket.load.may_feed(self._lane, 1)):
             told = wakeup()
             self._for_room.append((ticket, told))
             await told.wait()
 
     def grant(self) -> None:
-        """Let those in whose turn it is, as far as there is room. Called when a list comes, and when room is freed."""
+        """Feed waiting lists in fair order while there is room.
+
+        Called when a list comes, and when room is freed.
+        """
         if self._is_granting or not (self._queue or self._for_room):
             return
         self._is_granting = True
@@ -141,7 +144,7 @@ class FeedQueue(Generic[S]):
         waiting.waits = False
 
     def close(self) -> None:
-        """Say that nothing more will come."""
+        """Close the channel: nothing more will come."""
         self._outlet.close()
 
     def _items(self, ticket: Ticket, inputs: Sequence[tuple[int, S]]) -> list[Item[S]]:
@@ -157,5 +160,5 @@ class FeedQueue(Generic[S]):
 
 
 def _is_wanted(waiting: _List[S]) -> bool:
-    waiting.waits = not waiting.ticket.settled  # else the queue lets go of it
+    waiting.waits = not waiting.ticket.settled  # the queue drops what is not wanted
     return waiting.waits

@@ -1,4 +1,4 @@
-"""Running a list of payloads so that a bad one fails alone."""
+"""Isolation: payloads run together so that a bad one fails alone."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ async def run_isolated(
     *,
     stage: str,
 ) -> list[R | StagedPoolError]:
-    """Run all payloads at once; if that raises, run its halves, until only the culprits have failed.
+    """Run all payloads at once; if that raises, run each half, until only bad payloads have failed.
 
-    One culprit among n costs about 2 log2(n) further runs. The order of the results is that of the payloads.
-    Cancelled, it starts no further run.
+    One bad payload among n costs about 2 log2(n) further runs. Results have the order of the payloads. If cancelled, no
+    further run starts.
 
     Args:
-        run: May raise anything; must return one result for each payload.
+        run: May raise anything. Must return one result for each payload.
         payloads: At least one.
-        stage: For the log.
+        stage: Name of the stage, for the log.
 
     Raises:
-        DeviceLost: From `run`; nothing else that it raises leaves this function.
+        DeviceLost: From `run`. Other errors of `run` become results.
     """
     try:
         results = await run(payloads)
@@ -43,7 +43,7 @@ async def run_isolated(
         return list(results)
     except DeviceLost:
         raise
-    except Abandoned as error:  # a thread hangs, and its host ends: halves of the call would hang as well
+    except Abandoned as error:  # a thread hangs while the engine stops: the halves would hang, too
         return [error] * len(payloads)
     except Exception as error:  # noqa: BLE001  # the boundary to model code, which may raise anything
         if len(payloads) == 1:
@@ -52,17 +52,18 @@ async def run_isolated(
     half = len(payloads) // 2
     halves: list[R | StagedPoolError] = []
     for part in (payloads[:half], payloads[half:]):
-        if halves and isinstance(halves[-1], Abandoned):  # the other half would hang as well
+        if halves and isinstance(halves[-1], Abandoned):  # the other half would hang, too
             return [*halves, *[halves[-1]] * len(part)]
-        await anyio.lowlevel.checkpoint_if_cancelled()  # a run may be shielded: a stop waits for one, not for all
+        await anyio.lowlevel.checkpoint_if_cancelled()  # runs may be shielded: a stop must wait for one, not for all
         halves += await run_isolated(run, part, stage=stage)
     return halves
 
 
 def failure(error: Exception, stage: str) -> StagedPoolError:
-    """The error for the caller: our own as they are; others are logged, and hidden behind `ModelFailed`.
+    """Return the error for the caller of a payload that failed alone.
 
-    A failed allocation is no fault of the input: it becomes `OutOfMemory`.
+    Our own errors stay as they are. A failed allocation becomes `OutOfMemory`. Anything else is logged, and becomes
+    `ModelFailed` without its details.
     """
     if isinstance(error, StagedPoolError):
         return error

@@ -1,9 +1,9 @@
-"""The loggers of this package: structlog's, on top of the standard library's under `staged_pool`.
+"""Loggers of this package: structlog on top of the standard library's `staged_pool` loggers.
 
-A library says nothing until its host wants to hear it: `staged_pool` has a handler that writes nothing, and whatever
-handlers and levels the host gives to it, or to the root, hold as for any other logger. No global setting of structlog
-is read or changed, so a host may configure structlog for itself in any way. Only a program that owns its process, as
-the command line does, has the loggers made in another way (`use`).
+A library is silent until its host wants to hear it: `staged_pool` has a handler that writes nothing. Handlers and
+levels that the host sets on it, or on the root logger, work as for any other logger. No global setting of structlog is
+read or changed, so a host may configure structlog in any way. A program that owns its process, as the command line
+does, may replace how the loggers are made (`use`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 Maker: TypeAlias = Callable[[str], FilteringBoundLogger]
-"""Makes a logger out of its name."""
+"""Makes a logger from its name."""
 
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 _CALLER: Final = 4
-"""Frames from the standard library's logger up to whoever logs: two of structlog's and one of `Logger` between them."""
+"""Frames between the standard library's logger and the calling code: two of structlog, one of `Logger`."""
 
 logging.getLogger("staged_pool").addHandler(logging.NullHandler())
 
 
 class Logger:
-    """A named logger. The first argument of each method names the event, the others are its fields."""
+    """A named logger. The first argument of each method names the event; the others are its fields."""
 
     __slots__ = ("_bound", "_made_by", "_name")
 
@@ -59,19 +59,19 @@ class Logger:
 
 
 def get_logger(name: str) -> Logger:
-    """Return the logger of a name under `staged_pool`. It heeds each later `use`."""
+    """Return the logger of a name under `staged_pool`. Each later `use` applies to it."""
     return Logger(name)
 
 
 def use(maker: Maker) -> Maker:
-    """Have all loggers of this package made by `maker` from now on. Returns the one that was used so far."""
-    global _maker  # it belongs to the process, as logging's own settings do
+    """Make all loggers of this package with `maker` from now on. Returns the previous maker."""
+    global _maker  # one for the process, as the settings of `logging` are
     was, _maker = _maker, maker
     return was
 
 
 def on_standard_logging(name: str) -> FilteringBoundLogger:
-    """Make a logger that hands each event to the standard library's logger of the same name."""
+    """Make a logger that passes events to the standard library's logger of that name."""
     made: FilteringBoundLogger = structlog.wrap_logger(
         logging.getLogger(name),
         processors=[_drop_unheard, _as_standard_record],
@@ -92,7 +92,7 @@ def _drop_unheard(logger: WrappedLogger, method: str, event: EventDict) -> Event
 
 
 def _as_standard_record(logger: WrappedLogger, method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
-    """The arguments of `Logger.info` and its like: `event key=value ...`, and the fields as `record.fields`."""
+    """Return the arguments for `logging.Logger`: the text `event key=value ...`, and fields as `record.fields`."""
     exc_info = event.pop("exc_info", None)
     name = str(event.pop("event"))
     text = " ".join([name, *(f"{key}={value!r}" for key, value in event.items())])

@@ -1,4 +1,4 @@
-"""Counting and timing of one stage: cheap enough for every item, read as a frozen snapshot."""
+"""Meters of stages: counts and durations, cheap enough for every item."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ Drop = Literal["abandoned", "expired", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """How long something took, over all of it since the start."""
+    """Durations since the start, by bucket."""
 
     counts: tuple[int, ...]
-    """Observations of each bucket of `BUCKETS_S` (not cumulative), and of the one above the last."""
+    """Observations in each bucket of `BUCKETS_S`, not cumulative, and in one above the last."""
     sum_s: float
+    """Sum of all durations."""
 
     @property
     def count(self) -> int:
@@ -30,7 +31,7 @@ class HistogramSnapshot:
 
 
 class Histogram:
-    """Durations in fixed buckets. One writer: the event loop's thread."""
+    """Durations in fixed buckets. Only the event loop's thread writes."""
 
     __slots__ = ("_counts", "_sum_s")
 
@@ -48,29 +49,31 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStatistics:
-    """One stage at one moment. Counts are of items (for parse: of requests) since the start."""
+    """One stage at one moment. Counts are of items since the start; for parse, of requests."""
 
     name: str
     waiting: int
-    """Lists of items in the channel in front of it and in the hands of senders that wait for room there; for parse
-    requests instead of lists; for batch the items of the fair queue as well."""
+    """Lists of items in the channel in front of it, or with senders that wait.
+
+    For parse, requests instead of lists. For batch, the items in the fair queue are added.
+    """
     busy: int
-    """Workers with something in hand."""
+    """Workers that hold items. For batch, slots that are taken."""
     workers: int
     done: int
-    """Items handed on."""
+    """Items sent to the next stage."""
     dropped: Mapping[Drop, int]
     """Items that ended in this stage, by cause."""
     crashes: int
     """Workers that crashed and were restarted."""
     wait: HistogramSnapshot
-    """From the hand-over by the stage before to a worker's hand."""
+    """Durations from the send of the earlier stage until a worker takes the item."""
     service: HistogramSnapshot
-    """In a worker's hand; for the batch stage, on the device."""
+    """Durations with a worker. For batch, on the device."""
 
 
 class Working:
-    """A block in which a worker is busy; see `StageMeter.working`."""
+    """The block of `StageMeter.working`, in which a worker counts as busy."""
 
     __slots__ = ("_meter",)
 
@@ -87,7 +90,7 @@ class Working:
 
 
 class StageMeter:
-    """What a stage writes while it works."""
+    """Counts and durations of one stage. Only the event loop's thread writes."""
 
     def __init__(self, name: str, workers: int) -> None:
         self.name = name

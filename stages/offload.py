@@ -1,4 +1,4 @@
-"""Calls that would block the event loop, run elsewhere; a simulator can take the place of the threads."""
+"""Offloads: they run calls that would block the event loop elsewhere, such as in threads."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Offload(Protocol):
-    """Runs a function of one argument elsewhere.
+    """Runs a function of one argument outside the event loop. The simulator has one without threads.
 
-    Cancellation waits for the function's end: its thread works on, and returning earlier would give its limiter token
-    to a second thread.
+    If cancelled, it waits for the end of a running function: the thread works on, and an earlier return would give its
+    limiter token to a second thread.
     """
 
     async def __call__(self, function: Callable[[A], T], argument: A, /) -> T: ...
@@ -31,17 +31,17 @@ class Abandonable(Protocol):
     """An `Offload` whose calls may be abandoned."""
 
     def abandon(self) -> None:
-        """Let all who wait for a call go, with `Abandoned`, when a thread hangs and its host must end."""
+        """Fail all running calls with `Abandoned`: a thread hangs, and the engine must stop."""
 
 
 class Panic(Exception):
-    """A function in a thread raised what is no `Exception`: a panic of a library in Rust, or `SystemExit`."""
+    """A function raised a `BaseException` in a thread, such as a Rust panic or `SystemExit`."""
 
 
 def as_exception(error: BaseException) -> BaseException:
-    """Make an exception of whatever a thread raised, so that it ends the call alone and not the host.
+    """Turn a `BaseException` of a thread into an `Exception`: it must end the call, not the host.
 
-    Call it in the task that waits for the thread. Cancellation stays what it is.
+    Call it in the task that waits for the thread. A cancellation stays as it is.
     """
     if isinstance(error, Exception | anyio.get_cancelled_exc_class()):
         return error
@@ -51,7 +51,7 @@ def as_exception(error: BaseException) -> BaseException:
 
 
 class ThreadOffload:
-    """Runs functions in worker threads of anyio, `limit` of them at once."""
+    """Runs functions in anyio's worker threads, `limit` of them at once."""
 
     def __init__(self, limit: int) -> None:
         self.limiter = anyio.CapacityLimiter(limit)
@@ -63,7 +63,7 @@ class ThreadOffload:
         with anyio.CancelScope() as scope:
             self._calls.add(scope)
             try:
-                async with self.limiter:  # whoever waits for a thread may leave: nothing has begun
+                async with self.limiter:  # cancellable: nothing has begun yet
                     scope.shield = True
                     await anyio.to_thread.run_sync(
                         _keep_outcome, function, argument, outcome, limiter=self._unlimited, abandon_on_cancel=True
@@ -79,7 +79,7 @@ class ThreadOffload:
         try:
             raise as_exception(kept)
         finally:
-            del kept, argument  # this frame is in the error's traceback now
+            del kept, argument  # the traceback of the error now holds this frame
 
     def abandon(self) -> None:
         """See `Abandonable`."""
@@ -88,14 +88,14 @@ class ThreadOffload:
 
 
 def _keep_outcome(function: Callable[[A], T], argument: A, outcome: list[tuple[T] | BaseException]) -> None:
-    """Run a function without an error that passes through the frames of whoever lends the thread.
+    """Run a function, and keep its result or error in `outcome`.
 
-    They keep the error in a circle, and with it the frames of the function and a caller's data, until the garbage
-    collector comes by.
+    An error must not pass through the frames of anyio's thread: they would form a cycle with it, which keeps the
+    caller's data alive until the garbage collector runs.
     """
     try:
         outcome.append((function(argument),))
-    except BaseException as error:  # noqa: BLE001  # it is raised in the task that waits
+    except BaseException as error:  # noqa: BLE001  # raised again in the task that waits
         outcome.append(error)
     finally:
         del argument, outcome

@@ -1,4 +1,4 @@
-"""Parse: what the caller sent becomes a checked request, whose inputs are fed to preprocess."""
+"""The parse stage: it decodes and plans requests, and feeds their inputs to preprocess."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = get_logger("staged_pool.stages")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that admission has let in."""
+    """A request that admission has let in, on its way to parse."""
 
     ticket: Ticket
     body_bytes: int
@@ -38,34 +38,36 @@ class Arrival:
 
 
 class Completer(Protocol[S]):
-    """Completes inputs of which a part is elsewhere, such as an image that is a URL."""
+    """Completes inputs that lack a part, such as an image given as a URL."""
 
     limit: int
-    """Inputs that are completed, or wait complete, at once."""
+    """Most inputs that are being completed, or wait to be fed, at once."""
 
     def is_complete(self, given: S, /) -> bool:
-        """All of it is at hand."""
+        """Return True if no part is missing."""
         ...
 
     def completing(self, item: Item[S], /) -> AbstractAsyncContextManager[S | None]:
-        """A block that gets the whole input, and ends when it is fed. None: its ticket is settled with the reason."""
+        """Complete an input for the length of a block, which feeds it. None: its ticket has failed."""
         ...
 
 
 class ParseStage(Stage, Generic[S]):
-    """Decodes and plans requests, and starts a feeder for each that has more than a list.
+    """Decodes and plans requests, and feeds their inputs to preprocess.
 
-    No worker waits for what is behind it. A feeder is a task of this stage: it ends when all inputs of its request have
-    gone to preprocess, or when the request is settled.
+    No worker waits for a later stage. Inputs that must wait get a feeder, a task of this stage. It ends when all inputs
+    of its request have gone to preprocess, or when the request is settled.
 
     Args:
-        inlet: Requests that were admitted. Closing its outlet ends the stage.
-        feeds: Ways into preprocess, by lane; closed when the stage ends.
-        lane_of: Lane of an input.
-        accept: Checks a decoded request against the model and the limits, and plans it; raises what is wrong with it.
-        completer: For inputs of which a part is elsewhere.
-        offload: For bodies whose decoding would hold up the event loop.
-        inline_bytes: Bodies up to this size are decoded on the event loop: shorter than a thread hop takes.
+        inlet: Admitted requests. Closing its sender ends the stage.
+        feeds: The feed queue of each lane. Closed when the stage ends.
+        lane_of: Returns the lane of an input.
+        accept: Checks a decoded request against the model and the limits, and plans it. Raises the error for its
+            caller.
+        completer: Completes inputs that lack a part.
+        offload: Decodes large bodies, which would block the event loop.
+        options: See `StageOptions`.
+        inline_bytes: Largest body to decode on the event loop, where it takes less time than a thread hop.
         workers: Requests that are decoded at once.
     """
 
@@ -121,13 +123,13 @@ class ParseStage(Stage, Generic[S]):
         except StagedPoolError as error:
             self._fail(ticket, error)
             return
-        except Exception as error:  # the boundary to a dialect's code; a bad body must not end a worker
+        except Exception as error:  # the boundary to decoders: a bad body must not end a worker
             if is_out_of_memory(error):
                 error.__traceback__ = None
                 self._fail(ticket, exhausted(error, "parse"))
                 return
             log.error("request.decode_failed", exc_info=error)
-            error.__traceback__ = None  # in a thread of anyio's it leads to frames that have the error, and the body
+            error.__traceback__ = None  # frames of anyio's thread would keep the body alive
             self._fail(ticket, StageFailed("the request could not be decoded: a bug of the server", stage="parse"))
             return
         ticket.expect(plan)
@@ -138,7 +140,7 @@ class ParseStage(Stage, Generic[S]):
         self._feed(ticket, plan.inputs)
 
     def _feed(self, ticket: Ticket, inputs: Sequence[S]) -> None:
-        """Send inputs on, at once or by a feeder."""
+        """Feed inputs to their lanes; a feeder takes those that must wait."""
         lanes: dict[Hashable, list[tuple[int, S]]] = {}
         elsewhere: list[tuple[int, S]] = []
         for index, given in enumerate(inputs):
@@ -163,7 +165,7 @@ class ParseStage(Stage, Generic[S]):
         lanes: Mapping[Hashable, Sequence[tuple[int, S]]],
         elsewhere: Sequence[tuple[int, S]],
     ) -> None:
-        """Feed the rest of one request, until that is done or the request is settled."""
+        """Feed the remaining inputs of one request, until all are fed or it is settled."""
         with suppress_crash(self.meter), custody("parse", (ticket,)) as held, anyio.CancelScope() as scope:
             with single_errors(), ticket.on_settled(scope.cancel):
                 async with anyio.create_task_group() as feeders:
@@ -175,7 +177,7 @@ class ParseStage(Stage, Generic[S]):
             held.handed_on()
 
     async def _complete(self, ticket: Ticket, left: Iterator[tuple[int, S]]) -> None:
-        """Complete and feed inputs, one after the other."""
+        """Complete and feed inputs one by one. Several of these tasks share an iterator."""
         for index, given in left:
             feed = self._feeds[self._lane_of(given)]
             await feed.wait_for_room(ticket)

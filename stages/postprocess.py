@@ -1,4 +1,4 @@
-"""Postprocess: the rows of a request become its answer."""
+"""The postprocess stage: it makes the answer of a request from its rows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ log = get_logger("staged_pool.stages")
 
 
 class PostprocessStage(Stage, Generic[R]):
-    """Gathers the rows of each request; the last one triggers its answer, and settles its ticket.
+    """Collects the rows of each request. The last row triggers its answer, which settles the ticket.
 
     Args:
-        inlet: Lists of items with their rows, possibly of several requests. Closing its outlet ends the stage.
+        inlet: Lists of items with their rows, possibly of several requests. Closing its sender ends the stage.
         offload: Makes large answers, off the event loop.
-        numbers: How many numbers a row holds.
-        inline_items: Answers of up to this many rows are made on the event loop: quicker than a thread hop.
-        inline_numbers: But only if their rows hold no more than so many together; writing one may take a microsecond.
-        workers: Lists in hand at once.
+        options: See `StageOptions`.
+        numbers: Returns the count of numbers in a row.
+        inline_items: Most rows of an answer that is made on the event loop, quicker than a thread hop.
+        inline_numbers: Most numbers in the rows of such an answer. Writing a number may take a microsecond.
+        workers: Lists of items that are worked on at once.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class PostprocessStage(Stage, Generic[R]):
         self._inline_items = inline_items
         self._inline_numbers = inline_numbers
         self._answering = anyio.Lock(fast_acquire=True)
-        """Held by the worker that makes small answers: several would have as many turns before anybody else has one."""
+        """Held by the worker that makes small answers. Several at once would delay other tasks by a multiple."""
 
     def close(self) -> None:
         """See `Stage.close`."""
@@ -67,14 +68,18 @@ class PostprocessStage(Stage, Generic[R]):
                 large: list[tuple[Ticket, float]] = []
                 for answer in self._deliver(items):
                     (small if self._is_small(answer[0]) else large).append(answer)
-                if small:  # most batches of large requests complete none: they wait for nobody's turn
+                if small:  # batches of large requests rarely complete one: they need not wait for the lock
                     await self._answer_in_turns(small)
                 for ticket, sent_at in large:
                     await self._answer(ticket, sent_at, self._offload)
                 held.handed_on()
 
     def _deliver(self, items: Sequence[Item[R]]) -> list[tuple[Ticket, float]]:
-        """Keep the rows; return the tickets that are complete now, smallest first, with their last item's time."""
+        """Give rows to their tickets.
+
+        Returns:
+            The tickets that are complete now, smallest first, each with the send time of its last item.
+        """
         complete = [
             (item.ticket, item.sent_at)
             for item in drop_settled(items, self.meter, now=self._clock())
@@ -87,7 +92,7 @@ class PostprocessStage(Stage, Generic[R]):
         return ticket.timeline.items <= self._inline_items and ticket.numbers <= self._inline_numbers
 
     async def _answer_in_turns(self, answers: Sequence[tuple[Ticket, float]]) -> None:
-        """Make small answers, and give every other task its turn between some of them and the next."""
+        """Make small answers, with a turn for other tasks after every `ANSWERING_S`."""
         async with self._answering:
             turn_ends_at = self._clock() + ANSWERING_S
             for ticket, sent_at in answers:
@@ -107,7 +112,7 @@ class PostprocessStage(Stage, Generic[R]):
         except StagedPoolError as error:
             self._fail(ticket, error)
             return
-        except Exception as error:  # the boundary to a dialect's code; one answer must not end a worker
+        except Exception as error:  # the boundary to encoders: one answer must not end a worker
             if is_out_of_memory(error):
                 self._fail(ticket, exhausted(error, "postprocess"))
                 return

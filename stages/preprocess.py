@@ -1,4 +1,4 @@
-"""Preprocess: CPU work on inputs, in threads under a capacity limiter."""
+"""The preprocess stage: CPU work on inputs, in threads under a capacity limiter."""
 
 from __future__ import annotations
 
@@ -22,29 +22,32 @@ S = TypeVar("S")
 P = TypeVar("P")
 
 Preprocess = Callable[[Sequence[S]], Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]]
-"""Turns inputs into payloads, one result for each: several payloads for one that it cuts into parts. Runs in a thread,
-several at once."""
+"""Turns inputs into payloads, with one result for each input; a tuple of payloads for one that it cuts into parts.
+
+Runs in threads, several calls at once.
+"""
 
 
 class PreprocessStage(Stage, Generic[S, P]):
-    """Prepares lists of inputs, one list a worker and a thread.
+    """Prepares lists of inputs. Each worker has one call in a thread at a time.
 
-    A worker takes what already waits, up to a list's length, and never waits for more: under load many single inputs
-    share one call, without load none is held back.
+    A worker takes all lists that already wait, up to `chunk_items`, and never waits for more. So under load many single
+    inputs share one call, and without load none is held back.
 
     Args:
-        inlet: Lists of items of one request each. Closing its outlet ends the stage.
-        outlet: Lists of prepared items, possibly of several requests or none: who waits for them learns that these do
-            not come. Closed when the stage ends.
+        inlet: Lists of items, each of one request. Closing its sender ends the stage.
+        outlet: Lists of prepared items, possibly of several requests. An empty list tells the batch stage that the
+            items it expects will not come. Closed when the stage ends.
         preprocess: See `Preprocess`.
-        offload: Runs it; its limit is the stage's limit.
-        ahead_s: How long what this stage makes of a request will wait for the device; an item that could not be in
-            time is not begun.
-        service_time: Told how long the whole stage was busy with the inputs of each call. None: nobody asks.
-        chunk_items: A worker that holds this many takes no more.
+        offload: Runs `preprocess`. Its limit is the limit of the stage.
+        ahead_s: Returns the seconds that the next item of a request will wait for the device. Items that cannot be in
+            time are not begun.
+        service_time: Learns the seconds of the whole stage for each call. None: preprocess is never the bottleneck.
+        options: See `StageOptions`.
+        chunk_items: A worker that holds so many items takes no more.
         workers: Calls at once.
-        lane: Which inputs it prepares, where there are several stages of them.
-        name: Of the stage, likewise.
+        lane: Name of the lane.
+        name: Name of the stage. A model with two lanes has a stage for each.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class PreprocessStage(Stage, Generic[S, P]):
         self._lane = lane
         self._called_at: dict[object, float] = {}
         self.preparing = 0
-        """Items in calls that run."""
+        """Items in running calls."""
         self.call_s = 0.0
         """Mean duration of recent calls, in seconds."""
 
@@ -160,29 +163,32 @@ class PreprocessStage(Stage, Generic[S, P]):
     def _prepare_for(
         self, tickets: Sequence[Ticket], payloads: Sequence[S]
     ) -> Sequence[Prepared[P] | tuple[Prepared[P], ...] | StagedPoolError]:
-        """In a thread, which may have waited for a core: nothing begins for callers who have all left meanwhile."""
+        """Run one call in its thread, unless all callers have left by now.
+
+        The thread may have waited for a core.
+        """
         if all(ticket.settled for ticket in tickets):
-            return [Abandoned("nobody waits for it any more")] * len(payloads)
+            return [Abandoned("all callers have left")] * len(payloads)
         return self._preprocess(payloads)
 
     @property
     def calls(self) -> int:
-        """Calls that run. While inputs wait, a worker that has handed something on is in its next one at once."""
+        """Running calls."""
         return len(self._called_at)
 
     def overdue(self, than_s: float) -> int:
-        """Calls that have been running for `than_s` seconds or longer. Each holds a worker and its thread."""
+        """Count the calls that have run for `than_s` seconds or longer. Each holds a worker and a thread."""
         now = self._clock()
         return sum(now - called_at >= than_s for called_at in self._called_at.values())
 
     def next_overdue_s(self, than_s: float) -> float:
-        """Seconds until one more call has been running for `than_s`; as many where none runs that could."""
+        """Return the seconds until one more call has run for `than_s`; `than_s` if none will."""
         now = self._clock()
         left = (called_at + than_s - now for called_at in self._called_at.values())
         return min((each for each in left if each > 0), default=than_s)
 
     def is_stuck(self, than_s: float) -> bool:
-        """Every worker is in a call that has been running for `than_s` seconds or longer."""
+        """Return True if every worker's call has run for `than_s` seconds or longer."""
         if len(self._called_at) < self.meter.workers:
             return False
-        return self._clock() - next(reversed(self._called_at.values())) >= than_s  # the one that began last
+        return self._clock() - next(reversed(self._called_at.values())) >= than_s  # the latest call

@@ -1,4 +1,4 @@
-"""The rows of one request as they come, for a caller who does not want to wait for the last of them."""
+"""Row streams: the rows of a request as they come, for callers who stream."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ R = TypeVar("R")
 
 
 class RowStream:
-    """Filled by the request's ticket, emptied by its caller; both on the event loop's thread.
+    """Rows of one request: its ticket adds them, and its caller takes them, both on the event loop.
 
-    It is never full, so that no stage waits for a caller who is slow: it holds the rows of one request, which is what
-    the ticket of a caller who wants them all at once holds too.
+    It is never full, so no stage waits for a slow caller. It holds at most the rows of one request, as the ticket of
+    any other caller does.
     """
 
     __slots__ = ("_closed", "_event", "_fresh", "_plan", "_rows")
@@ -30,27 +30,30 @@ class RowStream:
         self._event = anyio.Event()
 
     def expect(self, plan: Plan[object]) -> None:
-        """Say how the request is done."""
+        """Set the plan of the request."""
         self._plan = plan
         self._rows = [None] * len(plan.inputs)
 
     def add(self, index: int, row: object) -> None:
-        """The row of an input is there, whole."""
+        """Add the complete row of an input."""
         self._rows[index] = row
         self._fresh.append(index)
         self._event.set()
 
     def close(self, *, keep: bool) -> None:
-        """No row will come any more; without `keep`, none that is there is of use either."""
+        """End the stream after the rows that are left; without `keep`, drop them."""
         self._closed = True
         if not keep:
             self._fresh = []
         self._event.set()
 
     async def next(self) -> Callable[[], tuple[Sequence[int], object]] | None:
-        """Wait for rows; a function that makes of them what they complete (see `Plan.finish_some`). None at the end.
+        """Wait for new rows, and return a function that makes the results which they complete.
 
-        The function may run in a thread; it is to be called before rows are waited for again.
+        The function may run in a thread; see `Plan.finish_some`. Call it before the next `next()`.
+
+        Returns:
+            The function; None at the end.
         """
         while not self._fresh:
             if self._closed:
@@ -59,9 +62,9 @@ class RowStream:
             self._event = anyio.Event()
             await self._event.wait()
         fresh, self._fresh = self._fresh, []
-        plan, rows = self._plan, list(self._rows)  # as of now: later rows are fresh the next time
+        plan, rows = self._plan, list(self._rows)  # a copy: later rows belong to the next call
         if plan is None or plan.finish_some is None:
-            raise RuntimeError("the results of this request are not to be had one by one")
+            raise RuntimeError("this request has only a whole result: it cannot be streamed")
         finish_some = plan.finish_some
         return lambda: finish_some(rows, fresh)
 
@@ -72,13 +75,13 @@ async def give_rows(
     write: Callable[[Sequence[int], Any], R],
     give: Callable[[R], Awaitable[None]],
 ) -> None:
-    """Give what the rows make as they come, until they end.
+    """Write results as their rows come, and give them to the caller.
 
     Args:
-        rows: Those of one request.
+        rows: Rows of one request.
         offload: Runs `write`.
-        write: Makes what is given out of places in the request's result, and a result of these alone.
-        give: Takes it; one call at a time.
+        write: Makes an output from indices in the request's result, and a result of these alone.
+        give: Takes each output, one call at a time.
     """
 
     def written(finish: Callable[[], tuple[Sequence[int], object]]) -> R | None:

@@ -1,4 +1,4 @@
-"""The base of the four stages: a task group around workers, a supervisor and a meter."""
+"""The base class of the four stages: a task group of supervised workers, and a meter."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from staged_pool.stages.supervise import RestartPolicy, Supervisor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """Options that all stages of one engine share."""
+    """Options of all stages of one engine."""
 
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     clock: Callable[[], float] = time.perf_counter
-    """Seconds, for everything that is measured and for deadlines. Also called in the device's threads."""
+    """Returns the time in seconds, for measurements and deadlines. Device threads call it, too."""
     channel: type[Channel[Any]] = Channel
-    """Class of the channels between stages. A simulator hands in one whose ends misbehave."""
+    """Class of the channels between stages. The simulator passes one that delays and fails."""
 
 
 class Stage(ABC):
-    """One stage: a task group of its own around its workers.
+    """One stage: a task group around its workers.
 
     Args:
-        name: Such as `preprocess`; that of another lane has a suffix.
-        workers: How many workers, for the meter.
+        name: Such as `preprocess`, or `preprocess_images` in the lane of images.
+        workers: Number of workers.
         options: See `StageOptions`.
     """
 
@@ -42,12 +42,12 @@ class Stage(ABC):
         self._supervisor = Supervisor(self.meter, options.restarts)
         self._clock = options.clock
         self.gave_up: Callable[[Exception], object] = lambda _: None
-        """Called when a worker cannot be restarted: at once, where `run` first waits for the other workers' calls."""
+        """Called as soon as a worker cannot be restarted. `run` itself raises only when running calls have ended."""
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Work until the inlet ends, then close the ends of its channels.
+        """Work until the inlet ends, then close this stage's ends of its channels.
 
-        Cancelled, it waits for the calls that run, and settles what is in hand.
+        If cancelled, wait for running calls, and settle the tickets in custody.
 
         Args:
             task_status: Told when all workers have begun.
@@ -65,11 +65,11 @@ class Stage(ABC):
 
     @abstractmethod
     async def _work(self) -> None:
-        """Take messages until the inlet ends; one worker."""
+        """Run one worker: take messages until the inlet ends."""
 
     @abstractmethod
     def close(self) -> object:
-        """Close the stage's ends of its channels: for a stage that never runs; `run` does so at its end."""
+        """Close this stage's ends of its channels. `run` does so itself; call it for a stage that never runs."""
 
     async def _work_until_done(
         self, workers: Sequence[Callable[[], Awaitable[None]]], task_status: TaskStatus[None]
@@ -82,14 +82,14 @@ class Stage(ABC):
         async with anyio.create_task_group() as group:
             for worker in workers:
                 group.start_soon(self._supervise, worker)
-            await anyio.lowlevel.checkpoint()  # a loop that ends now would warn of those that never began
+            await anyio.lowlevel.checkpoint()  # let the workers begin: asyncio warns of tasks that never did
             task_status.started()
 
     async def _supervise(self, worker: Callable[[], Awaitable[None]]) -> None:
         try:
             await self._supervisor.run(worker)
         except anyio.BrokenResourceError:
-            raise  # the stage behind has ended, and knows why
+            raise  # the next stage has ended, and reports why
         except Exception as error:
             self.gave_up(error)
             raise

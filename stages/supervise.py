@@ -1,4 +1,4 @@
-"""Supervision of workers: custody of what they hold, restarts with back-off, and an end to restarts."""
+"""Supervision of workers: custody of their items, and restarts with back-off."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger("staged_pool.stages")
 
 
 class Custody:
-    """The tickets of what a worker holds between a receive and the hand-over; made by `custody()`."""
+    """Tickets of the items that a worker holds between receive and send; made by `custody()`."""
 
     __slots__ = ("_stage", "_tickets")
 
@@ -51,23 +51,23 @@ class Custody:
             self.settle(StageFailed(f"the {stage} stage failed on this request", stage=stage))
 
     def take(self, tickets: Iterable[Ticket]) -> None:
-        """Hold these as well."""
+        """Hold these tickets, too."""
         self._tickets.update(tickets)
 
     def handed_on(self) -> None:
-        """Everything held has reached the next stage, which answers for it from here on."""
+        """Let go of all tickets: their items have reached the next stage."""
         self._tickets.clear()
 
     def settle(self, error: StagedPoolError) -> int:
-        """Fail what is still held and unsettled, each with an error of its own; returns how many that were."""
+        """Fail the open tickets, each with its own copy of the error. Returns their number."""
         return sum([ticket.fail(error) for ticket in self._tickets])
 
 
 def custody(stage: str, tickets: Iterable[Ticket]) -> Custody:
-    """Answer for these tickets until they are settled or handed on.
+    """Hold tickets for a block, and settle those that are still open at its end.
 
-    Whatever leaves the block unsettled and not handed on is settled there: as `StageFailed` after a crash or a
-    forgotten hand-over, as `EngineStopped` when the worker is cancelled or the stage behind has ended. The exception
+    They fail with `StageFailed` after a crash or a missing `handed_on`, and with `OutOfMemory` after a failed
+    allocation. If the worker is cancelled or the next stage has ended, they fail with `EngineStopped`. The exception
     goes on to the supervisor.
     """
     return Custody(stage, tickets)
@@ -75,11 +75,11 @@ def custody(stage: str, tickets: Iterable[Ticket]) -> Custody:
 
 @contextmanager
 def suppress_crash(meter: StageMeter) -> Iterator[None]:
-    """A block that may crash without ending its stage: for a task that is not started again. Cancellation passes."""
+    """Log and count a crash of the block, for a task that is not restarted. Cancellation passes."""
     try:
         yield
     except anyio.BrokenResourceError:
-        pass  # the stage behind has ended, and knows why
+        pass  # the next stage has ended, and reports why
     except Exception:
         meter.crashes += 1
         log.exception("stage.worker_crashed", stage=meter.name)
@@ -87,18 +87,20 @@ def suppress_crash(meter: StageMeter) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """Crashes that a stage may have before it counts as broken."""
+    """Limits and pauses for restarts of crashed workers."""
 
     max_crashes: int = 8
-    """Crashes of one stage within the window that are still answered by a restart."""
+    """Most crashes of one stage within the window that lead to a restart."""
     window_s: float = 60.0
+    """Time for which a crash counts."""
     first_delay_s: float = 0.05
-    """Pause before the first restart; doubled for each further crash in the window."""
+    """Pause before the first restart; doubles with each further crash in the window."""
     max_delay_s: float = 2.0
+    """Longest pause before a restart."""
 
 
 class StageBroken(Exception):
-    """A stage crashed too often; the engine must not be trusted with further requests."""
+    """A stage crashed too often: the engine takes no further requests."""
 
     def __init__(self, stage: str, crashes: int, window_s: float) -> None:
         super().__init__(f"the {stage} stage crashed {crashes} times within {window_s:g} s")
@@ -106,7 +108,7 @@ class StageBroken(Exception):
 
 
 class Supervisor:
-    """Runs the workers of one stage and restarts the ones that crash."""
+    """Runs the workers of one stage, and restarts those that crash."""
 
     def __init__(self, meter: StageMeter, policy: RestartPolicy) -> None:
         self._meter = meter
@@ -114,22 +116,22 @@ class Supervisor:
         self._crashed_at: list[float] = []
 
     async def run(self, worker: Callable[[], Awaitable[None]]) -> None:
-        """Run `worker` until it returns, which it does at the end of its stream.
+        """Run a worker until it returns, at the end of its stream.
 
-        Cancellation passes through at once, also during a pause before a restart.
+        Cancellation passes through at once, even in a pause before a restart.
 
         Raises:
             StageBroken: The stage's workers crashed too often within the policy's window.
             DeviceLost: From the worker: no restart brings a device back.
-            BrokenResourceError: From the worker: the stage behind has ended, by a fault of its own or cancelled.
+            BrokenResourceError: From the worker: the next stage has ended, by a fault of its own or cancelled.
         """
         while True:
             try:
                 await worker()
             except (DeviceLost, anyio.BrokenResourceError):
                 raise
-            except Exception as error:  # the boundary: a crash must end neither the stage nor its host
-                if is_out_of_memory(error):  # no bug, and no reason to give the engine up
+            except Exception as error:  # the boundary to worker code: a crash must end neither the stage nor its host
+                if is_out_of_memory(error):  # no bug, so it does not count against the limit
                     log.error("memory.exhausted", stage=self._meter.name, exc_info=error)
                     await anyio.sleep(self._policy.first_delay_s)
                     continue

@@ -1,4 +1,4 @@
-"""The caller's claim on its results: the one mutable object that the caller and all stages share."""
+"""Tickets and items: a caller's claim on an answer, and the units of work behind it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from staged_pool.stages.errors import (
     DeadlineExceeded,
@@ -18,8 +18,10 @@ from staged_pool.stages.errors import (
     StagedPoolError,
     detached,
 )
+from staged_pool.stages.load import Load
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.scheduling.entries import Priority
+from staged_pool.stages.timeline import Timeline
 from staged_pool.stages.wakeup import Wakeup, wakeup
 from staged_pool.stages.work import Parts, Plan, Request
 
@@ -27,88 +29,37 @@ P_co = TypeVar("P_co", covariant=True)
 Q = TypeVar("Q")
 
 Decode: TypeAlias = Callable[[], Request]
-"""Makes the request out of what the caller sent. Runs once, in parse; may run in a thread."""
+"""Makes the request from the bytes of the caller. Runs once, in parse; may run in a thread."""
 
 Encode: TypeAlias = Callable[[object], object]
-"""Makes the answer out of the result. Runs once, in postprocess; may run in a thread."""
+"""Makes the answer from the result. Runs once, in postprocess; may run in a thread."""
 
-_NAMES_OF_INPUTS: Final = (None, "input", "messages", "image_url")
-"""Names for an input, or a part of it, among those who read it; the request may call it otherwise."""
-
-
-@dataclass(slots=True)
-class Timeline:
-    """Times of one request, filled in as it moves.
-
-    The items of a request pass a stage side by side, so each field is the longest that any one of them took.
-    """
-
-    parse_s: float = 0.0
-    """Decoding, checking and cutting the request into items, the wait for parse included."""
-    fetch_s: float = 0.0
-    """Fetching what an input only points to, the wait for a fetch of others included."""
-    preprocess_s: float = 0.0
-    """The preprocess call, the wait for it included."""
-    queue_s: float = 0.0
-    """Waiting for the device."""
-    device_s: float = 0.0
-    """Collating and the forward."""
-    postprocess_s: float = 0.0
-    """Turning rows into the answer, the wait for it included."""
-    items: int = 0
-    tokens: int = 0
-    """Tokens of all items, special tokens included, after truncation."""
-
-
-class Load(Protocol):
-    """The weight of a request by lane, told as its inputs move. Admission keeps the account."""
-
-    def may_feed(self, lane: Hashable, inputs: int) -> bool:
-        """True where that many more of its inputs may go to preprocess: enough of the lane is left for others."""
-        ...
-
-    def tokens_of(self, lane: Hashable, inputs: int) -> int:
-        """Estimated tokens of so many inputs that are not prepared yet, at least 1."""
-        ...
-
-    def fed(self, lane: Hashable, inputs: int) -> None:
-        """Count inputs that go to preprocess."""
-
-    def tokenized(self, lane: Hashable, tokens: int) -> None:
-        """Count an input that is prepared and has so many tokens."""
-
-    def computed(self, lane: Hashable, tokens: int) -> None:
-        """Count an item that has left the device."""
-
-    def adjust_tokens(self, lane: Hashable, tokens: int) -> None:
-        """Count tokens whose rows come with those of another item. Negative: they go through the device, after all."""
-
-    def cached(self, lane: Hashable, tokens: int) -> None:
-        """Count tokens whose rows are kept from earlier."""
-
-    def delivered(self, numbers: int) -> StagedPoolError | None:
-        """Count numbers of a row that is kept for the answer; returns the error of one that has grown too large."""
+_INPUT_PARAMS: Final = (None, "input", "messages", "image_url")
+"""Values of `InvalidInput.param` that mean an input, or a part of one. The request may have another name for it."""
 
 
 class Ticket:
-    """Settles once: the first writer wins, and every later one is told so.
+    """A caller's claim on the answer of one request.
 
-    The caller waits in `wait()`; stages write rows and errors from the event loop's thread. A stage asks `settled`
-    before it starts work on an item; nothing that has begun is interrupted. If `wait()` is cancelled the ticket stays
-    unsettled: whoever owns the caller's scope settles it (`Engine.submit` does, with `Abandoned`).
+    The caller and all stages share it. A ticket settles once, with an answer or an error: the first writer wins, and
+    later ones are told so. Stages write rows and errors on the event loop's thread. They ask `settled` before they
+    start work on an item; work that has begun is not interrupted.
+
+    The caller waits in `wait()`. If that is cancelled, the ticket stays open: the owner of the caller's scope must
+    settle it, as `Engine.submit` does with `Abandoned`.
 
     Args:
         decode: See `Decode`.
         encode: See `Encode`.
         load: See `Load`.
-        deadline: On the clock of the stages, in seconds; `math.inf` for none. That of `timeout_s`: passing it is an
-            error that the caller sees.
-        scope_ends_at: On the same clock: when the caller's own scope will cancel it, as far as is known. Work that
-            cannot be done by then is dropped; the scope does the rest.
-        timeline: Where the stages note their times; the caller may hold it too.
-        priority: How it stands to other requests that want the device.
-        tenant: Whose it is: tenants share the device fairly. None is a tenant, too.
-        stream: Gets each row, too. `encode` then makes the answer out of the number of tokens alone.
+        deadline: Time at which the caller gets `DeadlineExceeded`, in seconds on the clock of the stages. `math.inf`:
+            none.
+        scope_ends_at: Time at which the caller's own cancel scope will end, as far as is known, on the same clock.
+            Stages drop work that cannot be done by then; the scope does the cancelling.
+        timeline: Filled in by the stages; the caller may hold it too.
+        priority: Urgency of the request.
+        tenant: Owner of the request. Tenants share the device fairly; None is a tenant, too.
+        stream: Gets each row as it comes. `encode` is then called with the number of tokens alone.
     """
 
     __slots__ = (
@@ -157,10 +108,10 @@ class Ticket:
         self.start_tags: dict[Hashable, float] = {}
         """Start tag of the next entry of the request in each fair queue; see `scheduling/fair_queue.py`."""
         self.sharing_scope: Hashable = None
-        """Its items share rows only with those of an equal scope. Set in parse."""
+        """Items share rows only with items of an equal scope. Set in parse."""
         self.settled = False
         self.numbers = 0
-        """Count of the numbers that its rows hold."""
+        """Numbers that the delivered rows hold."""
         self._decode: Decode | None = decode
         self._encode: Encode | None = encode
         self._stream = stream
@@ -168,27 +119,27 @@ class Ticket:
         self._rows: list[object] = []
         self._left = 0
         self._wakeup: Wakeup | None = None
-        """Wakeup of the caller, while it waits."""
+        """Wakes the caller while it waits."""
         self._at: dict[str, int] = {"door": 1}
-        """Inputs and items of the request in each stage, in the order in which these were reached."""
+        """Inputs and items in each stage, in the order in which the stages were reached."""
         self._on_settled: Callable[[], object] | None = None
         self._value: object = None
         self._error: StagedPoolError | None = None
 
     @property
     def error(self) -> StagedPoolError | None:
-        """The error that it was settled with; None for an answer, and before."""
+        """The error that the ticket was settled with; None for an answer, and before."""
         return self._error
 
     def take_decode(self) -> Decode:
-        """The decode function, once: it holds the body, which is not needed after parse."""
+        """Return the decode function and let go of it: it holds the body, which only parse needs."""
         decode, self._decode = self._decode, None
         if decode is None:
             raise RuntimeError("a ticket is decoded once")
         return decode
 
     def expect(self, plan: Plan[object]) -> None:
-        """Say how the request is done; a row must be delivered for each of its inputs."""
+        """Set the plan of the request: a row must be delivered for each of its inputs."""
         if self.settled:
             return
         self._plan = plan
@@ -199,13 +150,21 @@ class Ticket:
             self._stream.expect(plan)
 
     def split(self, index: int, parts: int) -> None:
-        """One of its inputs goes on as so many items; a row must be delivered for each."""
+        """Expect several rows for one input, which preprocess has cut into as many items."""
         if not self.settled:
             self._rows[index] = Parts([None] * parts)
             self._left += parts - 1
 
     def deliver(self, item: Item[object], numbers: int = 0) -> bool:
-        """Keep the row that an item carries, of so many numbers. True for the last one: `answer()` can be made now."""
+        """Keep the row that an item carries.
+
+        Args:
+            item: Carries the row as its payload.
+            numbers: Count of numbers in the row.
+
+        Returns:
+            True for the last row: `answer()` can be called now.
+        """
         if self.settled:
             return False
         self.numbers += numbers
@@ -225,23 +184,29 @@ class Ticket:
 
     @property
     def stage(self) -> str:
-        """The earliest stage that has something of the request; for messages and metrics."""
+        """The earliest stage that holds a part of the request, for messages and metrics."""
         return next((stage for stage, count in self._at.items() if count > 0), "postprocess")
 
     def move(self, count: int, stage: str | None, to: str) -> None:
-        """Count inputs or items that have gone from one stage to another. `stage` None: they are new."""
+        """Count inputs or items that have moved to a stage.
+
+        Args:
+            count: Number of inputs or items.
+            stage: Stage that they have left. None: they are new.
+            to: Stage that they have reached.
+        """
         at = self._at
         if stage is not None:
             at[stage] = at.get(stage, 0) - count
         at[to] = at.get(to, 0) + count
 
     def moved_to(self, stage: str, count: int = 1) -> None:
-        """The whole request is in one stage."""
+        """Count the whole request in one stage."""
         self._at = {stage: count}
 
     @contextmanager
     def on_settled(self, call: Callable[[], object]) -> Iterator[None]:
-        """Have a function called when it is settled, at once where it is; one at a time."""
+        """Within the block, call a function once the ticket is settled. One block at a time."""
         self._on_settled = call
         if self.settled:
             call()
@@ -251,7 +216,7 @@ class Ticket:
             self._on_settled = None
 
     def answer(self) -> Callable[[], object]:
-        """A function that makes the answer of all rows. It may run in a thread, and holds what it needs."""
+        """Return a function that makes the answer from all rows. It may run in a thread."""
         encode, plan, rows, tokens = self._encode, self._plan, self._rows, self.timeline.tokens
         if encode is None or plan is None or self._left:
             raise RuntimeError("an answer is made once, of all rows")
@@ -260,7 +225,7 @@ class Ticket:
         return lambda: encode(plan.finish(rows, tokens))
 
     def resolve(self, value: object) -> bool:
-        """Settle with the answer. False if it was settled already; the value is then dropped."""
+        """Settle with the answer. Returns False if the ticket was settled already; the value is then dropped."""
         if self.settled:
             return False
         self._value = value
@@ -268,7 +233,7 @@ class Ticket:
         return True
 
     def fail(self, error: StagedPoolError) -> bool:
-        """Settle with an error. False if it was settled already; the error is then dropped."""
+        """Settle with an error. Returns False if the ticket was settled already; the error is then dropped."""
         if self.settled:
             return False
         self._error = detached(error)
@@ -277,11 +242,11 @@ class Ticket:
 
     @property
     def latest(self) -> float:
-        """The time after which nobody waits for the answer, on the clock of the stages."""
+        """Time after which nobody waits for the answer, in seconds."""
         return min(self.deadline, self.scope_ends_at)
 
     def expire(self, stage: str) -> None:
-        """Settle a request that cannot be done by `latest`, with the error of whichever limit is the earlier."""
+        """Settle a request that cannot be done by `latest`, with the limit's error."""
         if self.scope_ends_at < self.deadline:
             self.fail(ScopeEnds(f"the caller's scope ends before the {stage} stage could be done", stage=stage))
         else:
@@ -289,9 +254,9 @@ class Ticket:
             self.fail(DeadlineExceeded(message, stage=stage))
 
     def fail_input(self, index: int, error: StagedPoolError) -> bool:
-        """As `fail`, with an error that one of its inputs has caused, and that says so: in the words of the request.
+        """Settle with an error that one input has caused; the error then names the input.
 
-        An error about a setting of the whole request names no input.
+        It names the field and the place that the caller used, see `Plan.locate`. An `InvalidSetting` names no input.
         """
         if isinstance(error, InvalidSetting):
             return self.fail(error)
@@ -301,12 +266,12 @@ class Ticket:
             field, index = self._plan.locate(index)
         if isinstance(error, InvalidInput | ModelFailed | MediaUnavailable):
             error.index = index
-        if isinstance(error, InvalidInput) and error.param in _NAMES_OF_INPUTS:
+        if isinstance(error, InvalidInput) and error.param in _INPUT_PARAMS:
             error.param = field or "input"
         return self.fail(error)
 
     def _settle(self) -> None:
-        # A settled request holds no memory, however long its items still wait in channels.
+        # Items may wait in channels for long after this: they must not keep the memory of the request.
         self._decode = self._encode = self._plan = None
         self._rows = []
         self.settled = True
@@ -316,19 +281,19 @@ class Ticket:
             self._on_settled()
 
     def release(self) -> None:
-        """Let go of the answer, which is its caller's now: stages may hold the ticket until their next message."""
+        """Let go of the answer, which belongs to the caller now. Stages may hold the ticket for longer."""
         self._value = None
 
     async def wait_settled(self) -> None:
-        """Wait until it is settled, without looking at the outcome."""
+        """Wait until the ticket is settled, without looking at the outcome."""
         if not self.settled:
             self._wakeup = wakeup()
             await self._wakeup.wait()
 
     async def wait(self) -> object:
-        """The answer; the error that the request was settled with is raised.
+        """Wait for the outcome: return the answer, or raise the error.
 
-        An outcome that is there already is returned without a checkpoint, so that a cancellation cannot take it away.
+        There is no checkpoint if the ticket is settled already, so no cancellation can take the outcome away.
         """
         await self.wait_settled()
         if self._error is not None:
@@ -338,21 +303,23 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item(Generic[P_co]):
-    """One unit of work of a request, with what it carries now. Each stage makes a new one."""
+    """One unit of work of a request, with its payload of the moment. Each stage makes a new one."""
 
     ticket: Ticket
     index: int
-    """Place of its input in the request."""
+    """Index of its input in the request."""
     payload: P_co
     sent_at: float
-    """Time of its hand-over to the channel that it waits in, in seconds on the clock of the stages."""
+    """Time at which it entered its present channel, in seconds."""
     cost: int = 0
+    """Tokens; 0 before preprocess."""
     batch_key: Hashable = None
+    """Only items with equal keys may share a batch."""
     part: int = 0
-    """Place among the pieces that preprocess cut its input into."""
+    """Index among the parts that preprocess cut its input into."""
     identity: Hashable = None
-    """Items of equal identity share a row: see `Prepared.identity_in`. None: this one shares none."""
+    """Items of equal identity share a row, see `Prepared.identity_in`. None: it shares none."""
 
     def carrying(self, payload: Q, *, sent_at: float) -> Item[Q]:
-        """The same unit of work with what the next stage is to work on."""
+        """Return the same unit of work with the payload for the next stage."""
         return Item(self.ticket, self.index, payload, sent_at, self.cost, self.batch_key, self.part, self.identity)

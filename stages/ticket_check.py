@@ -1,4 +1,4 @@
-"""The check in front of each stage: does somebody still wait for this work, and can it still be in time?"""
+"""Ticket checks: stages skip work that nobody waits for or that cannot be in time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ P = TypeVar("P")
 
 
 def should_process(ticket: Ticket, meter: StageMeter, *, now: float, needs_s: float = 0.0) -> bool:
-    """Decide to work on a ticket, given that the work takes `needs_s` seconds.
+    """Return True if a ticket is open and `needs_s` seconds are left for it.
 
-    One that cannot be in time is settled here, so that its caller knows at once and nothing is spent on it.
+    A ticket that cannot be in time is settled here, so that its caller knows at once and no work is wasted.
     """
     if ticket.settled:
         meter.dropped[cause(ticket)] += 1
@@ -29,7 +29,7 @@ def should_process(ticket: Ticket, meter: StageMeter, *, now: float, needs_s: fl
 
 
 def cause(ticket: Ticket) -> Drop:
-    """Cause for which the items of a settled ticket are dropped."""
+    """Return the reason for dropping the items of a settled ticket."""
     match ticket.error:
         case Abandoned():
             return "abandoned"
@@ -42,11 +42,11 @@ def cause(ticket: Ticket) -> Drop:
 def drop_settled(
     items: Sequence[Item[P]], meter: StageMeter, *, now: float, needs_s: Callable[[Ticket], float] | None = None
 ) -> list[Item[P]]:
-    """The items to work on, in their order; notes how long each has waited. See `should_process`."""
+    """Return the items to work on, in order, and count their waits. See `should_process`."""
     kept: list[Item[P]] = []
     for item in items:
         ticket = item.ticket
-        if not (kept and kept[-1].ticket is ticket):  # one answer for all neighbours of a request
+        if not (kept and kept[-1].ticket is ticket):  # one check for adjacent items of a request
             takes_s = needs_s(ticket) if needs_s is not None and ticket.latest < math.inf else 0.0
             if not should_process(ticket, meter, now=now, needs_s=takes_s):
                 continue

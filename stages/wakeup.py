@@ -1,7 +1,7 @@
-"""What one task waits for, and another sets: an event with a single waiter.
+"""Wakeups: events with a single waiter.
 
-Each text that goes through the stages waits for several of these, and `anyio.Event` takes several times as long to be
-made and waited for: there it is an object around an event of the loop's, which has a queue for any number of waiters.
+Each text waits for several of these on its way through the stages. `anyio.Event` takes several times as long to make
+and to wait for: it wraps an event of the event loop, which has a queue for any number of waiters.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import sniffio
 
 
 class Wakeup(Protocol):
-    """Set once, and for ever. Made, set and waited for on one event loop, by one task at a time."""
+    """An event that is set once. One event loop makes, sets and awaits it; one task waits at a time."""
 
     def set(self) -> None:
-        """Wake the waiter, now or when it comes."""
+        """Set the event, and wake the waiter."""
 
     def is_set(self) -> bool: ...
 
     async def wait(self) -> object:
-        """Wait until it is set. Cancelled, it may be waited for again."""
+        """Wait until the event is set. After a cancellation it may be awaited again."""
 
 
 def wakeup() -> Wakeup:
-    """One for the loop that runs."""
+    """Make a wakeup for the running event loop."""
     if sniffio.current_async_library() == "trio":
-        import trio  # only where the host runs it
+        import trio  # only if the host runs it
 
         return trio.Event()
     return _Future()
 
 
 class _Future:
-    """On asyncio: a future, while somebody waits."""
+    """A wakeup for asyncio: a future while a task waits."""
 
     __slots__ = ("_is_set", "_waiter")
 
@@ -52,7 +52,7 @@ class _Future:
 
     async def wait(self) -> None:
         if self._is_set:
-            await asyncio.sleep(0)  # as anyio's does: whoever waits gives others a turn
+            await asyncio.sleep(0)  # like `anyio.Event`: a wait gives other tasks a turn
             return
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter

@@ -1,4 +1,4 @@
-"""The values of a request: the request itself, its plan, and what preprocess makes of each input. All frozen."""
+"""Frozen values of the work: requests, plans and prepared inputs."""
 
 from __future__ import annotations
 
@@ -13,34 +13,40 @@ P_co = TypeVar("P_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A caller's request. The stages do not look into it: the `Plan` that is made of it says what to do."""
+    """A caller's request. Stages do not look into it: its `Plan` says what to do."""
 
     model: str | None = None
-    """The served name that the caller asked for; None and "" mean whichever is served."""
+    """Served name of the model that the caller asked for. None and "": any model."""
 
     cache_salt: str | None = None
-    """Rows and prepared images are shared with requests of the same salt only. None: with those of none."""
+    """Rows and prepared images are shared with requests of an equal salt only. None is a salt, too."""
 
     words: Words = field(default=ENGINE_WORDS, compare=False, repr=False)
-    """The caller's names for the fields of the request; whoever made it tells its errors in them."""
+    """The caller's names for the fields of the request, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[P_co]):
-    """The plan of a request: its parts for the device, and how their rows become its result."""
+    """The plan of a request: its inputs, and the functions that make its result from their rows."""
 
     inputs: Sequence[P_co]
-    """At least one; each becomes an item."""
+    """At least one. Each becomes an item, or several if preprocess cuts it."""
     finish: Callable[[Sequence[object], int], object]
-    """Makes the result of one row for each input (`Parts` for one that was cut) and of the tokens read. Runs once, in
-    postprocess; may run in a thread."""
+    """Makes the result from the rows of all inputs and the number of tokens read.
+
+    The row of an input that was cut is a `Parts`. Runs once, in postprocess; may run in a thread.
+    """
     finish_some: Callable[[Sequence[object], Sequence[int]], tuple[Sequence[int], object]] | None = None
-    """For a caller who wants results as they come. Of the rows that are there so far (None: not yet) and the inputs
-    whose rows are new: the places of the results that are complete by them, and a result of these alone. Each result
-    is complete once. None: there is only the whole."""
+    """Makes partial results, for callers who stream. None: the request has only a whole result.
+
+    Takes the rows so far (None for a missing one) and the indices of new rows. Returns the indices of the results that
+    these complete, and a result of these alone. No result is returned twice.
+    """
     locate: Callable[[int], tuple[str, int]] | None = None
-    """Which field of the request an input was made of, and where in it it stands; for errors. None: the inputs are
-    those of the request, in its order, and it calls them as everybody does."""
+    """Finds an input in the request, for errors: returns its field and its index there.
+
+    None: the inputs are those of the request, in its order, under the usual name.
+    """
 
 
 class Parts(list[object]):
@@ -57,8 +63,8 @@ class Prepared(Generic[P_co]):
     batch_key: Hashable = None
     """Only items with equal keys may share a batch."""
     identity: bytes | None = None
-    """Items of equal identity are the same work, and get equal rows. None: not known."""
+    """Items of equal identity are the same work, and get equal rows. None: unknown."""
 
     def identity_in(self, scope: Hashable) -> Hashable:
-        """The identity among items of one `Ticket.sharing_scope`; None where it is not known."""
+        """Return the identity within a `Ticket.sharing_scope`; None if it is unknown."""
         return self.identity if scope is None or self.identity is None else (self.identity, scope)

@@ -31,7 +31,7 @@ from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import StagedPoolError, shortened
 from staged_pool.stages.exhausted import exhausted, is_out_of_memory
 from staged_pool.stages.log import get_logger
-from staged_pool.stages.ticket import Timeline
+from staged_pool.stages.timeline import Timeline
 
 REJECTIONS_LOGGED_EVERY_S: Final = 1.0
 """A rejection for overload, or for want of a key, must be cheap: of each of these two, one in this time has a log line,

@@ -23,7 +23,7 @@ from staged_pool.runtime.engine.engine import Engine
 from staged_pool.runtime.memory.answers import AnswerMemory
 from staged_pool.stages.errors import ENGINE_WORDS, InvalidInput, Words
 from staged_pool.stages.scheduling.entries import Priority
-from staged_pool.stages.ticket import Timeline
+from staged_pool.stages.timeline import Timeline
 
 FORM: Final = b"multipart/form-data"
 _JSON_ONLY: Final = "Unsupported Media Type: Only 'application/json' is allowed"

@@ -36,7 +36,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.engine.engine import Engine
 from staged_pool.stages.errors import InvalidInput, TooLarge, Unsupported, Words
 from staged_pool.stages.offload import ThreadOffload
-from staged_pool.stages.ticket import Timeline
+from staged_pool.stages.timeline import Timeline
 
 R = TypeVar("R")
 

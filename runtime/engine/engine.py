@@ -51,7 +51,8 @@ from staged_pool.stages.parse import Arrival
 from staged_pool.stages.rows import RowStream, give_rows
 from staged_pool.stages.scheduling.entries import Priority
 from staged_pool.stages.stage import StageOptions
-from staged_pool.stages.ticket import Ticket, Timeline
+from staged_pool.stages.ticket import Ticket
+from staged_pool.stages.timeline import Timeline
 from staged_pool.stages.work import Plan, Request
 
 A = TypeVar("A")

@@ -24,7 +24,7 @@ from staged_pool.runtime.results import ClassifyResult, EmbedResult, RerankResul
 from staged_pool.runtime.tasks.score import check_top_n, rank
 from staged_pool.stages.rows import RowStream
 from staged_pool.stages.scheduling.entries import Priority
-from staged_pool.stages.ticket import Timeline
+from staged_pool.stages.timeline import Timeline
 from staged_pool.stages.work import Request
 
 R = TypeVar("R")

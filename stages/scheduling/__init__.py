@@ -1,1 +1,1 @@
-"""Scheduling: order, batch size, batch delay, coalescing. Pure: no await, no torch."""
+"""Scheduling: order, batch size, batch delay and coalescing. Pure: no await, no torch."""

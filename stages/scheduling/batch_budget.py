@@ -1,4 +1,4 @@
-"""The token budget of a batch: as much as the device gets done in time, and has memory for."""
+"""The token budget of a batch, adapted to the device's speed and memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from staged_pool.stages.scheduling.tuning import BUDGET_DECREASE, BUDGET_STEPS
 class Budget:
     """Token budget of a batch, by additive increase and multiplicative decrease (Chiu and Jain, 1989).
 
-    Pure: it is told what batches took. Batches of less than half the budget say nothing about it, and a single item of
-    more than the budget says only that more can be done. A decrease for want of memory is undone step by step, as one
-    for want of time is.
+    Pure: callers report the time of each batch. A batch of less than half the budget changes nothing. A single item
+    above the budget can only increase it. A decrease for lack of memory is undone step by step, like one for lack of
+    time.
 
     Args:
-        most: Never more than so many tokens.
-        start: Tokens of the first batches. None: `most`.
-        target_s: Longest time that a forward should take, in seconds. None: forwards may take any time.
+        most: Largest budget, in tokens.
+        start: Budget of the first batches, in tokens. None: `most`.
+        target_s: Target duration of a forward, in seconds. None: any duration is fine.
     """
 
     def __init__(self, most: int, *, start: int | None = None, target_s: float | None = None) -> None:
@@ -29,7 +29,7 @@ class Budget:
         Args:
             cost: Tokens of the batch, padding included.
             seconds: Duration of its forward.
-            was_limit: More waited, and would have exceeded the budget.
+            was_limit: The budget cut this batch: more items waited.
         """
         if 2 * cost < self.tokens:
             return
@@ -41,5 +41,5 @@ class Budget:
             self.tokens = min(self._most, self.tokens + step)
 
     def out_of_memory(self, cost: int) -> None:
-        """Halve the budget after a batch of so many tokens for which the device had no memory."""
+        """Set the budget to half a batch that the device had no memory for."""
         self.tokens = max(1, min(self.tokens, cost // 2))

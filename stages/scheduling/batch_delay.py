@@ -9,17 +9,17 @@ from staged_pool.stages.scheduling.service_time import ServiceTimeModel
 
 
 class BatchDelay:
-    """One rule, which makes the sum of all waits least.
+    """Decides between starting a batch and waiting.
 
-    W items wait, and C more will be ready in t seconds. A forward takes F seconds whatever its size, and c more for the
-    C items. Started now, the W items are done after F, and the C items after another F behind that. Started in t
-    seconds, all are done by one forward: each of the W waits t + c longer, and each of the C waits F - t less. So the
-    batch waits as long as C (F - t) > W (t + c).
+    The rule minimises the sum of all waits. W items wait, and C more will be ready in t seconds. A forward takes F
+    seconds of any size, and c more for the C items. If it starts now, the W items are done after F, and the C items
+    another F later. If it starts in t seconds, one forward does all: each of the W items waits t + c longer, and each
+    of the C items F - t less. So the batch waits while C (F - t) > W (t + c).
 
     Args:
-        service_time: Of the device: F, and the seconds of each token.
-        ready_s: Seconds that preparing takes, as measured lately.
-        clock: Of the stages, in seconds.
+        service_time: Service time of the device: F, and the seconds of each token.
+        ready_s: Returns the recent mean duration of a preprocess call, in seconds.
+        clock: Clock of the stages, in seconds.
     """
 
     def __init__(
@@ -29,15 +29,15 @@ class BatchDelay:
         self._ready_s = ready_s
         self._clock = clock
         self._until = inf
-        """End of the wait of what waits now. Infinite: it has not begun."""
+        """End of the present delay. Infinite: none has begun; minus infinite: it is over."""
 
     def delay_s(self, waiting: int, tokens: int, coming: int) -> float:
-        """Seconds to wait for what is coming; 0 to start now.
+        """Return the seconds to wait for items that are being prepared; 0 to start now.
 
         Args:
-            waiting: Items that wait.
-            tokens: Of these.
-            coming: Items that are being prepared, or are on their way.
+            waiting: Items that wait for the device.
+            tokens: Tokens of these items.
+            coming: Items that are being prepared.
         """
         if not waiting or not coming:
             return 0.0
@@ -51,13 +51,13 @@ class BatchDelay:
 
     @property
     def is_over(self) -> bool:
-        """What waits now has waited for as long as it was to."""
+        """True if the present items have waited for their whole delay."""
         return self._until == -inf
 
     def over(self) -> None:
-        """End the wait, whatever the clock says: it was waited for."""
+        """End the delay: its time has passed, even if the clock is a little behind."""
         self._until = -inf
 
     def started(self) -> None:
-        """Count the start of a batch: whatever waits next begins its own wait."""
+        """Reset the delay at the start of a batch: items that come later get their own."""
         self._until = inf

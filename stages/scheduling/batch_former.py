@@ -1,15 +1,15 @@
-"""The batch former: which of the waiting items go to the device together.
+"""The batch former: it cuts batches out of the queue in front of the device.
 
-1. A batch is cut when the device asks for one, out of everything that waits then; nothing is frozen earlier.
-2. The item whose turn it is in the fair queue is in the next batch, whatever else is, so that nothing starves.
-3. The rest has its batch key and keeps within the item limit and the token budget. An item alone may exceed the budget:
-   it would never go otherwise.
-4. Without padding, items follow in the order of the fair queue. With padding a batch costs its longest item times its
-   items, so the items of the same priority that are nearest in length go with the first one.
-5. Beside batches that run a batch has no more than its part of all that waits and runs. Else the other slots would go
-   on with the few items that are left, again and again, for as long as it takes.
-6. The budget grows with the queue. A few requests get small batches, so that whoever comes next waits little; where so
-   many wait that nobody is quick, batches are large and lose less to everything that goes on beside them.
+1. A batch is cut when the device is ready for one, out of everything that waits at that moment.
+2. The first item of the fair queue is always in the next batch, so nothing starves.
+3. The other items have its batch key, and fit in the item limit and the token budget. An item above the budget goes
+   alone.
+4. Without padding, items follow in the order of the fair queue. With padding, a batch costs its longest item times its
+   number of items, so items of the same priority and of similar length go together.
+5. While other batches run, a batch takes at most its share of all tokens that wait and run. Otherwise the other slots
+   would get very small batches.
+6. The budget grows with the queue. With few requests batches are small, so that the next request waits little. With
+   many, batches are large, because throughput then decides how long they wait.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class BatchFormer(Generic[E]):
 
     Args:
         max_items: Most items of a batch.
-        max_cost: Token budget of a batch.
-        least_cost: Token budget of a batch where little waits. None: `max_cost`.
-        pads: A batch costs its longest item times its items, rather than the sum of its items.
+        max_cost: Largest token budget of a batch.
+        least_cost: Token budget of a batch while the queue is short. None: `max_cost`.
+        pads: True if a batch costs its longest item times its number of items, not the sum of its items.
         slots: Batches that run at once.
-        lane: Name of the queue, where there are several.
+        lane: Name of the queue.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class BatchFormer(Generic[E]):
         self.max_cost = max_cost
         self._least_cost = max_cost if least_cost is None else min(least_cost, max_cost)
         self.saves_memory = False
-        """Batches stay as small as where little waits."""
+        """Keep batches as small as with a short queue."""
         self._pads = pads
         self._slots = slots
         self.lane = lane
@@ -61,29 +61,32 @@ class BatchFormer(Generic[E]):
 
     @property
     def budget(self) -> int:
-        """Most tokens of the next batch: a fixed part of what waits."""
+        """Token budget of the next batch: a fixed part of the tokens that wait."""
         wanted = 0 if self.saves_memory else self._queued(self.queue.waiting) // QUEUE_IN_BATCHES
         return min(self.max_cost, max(self._least_cost, wanted))
 
     @property
     def has_full_batch(self) -> bool:
-        """More interactive work waits than goes into a batch: a batch that is cut now lacks nobody who comes later."""
+        """True if more interactive work waits than fits in a batch: waiting for more would add nothing to it."""
         return self._queued(self.queue.waiting_of(Priority.INTERACTIVE)) > self.budget
 
     def _queued(self, waiting: Waiting) -> int:
-        """Tokens that a newcomer finds in front of it.
+        """Return the tokens that the next request would wait for.
 
-        Of each request only so many count as a small batch has. Requests take turns, so a single large one makes nobody
-        wait behind large batches.
+        A request counts for at most a small batch. The fair queue takes requests in turns, so a single large request
+        must not make batches large for all others.
         """
         return min(waiting.cost, waiting.requests * self._least_cost)
 
     def take(self, still_wanted: StillWanted[E], running: int = 0) -> Batch[E] | None:
-        """Cut the next batch, letting go of items that nobody wants any more; None if nothing is left.
+        """Cut the next batch, and drop items that nobody waits for any more.
 
         Args:
-            still_wanted: Asked of each item that is looked at; one that is not wanted is let go of.
+            still_wanted: Returns False for an item to drop. Called for each item that is looked at.
             running: Tokens of the batches that run.
+
+        Returns:
+            The batch; None if nothing waits.
         """
         batch = None
         if (first := self.queue.first(still_wanted)) is not None:
@@ -93,7 +96,7 @@ class BatchFormer(Generic[E]):
             chosen, trigger = (self._nearest if self._pads else self._in_turn)(first, still_wanted, limit)
             if trigger is BatchTrigger.COST and limit < budget:
                 trigger = BatchTrigger.SHARE
-            chosen.sort(key=lambda item: item.cost)  # neighbours of equal length can share a call of the kernel
+            chosen.sort(key=lambda item: item.cost)  # adjacent items of equal length can share a kernel call
             costs = [item.cost for item in chosen]
             batch = Batch(chosen, trigger, max(costs) * len(costs) if self._pads else sum(costs))
         self.queue.end_round()
@@ -123,7 +126,7 @@ class BatchFormer(Generic[E]):
         return chosen, trigger
 
     def _run_around(self, by_cost: list[E], start: int, limit: int) -> tuple[int, int, BatchTrigger]:
-        """Grow a run of neighbours in length around an item, always on the side that pads less."""
+        """Grow a run of items around one, each time on the side that pads less."""
         first, end = start, start + 1
         while end - first < len(by_cost):
             count = end - first

@@ -1,11 +1,10 @@
-"""Coalescing: items that are the same work go to the device once, and all get its row.
+"""Coalescing: items of equal identity are computed once, and all get the row.
 
-1. A group is the items of one identity, one priority and one tenant that wait for the device, or for its answer. One of
-   them, the leader, waits in the queue; the rest are followers, and cost nothing.
-2. An item whose turn would come sooner than the leader's does not follow it: it leads a group of its own. So nobody
-   waits longer than it would alone.
-3. If the leader comes to nothing (its caller leaves, its worker crashes), the followers queue up in its stead.
-4. A result of the device, a row or an error, goes to all of the group.
+1. A group has the items of one identity, one priority and one tenant that wait for the device or its result. One of
+   them, the leader, is in the queue. The others are followers, and cost nothing.
+2. An item that would go before the leader leads a new group instead. So no item waits longer than it would alone.
+3. If the leader is dropped, because its caller leaves or its worker crashes, the followers queue up in its place.
+4. The result of the leader, a row or an error, goes to the whole group.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ R = TypeVar("R")
 
 
 class KeptRows(Protocol[P_contra, R]):
-    """Rows of earlier requests. Its methods are called on the event loop, and return at once."""
+    """Rows of earlier requests. Its methods run on the event loop, and return at once."""
 
     def get(self, identity: Hashable, payload: P_contra, /) -> R | None:
-        """The row of an input of this identity, for an item that carries this payload; None if none is kept."""
+        """Return the kept row of an identity, for an item with this payload; None if there is none."""
         ...
 
     def keep(self, identity: Hashable, row: R, /) -> None:
-        """Keep a row that the device has made, unless one of the same identity is kept already."""
+        """Keep a row of the device, unless the identity has one already."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing(Generic[P, R]):
-    """Settings of what items that are the same work share."""
+    """The sharing of rows among items of equal identity."""
 
     freeze: Callable[[R], object]
-    """Called with a row that several are to hold: nobody may write to it any more."""
+    """Makes a row read-only, before several requests hold it."""
     coalesce: bool = True
-    """Items that are inside at the same time share a row."""
+    """Share rows among items that are inside at the same time."""
     kept: KeptRows[P, R] | None = None
-    """Rows of earlier requests. None: none are kept."""
+    """Rows of earlier requests. None: no rows are kept."""
 
 
 class SharedLoad(Protocol):
-    """The account of a request's tokens that coalescing changes."""
+    """The part of a `Load` that coalescing uses."""
 
     def adjust_tokens(self, lane: Hashable, tokens: int, /) -> None:
         """Subtract tokens that were coalesced; a negative number adds them back."""
@@ -71,7 +70,7 @@ class SharedEntry(Entry, Protocol):
 
     @property
     def identity(self) -> Hashable:
-        """Entries of equal identity are the same work. None: shares with none."""
+        """Entries of equal identity are the same work. None: the entry shares no row."""
 
     @property
     def payload(self) -> Any: ...
@@ -88,7 +87,7 @@ E = TypeVar("E", bound=SharedEntry)
 
 
 class _Group(Generic[E]):
-    """A leader and its followers; one is made for each item, and most have no followers."""
+    """A leader and its followers. Each item in the queue has one, mostly without followers."""
 
     __slots__ = ("followers", "is_on_device", "key", "leader", "start_tag")
 
@@ -96,32 +95,32 @@ class _Group(Generic[E]):
         self.key = key
         self.leader = leader
         self.start_tag = start_tag
-        """Start tag of the leader, in the virtual time of its tenant."""
+        """Start tag of the leader in the virtual time of its tenant."""
         self.is_on_device = False
-        """The leader is on the device, or on its way to it."""
+        """The leader is in a batch."""
         self.followers: list[E] = []
 
 
 class Coalescer(Generic[E]):
-    """The way into the queue in front of the device, and out of it.
+    """Adds items to the queue of the device, and takes batches out of it.
 
     Args:
-        former: Has the queue.
-        coalesce: False: each item goes to the device by itself.
+        former: Holds the queue.
+        coalesce: False: each item is computed.
     """
 
     def __init__(self, former: BatchFormer[E], *, coalesce: bool = True) -> None:
         self._former = former
         self._coalesce = coalesce
         self._joined: dict[Hashable, _Group[E]] = {}
-        """The group that the next item of a key may join."""
+        """The group that the next item may join, by identity, priority and tenant."""
         self._led: dict[E, _Group[E]] = {}
-        """All groups, by their leaders."""
+        """All groups by leader."""
         self.following = 0
-        """Items that wait for the row of another."""
+        """Number of followers in all groups."""
 
     def add(self, item: E) -> None:
-        """Have an item wait for the device, or for the row of another."""
+        """Add an item to the queue, or to the followers of a leader."""
         queue = self._former.queue
         if item.identity is None or not self._coalesce:
             queue.add(item)
@@ -129,7 +128,7 @@ class Coalescer(Generic[E]):
         key = (item.identity, item.ticket.priority, item.ticket.tenant)
         group, start_tag = self._joined.get(key), queue.start_tag(item.ticket)
         if group is not None and (group.is_on_device or group.start_tag <= start_tag):
-            # All carry the payload of the leader: however many they are, there is one of it.
+            # Followers carry the payload of the leader, so that its memory is needed once.
             group.followers.append(item.carrying(group.leader.payload, sent_at=item.sent_at))
             self.following += 1
             item.ticket.load.adjust_tokens(self._former.lane, item.cost)
@@ -138,7 +137,7 @@ class Coalescer(Generic[E]):
         queue.add(item)
 
     def take(self, still_wanted: StillWanted[E], running: int = 0) -> Batch[E] | None:
-        """Take the next batch, see `BatchFormer.take`; None only where nothing wanted waits."""
+        """Take the next batch; None only if nothing wanted waits. See `BatchFormer.take`."""
         while True:
             dropped: list[E] = []
 
@@ -159,13 +158,13 @@ class Coalescer(Generic[E]):
                 return batch
 
     def sweep(self, still_wanted: StillWanted[E]) -> None:
-        """Let go of all items that wait, and that nobody wants any more."""
+        """Drop all waiting items that are not wanted any more."""
         unwanted = [item for item in self._former.queue if not still_wanted(item)]
         self._former.queue.drop(unwanted)
         self.lose(unwanted)
 
     def land(self, item: E) -> Sequence[E]:
-        """End the group of an item that the device has answered; returns its followers."""
+        """End the group of a leader, and return its followers."""
         if (group := self._led.pop(item, None)) is None:
             return ()
         if self._joined.get(group.key) is group:
@@ -174,7 +173,7 @@ class Coalescer(Generic[E]):
         return group.followers
 
     def lose(self, items: Iterable[E]) -> None:
-        """Have the followers of items that came to nothing queue up in their stead."""
+        """Queue the followers of dropped leaders in their place."""
         for item in items:
             for follower in self.land(item):
                 if not follower.ticket.settled:

@@ -1,4 +1,4 @@
-"""The scheduler's view of work: entries of requests that wait, and the batches that are made of them."""
+"""The scheduler's view of work: entries that wait, and batches made of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Priority(enum.StrEnum):
     """The urgency of a request."""
 
     INTERACTIVE = "interactive"
-    """Somebody waits for it."""
+    """A user waits for the answer."""
     BULK = "bulk"
-    """It may wait: it gets what interactive work leaves of the device, and an eighth of it at least."""
+    """The answer is not urgent. Bulk work gets the rest of the device, and at least an eighth of it."""
 
 
 class Claim(Protocol):
-    """A request that has entries in queues, such as a `Ticket`."""
+    """A request with entries in queues, such as a `Ticket`."""
 
     def __hash__(self) -> int: ...
 
@@ -27,16 +27,16 @@ class Claim(Protocol):
 
     @property
     def tenant(self) -> Hashable:
-        """Owner of the request: tenants share the device fairly. None is a tenant, too."""
+        """Owner of the request. Tenants share the device fairly; None is a tenant, too."""
 
     @property
     def start_tags(self) -> dict[Hashable, float]:
-        """Start tag of its next entry by queue name. Queues read and write it."""
+        """Start tag of the next entry, by queue name. Queues read and write it."""
         ...
 
 
 class Entry(Protocol):
-    """An entry of a request that waits, such as an `Item`."""
+    """An entry of a request in a queue, such as an `Item`."""
 
     @property
     def ticket(self) -> Claim: ...
@@ -48,30 +48,30 @@ class Entry(Protocol):
 
     @property
     def batch_key(self) -> Hashable:
-        """Only entries with equal keys go in one round."""
+        """Only entries with equal keys may go in one round."""
 
 
 E_co = TypeVar("E_co", bound=Entry, covariant=True)
 
 
 class BatchTrigger(enum.StrEnum):
-    """The reason why a batch was cut where it was."""
+    """The reason for the size of a batch."""
 
     DEMAND = "demand"
-    """Nothing more waited that may go with it: the same batch key and, with padding, the same priority."""
+    """Nothing more waited that fits: of the same batch key and, with padding, the same priority."""
     SIZE = "size"
     """The next entry would have exceeded the item limit."""
     COST = "cost"
     """The next entry would have exceeded the token budget."""
     SHARE = "share"
-    """The next entries are left to the other slots."""
+    """The next entries were left to the other slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[E_co]):
-    """Entries that go through the device together."""
+    """Entries that the device computes together."""
 
     items: Sequence[E_co]
     trigger: BatchTrigger
     cost: int
-    """Tokens that the device works on: the entries' own, and padding where the model pads."""
+    """Tokens that the device computes: those of the entries, and padding if the model pads."""

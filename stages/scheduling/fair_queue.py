@@ -1,19 +1,19 @@
-"""The fair queue: whose entry goes next, among priorities, tenants and requests.
+"""The fair queue: entries in a fair order of priorities, tenants and requests.
 
 Hierarchical weighted fair queueing (Demers, Keshav and Shenker, 1989; Bennett and Zhang, 1996): each node of the tree
 root - priority - tenant - request shares what it gets among its children, by tokens and by weight. The rules:
 
-1. Each child has a start tag, in the virtual time of its parent: when it came, moved on by the tokens that it has had,
-   divided by its weight. Its finish tag is what the start tag will be when its next entry has gone. The least finish
-   tag goes first, so of two that wait neither is ever ahead by more than an entry of each, and a small entry does not
-   wait for the large ones of others.
-2. Virtual time passes by the tokens of a round, divided by the weights that waited. Where all that still wait are ahead
-   of it then, it catches up with the least of them, as in WF2Q+ (Bennett and Zhang, 1997). So nobody starves behind
-   newcomers, and nobody owes what others have left unused.
-3. A priority or a tenant of which nothing waits is forgotten, and comes back as a new one. Nobody gains by that:
-   whoever waits keeps up with virtual time. A request keeps its tag, for its entries come piece by piece.
+1. Each child has a start tag in the virtual time of its parent. It begins at the arrival, and grows by the tokens that
+   the child has had, divided by its weight. The finish tag is the start tag after the next entry. The child with the
+   least finish tag goes first. So two children that wait are never apart by more than an entry of each, and a small
+   entry does not wait for large entries of others.
+2. Virtual time grows by the tokens of a round, divided by the weights that waited. If all children that still wait are
+   then ahead of it, it jumps to the least start tag, as in WF2Q+ (Bennett and Zhang, 1997). So no child starves behind
+   new ones, and none pays for time that others left unused.
+3. A priority or a tenant with no entry is forgotten, and comes back as a new one. It gains nothing by that, as a child
+   that waits keeps up with virtual time. A request keeps its tag, because its entries come bit by bit.
 
-A round is a batch, or a single entry: `first` and `take` for each of its entries, then `end_round`.
+A round is a batch or a single entry: `first` and `take` for each of its entries, then `end_round`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from staged_pool.stages.scheduling.entries import Claim, Entry, Priority
 from staged_pool.stages.scheduling.tuning import INTERACTIVE_WEIGHT
 
 WEIGHTS: Final = {Priority.INTERACTIVE: INTERACTIVE_WEIGHT, Priority.BULK: 1}
-"""Weights of the priorities; all tenants, and all requests, weigh the same."""
+"""Weights of the priorities. All tenants, and all requests, have the same weight."""
 
 
 E = TypeVar("E", bound=Entry)
 
 
 class Waiting(NamedTuple):
-    """Amounts that wait, in all or of one priority."""
+    """Amounts that wait, in the whole queue or of one priority."""
 
     items: int
     requests: int
@@ -44,7 +44,7 @@ class Waiting(NamedTuple):
 
 
 class _Node(Generic[E]):
-    """A node of the tree; one of a request holds entries, any other has children."""
+    """A node of the tree. A request's node holds entries, any other has children."""
 
     __slots__ = (
         "backlog", "children", "cost", "entries", "heads", "heaps", "items", "name", "now", "parent", "queued",
@@ -56,71 +56,71 @@ class _Node(Generic[E]):
         self.parent = parent
         self.weight = weight
         self.start = start
-        """Its start tag, in the virtual time of its parent."""
+        """Start tag in the virtual time of its parent."""
         self.now = now
         """Virtual time of its children."""
         self.items = self.cost = self.requests = 0
-        """Entries, tokens and requests that wait below it."""
+        """Entries, tokens and requests that wait in its subtree."""
         self.children: dict[Hashable, _Node[E]] = {}
         self.weights = 0
         """Sum of the weights of its children."""
         self.weights_before = 0
-        """The same, before the round; 0 where the round has had nothing of it yet."""
+        """The same before the round; 0 if the round has taken nothing of it."""
         self.served = 0
-        """Tokens that the round has had of it."""
+        """Tokens that the round has taken of it."""
         self.backlog: dict[Hashable, int] = {}
-        """Entries below it, by key."""
+        """Number of entries in its subtree, by batch key."""
         self.heads: dict[Hashable, int] = {}
-        """Tokens of the entry below it that goes next, by key."""
+        """Tokens of the next entry in its subtree, by batch key."""
         self.heaps: dict[Hashable, list[tuple[float, int, _Node[E]]]] = {}
-        """Children by key, by finish tags; some are out of date, see `_least`."""
+        """A heap of children by finish tag, for each batch key; some tags are out of date, see `_least`."""
         self.queued: dict[Hashable, float] = {}
-        """The finish tag by which it is in a heap of its parent, by key; any other there is a leftover."""
+        """The finish tag of its valid entry in its parent's heap, by batch key."""
         self.entries: dict[Hashable, deque[tuple[int, E]]] = {}
-        """Entries of a request by key, each with the number of its arrival."""
+        """Entries of a request by batch key, each with its arrival number."""
 
     def finish(self, key: Hashable) -> float:
-        """The finish tag that it has by its next entry of a key."""
+        """Return the finish tag by its next entry of a key."""
         return self.start + self.heads[key] / self.weight
 
 
 class FairQueue(Generic[E]):
-    """Entries that wait for one place, such as a device.
+    """Entries that wait for one resource, such as a device.
 
     Args:
-        name: Of the place: a request has a start tag in each.
+        name: Name of the resource. A request has a start tag for each.
     """
 
     def __init__(self, name: Hashable = None) -> None:
         self._name = name
         self._root = _Node[E](None, None, start=0.0, now=0.0, weight=1)
         self._served = 0.0
-        """Tokens of all rounds: no virtual time is later."""
+        """Tokens of all rounds. No virtual time is beyond it."""
         self._touched: list[_Node[E]] = []
-        """Nodes of which the round has had something, children before parents."""
+        """Nodes that the round has taken entries of, children before parents."""
         self._pushes = count()
 
     def __len__(self) -> int:
-        """Entries that wait."""
+        """Return the number of entries."""
         return self._root.items
 
     @property
     def waiting(self) -> Waiting:
-        """All that waits."""
+        """Amounts of the whole queue."""
         return Waiting(self._root.items, self._root.requests, self._root.cost)
 
     def waiting_of(self, priority: Priority) -> Waiting:
-        """Amounts that wait of one priority."""
+        """Return the amounts of one priority."""
         node = self._root.children.get(priority)
         return Waiting(0, 0, 0) if node is None else Waiting(node.items, node.requests, node.cost)
 
     @property
     def tenants(self) -> int:
-        """Tenants of which something waits; one with work of both priorities counts twice."""
+        """Number of tenants with entries. One with entries of both priorities counts twice."""
         return sum(len(priority.children) for priority in self._root.children.values())
 
     def add(self, entry: E) -> None:
-        """Have an entry wait, behind those of its request."""
+        """Add an entry behind those of its request."""
         key, cost = entry.batch_key, entry.cost
         node = self._request(entry)
         node.entries.setdefault(key, deque()).append((next(self._pushes), entry))
@@ -138,7 +138,10 @@ class FairQueue(Generic[E]):
             at = at.parent
 
     def start_tag(self, ticket: Claim) -> float:
-        """Start tag of the next entry of a request that comes now, in the virtual time of its tenant."""
+        """Return the start tag that the next entry of a request would get now.
+
+        It is in the virtual time of the tenant.
+        """
         at = self._root
         for name in (ticket.priority, ticket.tenant):
             if (child := at.children.get(name)) is None:
@@ -148,10 +151,10 @@ class FairQueue(Generic[E]):
         return max(at.now, ticket.start_tags.get(self._name, 0.0)) if node is None else node.start + node.cost
 
     def first(self, is_wanted: Callable[[E], bool], like: E | None = None) -> E | None:
-        """The entry whose turn it is; None if nothing is left.
+        """Return the first entry in fair order; None if nothing is left.
 
         Args:
-            is_wanted: Asked of each entry that is looked at; one that is not wanted is let go of.
+            is_wanted: Returns False for an entry to drop. Called for each entry that is looked at.
             like: Only entries with the batch key of this one count. None: all do.
         """
         while self._root.items:
@@ -170,17 +173,17 @@ class FairQueue(Generic[E]):
         return None
 
     def take(self, entry: E) -> None:
-        """Take an entry that waits for this round."""
+        """Take an entry out of the queue into this round."""
         self._remove(self._request(entry), entry, taken=True)
 
     def all_of(self, key: Hashable, priority: Priority) -> Iterator[E]:
-        """The entries of a key and a priority that wait, in no order."""
+        """Yield the entries of a key and a priority, in no order."""
         for tenant in self._root.children[priority].children.values():
             for request in tenant.children.values():
                 yield from [entry for _, entry in request.entries.get(key, ())]
 
     def __iter__(self) -> Iterator[E]:
-        """The entries that wait, in no order."""
+        """Yield all entries, in no order."""
         for priority in self._root.children.values():
             for tenant in priority.children.values():
                 for request in tenant.children.values():
@@ -188,13 +191,13 @@ class FairQueue(Generic[E]):
                         yield from [entry for _, entry in entries]
 
     def drop(self, entries: Iterable[E]) -> None:
-        """Let go of entries that wait; between rounds."""
+        """Drop entries. Call it between rounds."""
         for entry in entries:
             self._remove(self._request(entry), entry)
         self.end_round()
 
     def end_round(self) -> None:
-        """Let virtual time pass by what was taken, and forget those of which nothing waits any more."""
+        """Advance virtual time by the tokens taken, and forget nodes without entries."""
         self._served += self._root.served
         for node in self._touched:
             if node.children:
@@ -210,9 +213,9 @@ class FairQueue(Generic[E]):
         self._touched.clear()
 
     def ahead(self, ticket: Claim) -> float:
-        """Tokens that go before the next entry of a request.
+        """Return the tokens that go before the next entry of a request.
 
-        At each level the others count for no more than they get until its start tag, and for no more than they have.
+        At each level, siblings count for the tokens that they get until its start tag, and for no more than they have.
         """
         path = [self._root]
         for name in (ticket.priority, ticket.tenant, ticket):
@@ -221,7 +224,7 @@ class FairQueue(Generic[E]):
             path.append(child)
         tokens = 0.0
         if len(path) <= 3:
-            if len(path) == 3:  # its tenant waits, but nothing of it
+            if len(path) == 3:  # its tenant has entries, and it has none
                 lead = max(0.0, ticket.start_tags.get(self._name, 0.0) - path[-1].now)
                 tokens = min(path[-1].cost, lead * path[-1].weights)
         else:
@@ -237,7 +240,7 @@ class FairQueue(Generic[E]):
         return tokens
 
     def _request(self, entry: E) -> _Node[E]:
-        """The node of an entry's request, made where there is none."""
+        """Return the node of an entry's request, and make it if there is none."""
         at, ticket = self._root, entry.ticket
         for name in (ticket.priority, ticket.tenant, ticket):
             child = at.children.get(name)
@@ -251,7 +254,7 @@ class FairQueue(Generic[E]):
         return at
 
     def _least(self, node: _Node[E], keys: Iterable[Hashable]) -> _Node[E]:
-        """The child that has an entry of one of these keys, and of those the least finish tag."""
+        """Return the child with the least finish tag for these keys."""
         best: tuple[float, int, _Node[E]] | None = None
         for key in keys:
             heap = node.heaps[key]
@@ -274,7 +277,7 @@ class FairQueue(Generic[E]):
         return best[2]
 
     def _rank(self, node: _Node[E], key: Hashable) -> None:
-        """Put a node where it belongs among its siblings, after a change below it."""
+        """Update the place of a node among its siblings, after a change in its subtree."""
         if key not in node.backlog:
             node.heads.pop(key, None)
             for _, _, child in node.heaps.pop(key, ()):
@@ -282,7 +285,7 @@ class FairQueue(Generic[E]):
             return
         node.heads[key] = node.entries[key][0][1].cost if node.entries else self._least(node, (key,)).heads[key]
         if node.parent is not None and (finish := node.finish(key)) < node.queued.get(key, inf):
-            node.queued[key] = finish  # a later one is put right when it comes first
+            node.queued[key] = finish  # a later tag is corrected when it comes first
             heappush(node.parent.heaps.setdefault(key, []), (finish, next(self._pushes), node))
 
     def _remove(self, request: _Node[E], entry: E, *, taken: bool = False) -> None:
@@ -311,6 +314,6 @@ class FairQueue(Generic[E]):
                 del at.backlog[key]
             else:
                 at.backlog[key] = left
-            for each in dict.fromkeys((key, *at.backlog)):  # a child that moves on may go later by any of its keys
+            for each in dict.fromkeys((key, *at.backlog)):  # a later start tag changes its order for each key
                 self._rank(at, each)
             at = at.parent

@@ -1,4 +1,4 @@
-"""Service times: how long the device takes for so many tokens, as measured lately."""
+"""Service times: seconds of the device by number of tokens, from recent batches."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from staged_pool.stages.scheduling.tuning import LEAST_VARIATION, SERVICE_SHAPE_
 
 
 class DeviceShare:
-    """The share of the device that a batch had, where several run at once.
+    """The share of the device that each batch has while several run.
 
-    Pure: it is told the time. While n batches run, each has 1/n of the device: seconds on the whole device are then
-    comparable between a batch that ran alone and one that did not, and add up to how long the device needs for all.
+    Pure: callers pass the time. While n batches run, each has 1/n of the device. So the device seconds of batches are
+    comparable, whether they ran alone or not, and add up to the time that the device was busy.
     """
 
     def __init__(self) -> None:
         self.running = 0
-        """Batches that have begun and not ended."""
+        """Number of batches that have begun and not ended."""
         self._batch_s = 0.0
-        """Seconds of all batches, those that ran at the same time added up."""
+        """Sum of the seconds of all batches; batches that ran at once add up."""
         self._now = 0.0
 
     def begin(self, now: float) -> tuple[float, float]:
-        """Count a batch that begins; what is returned is for `end`."""
+        """Count a batch that begins. Returns the mark to pass to `end`."""
         self._advance(now)
         self.running += 1
         return now, self._batch_s
@@ -33,7 +33,7 @@ class DeviceShare:
         """Count a batch that ends.
 
         Returns:
-            The seconds that it took, divided by the mean number of batches that ran meanwhile.
+            Its seconds, divided by the mean number of batches that ran meanwhile.
         """
         self._advance(now)
         self.running -= 1
@@ -41,7 +41,7 @@ class DeviceShare:
         return seconds * seconds / batch_s if batch_s > 0.0 else seconds
 
     def _advance(self, now: float) -> None:
-        if now > self._now:  # ends are told in another order than they came about, now and then
+        if now > self._now:  # the event loop may hear of ends out of order
             self._batch_s += self.running * (now - self._now)
             self._now = now
 
@@ -49,29 +49,29 @@ class DeviceShare:
 class ServiceTimeModel:
     """Fits seconds = fixed + tokens x each to recent batches.
 
-    Pure: it is told what a batch took. The speed of a device changes from one second to the next; the fixed part of a
-    batch's time, in tokens, hardly ever does. So the mean of a few batches says how long one takes, and a least-squares
-    fit to many, with fading weights, how that depends on its size. Before sizes have differed, all of it counts as
-    fixed: a prediction for more tokens is then too short rather than too long, and nothing is rejected for it.
+    Pure: callers report the time of each batch. The speed of a device changes within seconds; the fixed part of a
+    batch's time, in tokens, hardly changes. So the mean time comes from a few batches, and its dependence on size from
+    a least-squares fit to many, with fading weights. Until sizes have differed, the whole time counts as fixed.
+    Predictions for more tokens are then too short, and no request is rejected because of them.
 
-    Items have no term of their own: an item is worth a third of a token (`python -m perf texts`).
+    Items have no term of their own: an item costs a third of a token (`python -m perf texts`).
     """
 
     def __init__(self) -> None:
         self._late = _Moments(SERVICE_TIME_BATCHES)
         self._many = _Moments(SERVICE_SHAPE_BATCHES)
         self._fixed_tokens = math.inf
-        """Tokens that take as long as the fixed part."""
+        """The fixed part in tokens: so many take as long."""
         self.fixed_s = 0.0
-        """Seconds that a batch takes whatever its size."""
+        """Seconds of a batch that do not depend on its size."""
         self.each_s = 0.0
-        """Seconds that each token adds."""
+        """Seconds for each token."""
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Count a batch of `tokens` that took `seconds` of the whole device."""
         self._late.add(tokens, seconds)
         mean_tokens, mean_s = self._late.means()
-        if mean_s > 0.0:  # as if the device had always been as fast
+        if mean_s > 0.0:  # scaled to the present speed of the device
             worth = mean_tokens + (self._fixed_tokens if self._fixed_tokens < math.inf else 0.0)
             self._many.add(tokens, seconds / mean_s * worth)
             if (fixed_tokens := self._many.fixed_tokens()) is not None:
@@ -80,17 +80,15 @@ class ServiceTimeModel:
             self.fixed_s, self.each_s = mean_s, 0.0
         else:
             self.each_s = mean_s / (self._fixed_tokens + mean_tokens)
-            self.fixed_s = (
-                self.each_s * self._fixed_tokens
-            )  # not what is left of the mean: rounding makes that negative
+            self.fixed_s = self.each_s * self._fixed_tokens  # mean_s minus the rest might round below 0
 
     def drain_s(self, tokens: float, budget: int) -> float:
-        """Seconds that so many tokens take, in batches of at most `budget` tokens; 0 before the first observation."""
+        """Return the seconds of `tokens` in batches of `budget`; 0 before the first observation."""
         return math.ceil(tokens / budget) * self.fixed_s + self.each_s * tokens
 
 
 class _Moments:
-    """Means of batches, in which older ones count less and less."""
+    """Weighted sums of batches, with fading weights."""
 
     __slots__ = ("_fade", "_weight", "_x", "_xx", "_xy", "_y")
 
@@ -107,11 +105,11 @@ class _Moments:
         self._xy = self._xy * fade + tokens * seconds
 
     def means(self) -> tuple[float, float]:
-        """Tokens and seconds of a batch; there has been one."""
+        """Return the mean tokens and seconds of a batch, after at least one."""
         return self._x / self._weight, self._y / self._weight
 
     def fixed_tokens(self) -> float | None:
-        """Tokens that take as long as the fixed part of a batch's time; None where sizes differ too little to say."""
+        """Return the fixed part of a batch's time in tokens; None if sizes differ too little."""
         mean_x, mean_y = self.means()
         variance = self._xx / self._weight - mean_x * mean_x
         if variance < (LEAST_VARIATION * mean_x) ** 2:
@@ -122,16 +120,16 @@ class _Moments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneServiceTime:
-    """Service time of one lane: that of the slower of preprocess and the device, which work side by side."""
+    """Service time of one lane: that of its bottleneck, preprocess or the device."""
 
     budget: Budget
     """Token budget of one batch."""
     device: ServiceTimeModel = field(default_factory=ServiceTimeModel)
-    """Told the tokens of batches."""
+    """Learns from batches, by tokens."""
     preprocess: ServiceTimeModel | None = None
-    """Told the inputs of calls. None: preprocess is never the slower one."""
+    """Learns from preprocess calls, by inputs. None: preprocess is never the bottleneck."""
 
     def drain_s(self, tokens: float, inputs: float) -> float:
-        """Seconds that so many tokens take on the device, of which so many inputs are yet to be prepared."""
+        """Return the seconds that a lane needs for its tokens and its unprepared inputs."""
         device_s = self.device.drain_s(tokens, self.budget.tokens)
         return device_s if self.preprocess is None else max(device_s, self.preprocess.drain_s(inputs, 1))

@@ -23,7 +23,7 @@ from staged_pool.runtime.requests import EmbedRequest, TextInput
 from staged_pool.runtime.threads.device import DeviceThreads
 from staged_pool.stages.errors import ConfigError, DeviceLost, EngineStopped, ModelFailed, OutOfMemory
 from staged_pool.stages.stage import StageOptions
-from staged_pool.stages.ticket import Timeline
+from staged_pool.stages.timeline import Timeline
 from tests.doubles import CARD, Gate, LetterModel, expected, until
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,8 @@ from staged_pool.runtime.model import Lane, Payload, PreparedImage
 from staged_pool.runtime.statistics import Phase
 from staged_pool.stages.errors import Overloaded
 from staged_pool.stages.scheduling.entries import Batch
-from staged_pool.stages.ticket import Item, Ticket, Timeline
+from staged_pool.stages.ticket import Item, Ticket
+from staged_pool.stages.timeline import Timeline
 from tests.sim import internals
 from tests.sim.clock import clock
 from tests.sim.internals import EPSILON

@@ -21,7 +21,7 @@ from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.model import ModelCard, Tokens
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import NoInputs, Words
-from staged_pool.stages.ticket import Timeline
+from staged_pool.stages.timeline import Timeline
 
 _TYPES: Final = {
     "no_inputs": "Empty",

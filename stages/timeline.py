@@ -1,0 +1,30 @@
+"""The timeline of a request: its time in each stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Times of one request in seconds, filled in as it moves.
+
+    Items of a request pass a stage side by side, so each field is the longest time of any one of them.
+    """
+
+    parse_s: float = 0.0
+    """Decoding, checking and cutting the request into items, including the wait for parse."""
+    fetch_s: float = 0.0
+    """Fetching the images that are URLs, including the wait for other fetches."""
+    preprocess_s: float = 0.0
+    """The preprocess call, including the wait for it."""
+    queue_s: float = 0.0
+    """Waiting for the device."""
+    device_s: float = 0.0
+    """Collating and the forward."""
+    postprocess_s: float = 0.0
+    """Making the answer from rows, including the wait for it."""
+    items: int = 0
+    """Number of items."""
+    tokens: int = 0
+    """Tokens of all items after truncation, special tokens included."""
