@@ -72,4 +72,4 @@ LEARNING_WEIGHT: Final = 0.05
 """Weight of the newest observation in a running mean: about the last 20 count."""
 
 RARE: Final = 0.1
-"""Part of bodies of one size that must use a lane for it to be expected."""
+"""Least part of bodies of one size that use a lane, to expect it."""
