@@ -59,7 +59,7 @@ def check_texts(name: str, folder: Path, device: str, texts: Sequence[str]) -> I
         if way == "packed, replayed" and not device.startswith("cuda"):
             continue
         model = load_model(config)
-        if way == "packed, replayed" and not text_body(model).recorded:
+        if way == "packed, replayed" and not text_transformer(model).recorded:
             yield Check(name, "packed, replayed: was not recorded, see the log", float("nan"), 0.0)
             continue
         for batching, parts in {"one batch": [given], "one by one": [[one] for one in given]}.items():
@@ -98,11 +98,11 @@ def _vectors(model: Encoder, given: Sequence[ModelInput]) -> NDArray[np.float32]
     return np.stack(vectors)
 
 
-def text_body(model: Encoder) -> PackedTransformer:
+def text_transformer(model: Encoder) -> PackedTransformer:
     """The transformer of a model that reads texts."""
     tower = model.towers["text"]
     assert isinstance(tower, TextTower)
-    return tower.body
+    return tower.transformer
 
 
 def prepared(model: Encoder, given: Sequence[ModelInput]) -> list[Payload]:

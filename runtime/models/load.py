@@ -1,4 +1,4 @@
-"""Load a model: find its folder, read it, build it, and run it once."""
+"""Model loading: read the folder, build the towers on each device, and warm them up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from staged_pool.runtime.models.checkpoint.special_ids import with_note
 from staged_pool.runtime.models.checkpoint.tokenizer import LoadedTokenizer, load_tokenizer
 from staged_pool.runtime.models.checkpoint.weights import load_transformer
 from staged_pool.runtime.models.devices.accelerators import (
-    bytes_a_token,
+    bytes_per_token,
     fitting_tokens,
     free_bytes,
     multiplies_bfloat16,
@@ -49,12 +49,12 @@ from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError, ModelFailed, StagedPoolError
 from staged_pool.stages.log import get_logger
 
-_MOST_WORKERS: Final = 16
-"""Forwards at once where each has one thread."""
+_MAX_WORKERS: Final = 16
+"""Largest number of concurrent forwards with one thread each."""
 
-_TRIED_ON_ONE_THREAD: Final = 200_000_000
-"""Weights. What a smaller model computes is tried on one thread: the forwards are short, and where other programs use
-the cores, threads that share one wait for each other at every part of every layer."""
+_PROBED_ON_ONE_THREAD: Final = 200_000_000
+"""Weights. The checks at load of a smaller model use one thread: their forwards are short, and threads that share one
+wait for each other in every layer if other programs use the cores."""
 
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -62,17 +62,17 @@ log = get_logger("staged_pool.models")
 
 
 def load_model(config: EngineConfig, found: FoundModel | None = None, memory: MemoryBudget | None = None) -> Encoder:
-    """Load the model that `config` names, and warm it up. Takes seconds, or minutes where it downloads.
+    """Load the model that `config` names, and warm it up. Takes seconds, or minutes with a download.
 
-    On GPUs, `share_memory` says how large its batches may be, when all models are loaded.
+    On GPUs, `share_memory` sets the size of its batches once all models are loaded.
+
+    If other threads use the same cores, call `openmp.spin_briefly` before torch is first imported. Its threads then
+    sleep soon between parallel regions, instead of spinning on a core that tokenizing needs.
 
     Args:
         config: Settings of the engine.
-        found: What `find_model` gave for them. None: it is found now.
-        memory: Where image decodes find room. None: as much as they like.
-
-    Where other threads use the same cores, call `openmp.spin_briefly` before torch is first imported: its threads then
-    soon sleep between parallel regions instead of spinning on a core that tokenizing needs.
+        found: Result of `find_model` for them. None: it is called here.
+        memory: Memory budget of image decodes. None: they are not limited.
 
     Raises:
         ConfigError: The model cannot be found, read or run here, or a setting does not fit it.
@@ -89,11 +89,14 @@ def load_model(config: EngineConfig, found: FoundModel | None = None, memory: Me
 
 
 def share_memory(models: Sequence[Encoder], free: Callable[[torch.device], int] = free_bytes) -> list[Encoder]:
-    """Divide the memory of GPUs among models that are all loaded, and say it in their cards. Models on a CPU stay.
+    """Divide the free memory of GPUs among models that are all loaded.
 
     Args:
-        models: All that this process serves.
+        models: All models of this process. Those on a CPU are returned as they are.
         free: Gives the free memory of a device, in bytes.
+
+    Returns:
+        The models, with `memory_tokens` in the cards of those on GPUs.
     """
     on_gpus = [model for model in models if not model.card.device.startswith("cpu")]
     fits = fitting_tokens(
@@ -101,107 +104,146 @@ def share_memory(models: Sequence[Encoder], free: Callable[[torch.device], int] 
         [len(model.towers) for model in on_gpus],
         free,
     )
-    told = {model.card.name: tokens for model, tokens in zip(on_gpus, fits, strict=True)}
-    for name, tokens in told.items():
-        log.info("model.memory", model=name, memory_tokens=tokens, models=len(told))
-    return [replace(one, card=replace(one.card, memory_tokens=told.get(one.card.name))) for one in models]
+    memory_tokens = {model.card.name: tokens for model, tokens in zip(on_gpus, fits, strict=True)}
+    for name, tokens in memory_tokens.items():
+        log.info("model.memory", model=name, memory_tokens=tokens, models=len(memory_tokens))
+    return [
+        replace(model, card=replace(model.card, memory_tokens=memory_tokens.get(model.card.name))) for model in models
+    ]
 
 
-def _load(config: EngineConfig, resolved: FoundModel, memory: MemoryBudget | None, undo: ExitStack) -> Encoder:
+def _load(config: EngineConfig, found: FoundModel, memory: MemoryBudget | None, undo: ExitStack) -> Encoder:
     started = time.monotonic()
     devices = open_devices(config.device)
-    kind = devices[0].type
     dtype = _dtype(config.dtype, devices)
+    kind = devices[0].type
     if kind != "cpu" and (config.forward_workers or 1) > 1:
         raise ConfigError(f"forward_workers={config.forward_workers}: a {kind} device runs one forward at a time")
     threads = tuning().threads
     use_threads(threads)
-
-    folder = with_note(resolved.folder)
-    check_files(folder, own_code=config.trust_remote_code)
-    for note in folder.notes:
-        log.info("model.assumed", model=resolved.name, note=note)
-    for note in folder.doubts:
-        log.warning("model.assumed", model=resolved.name, note=note)
-
-    # What is quick to find wrong comes first: weights may take minutes.
-    source = _load_tokenizer(resolved.name, folder, config)
-    if source is not None:
-        folder = with_written_markers(folder, source.backend)
-        check_answers(folder.heads, source.backend)
-    replicas: list[Replica] = []
-    readers: list[ImageReader] = []
-    for device in devices:
-        towers, reader = _load_towers(
-            resolved.name, folder, source, config, undo, memory=memory, dtype=dtype, device=device
-        )
-        if reader is not None:
-            readers.append(reader)
-        launchers = {} if kind == "cpu" else {lane: Launcher(device) for lane in towers}
-        replicas.append(Replica(device, towers, launchers))
-    for reader in readers[1:]:  # the first one reads for all
-        reader.close()
-    towers = replicas[0].towers
-    text, first = towers.get("text"), next(iter(towers.values()))
-    tokenizer = text.tokenizer if isinstance(text, TextTower) else None
-    outputs = tuple(output for output in first.outputs if all(output in tower.outputs for tower in towers.values()))
-    specs = (*folder.heads, *folder.image_heads)
-    dense_spec = next((spec for spec in specs if isinstance(spec, DenseSpec)), None)
+    folder, source = _read(found, config)
+    replicas, reader = _load_replicas(
+        found.name, folder, source, config, undo, memory=memory, dtype=dtype, devices=devices
+    )
+    text, image = (replicas[0].towers.get(lane) for lane in ("text", "image"))
     encoder = Encoder(
-        card=ModelCard(
-            name=resolved.name,
-            architecture=first.architecture,
-            parameters=sum(tower.parameters for tower in dict.fromkeys(towers.values())),
-            lanes=tuple(towers),
-            outputs=outputs,
-            scoring=folder.scoring,
-            similarity=folder.similarity or "cosine",
-            width=first.width,
-            token_width=_token_width(replicas[0], first),
-            matryoshka=folder.matryoshka if config.matryoshka is None else config.matryoshka,
-            dimensions=folder.dimensions,
-            labels=folder.labels,
-            activation=folder.activation,
-            prompts=folder.prompts,
-            default_prompt=folder.default_prompt,
-            max_tokens=first.max_tokens,
-            vocabulary=text.body.vocabulary if isinstance(text, TextTower) else 0,
-            pooling="+".join(dense_spec.pooling) if dense_spec else "",
-            normalize=bool(dense_spec and dense_spec.normalize),
-            dtype=str(dtype).removeprefix("torch."),
-            device=",".join(map(str, devices)),
-            splits_long_inputs=config.split_long_inputs and tokenizer is not None and Output.DENSE in outputs,
-            attention="padded" if first.pads else "packed",
-            torch_threads=threads,
-            forward_workers=max(len(devices), config.forward_workers or 1),
-            launched_ahead=0 if kind == "cpu" else 1,
-            notes=(*folder.doubts, *folder.notes, *(source.notes if source is not None else ())),
-            load_s=0.0,
-        ),
+        card=_card(found.name, folder, source, replicas, config, dtype=dtype),
         replicas=Replicas(replicas),
-        tokenizer=tokenizer,
+        tokenizer=text.tokenizer if isinstance(text, TextTower) else None,
         plan=ThreadPlan(threads, _short_tokens(text), always_alone=config.deterministic),
-        images=readers[0] if readers else None,
+        images=reader,
         each_alone=config.deterministic,
-        multimodal=sight.reader if isinstance(sight := towers.get("image"), VisionLanguageTower) else None,
+        multimodal=image.reader if isinstance(image, VisionLanguageTower) else None,
     )
     batch_tokens = config.batch_tokens(kind)
     for replica in replicas:
         for tower in dict.fromkeys(replica.towers.values()):
             _warm_up(replica, tower, batch_tokens)
     if kind == "cpu":
-        encoder = _with_threads(encoder, config, threads)
+        encoder = _with_workers(encoder, config, threads)
     else:
         for replica in replicas:
-            record_forwards(resolved.name, replica, wanted=config.cuda_graphs)
-            replica.token_bytes = bytes_a_token(replica, partial(_run, replica), batch_tokens)
+            record_forwards(found.name, replica, wanted=config.cuda_graphs)
+            replica.token_bytes = bytes_per_token(replica, partial(_run, replica), batch_tokens)
     encoder = replace(encoder, card=replace(encoder.card, load_s=time.monotonic() - started))
-    _say(encoder.card)
+    _log_card(encoder.card)
     return encoder
 
 
+def _read(found: FoundModel, config: EngineConfig) -> tuple[ModelFolder, LoadedTokenizer | None]:
+    """Check the files of a folder and load its tokenizer. None: the model reads no texts.
+
+    All of this comes before the weights, which may take minutes, so that errors are found early.
+    """
+    folder = with_note(found.folder)
+    check_files(folder, own_code=config.trust_remote_code)
+    for note in folder.notes:
+        log.info("model.assumed", model=found.name, note=note)
+    for note in folder.doubts:
+        log.warning("model.assumed", model=found.name, note=note)
+    if not folder.heads:
+        return folder, None
+    source = load_tokenizer(folder, own_code=config.trust_remote_code)
+    for note in source.notes:
+        log.info("model.tokenizer", model=found.name, note=note)
+    folder = with_written_markers(folder, source.backend)
+    check_answers(folder.heads, source.backend)
+    return folder, source
+
+
+def _load_replicas(
+    name: str,
+    folder: ModelFolder,
+    source: LoadedTokenizer | None,
+    config: EngineConfig,
+    undo: ExitStack,
+    *,
+    memory: MemoryBudget | None,
+    dtype: torch.dtype,
+    devices: Sequence[torch.device],
+) -> tuple[list[Replica], ImageReader | None]:
+    """Load the weights on each device, and return the image reader, which is shared by all."""
+    replicas: list[Replica] = []
+    readers: list[ImageReader] = []
+    for device in devices:
+        towers, reader = _load_towers(name, folder, source, config, undo, memory=memory, dtype=dtype, device=device)
+        if reader is not None:
+            readers.append(reader)
+        launchers = {} if device.type == "cpu" else {lane: Launcher(device) for lane in towers}
+        replicas.append(Replica(device, towers, launchers))
+    for reader in readers[1:]:
+        reader.close()
+    return replicas, readers[0] if readers else None
+
+
+def _card(
+    name: str,
+    folder: ModelFolder,
+    source: LoadedTokenizer | None,
+    replicas: Sequence[Replica],
+    config: EngineConfig,
+    *,
+    dtype: torch.dtype,
+) -> ModelCard:
+    towers = replicas[0].towers
+    text, first = towers.get("text"), next(iter(towers.values()))
+    outputs = tuple(output for output in first.outputs if all(output in tower.outputs for tower in towers.values()))
+    specs = (*folder.heads, *folder.image_heads)
+    dense_spec = next((spec for spec in specs if isinstance(spec, DenseSpec)), None)
+    return ModelCard(
+        name=name,
+        architecture=first.architecture,
+        parameters=sum(tower.parameters for tower in dict.fromkeys(towers.values())),
+        lanes=tuple(towers),
+        outputs=outputs,
+        scoring=folder.scoring,
+        similarity=folder.similarity or "cosine",
+        width=first.width,
+        token_width=_token_width(replicas[0], first),
+        matryoshka=folder.matryoshka if config.matryoshka is None else config.matryoshka,
+        dimensions=folder.dimensions,
+        labels=folder.labels,
+        activation=folder.activation,
+        prompts=folder.prompts,
+        default_prompt=folder.default_prompt,
+        max_tokens=first.max_tokens,
+        vocabulary=text.transformer.vocabulary if isinstance(text, TextTower) else 0,
+        pooling="+".join(dense_spec.pooling) if dense_spec else "",
+        normalize=bool(dense_spec and dense_spec.normalize),
+        dtype=str(dtype).removeprefix("torch."),
+        device=",".join(str(replica.device) for replica in replicas),
+        splits_long_inputs=config.split_long_inputs and isinstance(text, TextTower) and Output.DENSE in outputs,
+        attention="padded" if first.pads else "packed",
+        torch_threads=tuning().threads,
+        forward_workers=max(len(replicas), config.forward_workers or 1),
+        launched_ahead=0 if replicas[0].device.type == "cpu" else 1,
+        notes=(*folder.doubts, *folder.notes, *(source.notes if source is not None else ())),
+        load_s=0.0,
+    )
+
+
 def _token_width(replica: Replica, tower: Tower) -> int:
-    """Return the values of one token's vector; 0 where the tower gives none."""
+    """Return the number of values of one token's vector; 0 where the tower gives none."""
     if Output.MULTI_VECTOR not in tower.outputs:
         return 0
     (row,) = _run(replica, tower, [2])
@@ -210,30 +252,20 @@ def _token_width(replica: Replica, tower: Tower) -> int:
 
 
 def _short_tokens(text: Tower | None) -> int:
-    """See `short_tokens`. A forward of images is never short."""
+    """Return the largest batch, in tokens, that runs on one thread; see `short_tokens`. Images never do."""
     if not isinstance(text, TextTower):
         return 0
-    return short_tokens(text.parameters - text.body.vocabulary * text.body.width)  # a token is looked up there
+    embedding = text.transformer.vocabulary * text.transformer.width  # looked up, not multiplied
+    return short_tokens(text.parameters - embedding)
 
 
-def _with_threads(encoder: Encoder, config: EngineConfig, threads: int) -> Encoder:
-    """Say how many forwards run at once on a CPU."""
+def _with_workers(encoder: Encoder, config: EngineConfig, threads: int) -> Encoder:
+    """Set the number of concurrent forwards on a CPU."""
     use_threads(threads)
-    usual = min(threads, _MOST_WORKERS) if config.deterministic else usual_workers(threads)
-    workers = config.forward_workers or usual
-    workers = max(len(encoder.devices), workers)
+    usual = min(threads, _MAX_WORKERS) if config.deterministic else usual_workers(threads)
+    workers = max(len(encoder.devices), config.forward_workers or usual)
     log.info("model.threads", threads=threads, forward_workers=workers)
     return replace(encoder, card=replace(encoder.card, forward_workers=workers))
-
-
-def _load_tokenizer(name: str, folder: ModelFolder, config: EngineConfig) -> LoadedTokenizer | None:
-    """The folder's tokenizer, with a word in the log on what was decided about it. None: the model reads no texts."""
-    if not folder.heads:
-        return None
-    source = load_tokenizer(folder, own_code=config.trust_remote_code)
-    for note in source.notes:
-        log.info("model.tokenizer", model=name, note=note)
-    return source
 
 
 def _load_towers(
@@ -247,21 +279,21 @@ def _load_towers(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[Mapping[Lane, Tower], ImageReader | None]:
-    """The towers of a folder, by what they read; and what prepares its images, which `undo` closes."""
+    """Load the towers of a folder, by lane, and the reader of its images. `undo` closes the reader."""
     own_code = config.trust_remote_code
-    sees = folder.image_heads or folder.images
-    settings = read_image_settings(folder.body, trust_remote_code=own_code) if sees else None
+    reads_images = folder.image_heads or folder.images
+    settings = read_image_settings(folder.body, trust_remote_code=own_code) if reads_images else None
     reader = None if settings is None else ImageReader(settings, config, memory)
     if reader is not None:
         undo.callback(reader.close)
     loaded = load_transformer(folder, dtype=dtype, device=device, own_code=own_code, allow_pickle=config.allow_pickle)
-    if sum(weight.numel() for weight in loaded.whole.parameters()) < _TRIED_ON_ONE_THREAD:
+    if sum(weight.numel() for weight in loaded.whole.parameters()) < _PROBED_ON_ONE_THREAD:
         use_threads(1)
     if folder.images is not None and source is not None and reader is not None:
-        sight = load_vision(loaded, reader)
-        text = build_text_tower(name, folder, source, loaded, attention=config.attention, sight=sight)
-        images = MultimodalReader(text.tokenizer, folder.images, sight.layout, reader)
-        return {"text": text, "image": VisionLanguageTower(text, images, sight)}, reader
+        image_embedder = load_vision(loaded, reader)
+        text = build_text_tower(name, folder, source, loaded, attention=config.attention, image_embedder=image_embedder)
+        images = MultimodalReader(text.tokenizer, folder.images, image_embedder.layout, reader)
+        return {"text": text, "image": VisionLanguageTower(text, images, image_embedder)}, reader
     towers: dict[Lane, Tower] = {}
     if source is not None:
         towers["text"] = build_text_tower(name, folder, source, loaded, attention=config.attention)
@@ -273,8 +305,8 @@ def _load_towers(
     return towers, reader
 
 
-def _say(card: ModelCard) -> None:
-    """One line with what was understood of a model, for the people who know what it should be."""
+def _log_card(card: ModelCard) -> None:
+    """Log how the folder was understood, so that people who know the model can check it."""
     log.info(
         "model.understood",
         model=card.name,
@@ -297,7 +329,13 @@ def _say(card: ModelCard) -> None:
 
 
 def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
-    """`auto`: bfloat16 where every device multiplies in it, and a CPU quicker than in float32."""
+    """Return the data type of the weights.
+
+    `auto` is bfloat16 if every GPU multiplies in it, or float16; on a CPU, bfloat16 if it is faster there, or float32.
+
+    Raises:
+        ConfigError: `wanted` does not run on the device.
+    """
     on_cpu = devices[0].type == "cpu"
     if wanted != "auto":
         if wanted == "float16" and on_cpu:
@@ -315,10 +353,10 @@ def _dtype(wanted: DTypeName, devices: Sequence[torch.device]) -> torch.dtype:
 
 
 def _warm_up(replica: Replica, tower: Tower, batch_tokens: int) -> None:
-    """Run a short and a long batch, so that the first request finds memory and kernels ready.
+    """Run a short and a long batch, so that memory and kernels are ready for the first request.
 
     Raises:
-        ConfigError: The model gives NaN or Inf, or fails on an input of a length that it should take.
+        ConfigError: The model gives NaN or Inf, or fails on an input within its length limit.
     """
     for sizes in ([1, 2], [min(tower.max_tokens, batch_tokens)]):
         try:
@@ -331,5 +369,5 @@ def _warm_up(replica: Replica, tower: Tower, batch_tokens: int) -> None:
 
 
 def _run(replica: Replica, tower: Tower, sizes: Sequence[int]) -> Sequence[object]:
-    """Run a batch of made-up inputs of so many tokens each, for everything that the tower gives."""
+    """Run a batch of test inputs with these numbers of tokens, for all outputs of the tower."""
     return compute(replica, tower.made_up(sizes))

@@ -49,7 +49,5 @@ def load_tiny(tiny_folder: TinyFolder) -> LoadTiny:
 def varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed sequences attend in one call, as they do on a GPU."""
     monkeypatch.setattr("staged_pool.runtime.models.kernels.attention.varlen_attn", varlen_attn)
-    monkeypatch.setattr(
-        "staged_pool.runtime.models.transformer.packed_transformer.takes_varlen", lambda device, dtype: True
-    )
-    monkeypatch.setattr("staged_pool.runtime.models.towers.text.PackedTransformer.fuse", lambda body, max_tokens: None)
+    monkeypatch.setattr("staged_pool.runtime.models.transformer.speedups.takes_varlen", lambda device, dtype: True)
+    monkeypatch.setattr("staged_pool.runtime.models.transformer.speedups.Speedups.fuse", lambda _: None)

@@ -32,7 +32,7 @@ def failing(encoder: Encoder, monkeypatch: pytest.MonkeyPatch, error: Exception)
     def fail(*arguments: object, **others: object) -> Any:
         raise error
 
-    monkeypatch.setattr(text_tower(encoder).body.model.get_input_embeddings(), "forward", fail)
+    monkeypatch.setattr(text_tower(encoder).transformer.model.get_input_embeddings(), "forward", fail)
 
 
 def test_it_is_a_model_to_the_engine(load_tiny: LoadTiny) -> None:
@@ -53,7 +53,7 @@ def test_rows_are_float32_views_of_one_array(load_tiny: LoadTiny) -> None:
 
 def test_a_row_without_numbers_fails_alone(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_tiny("bert-mean")
-    table = text_tower(model).body.model.get_input_embeddings().weight
+    table = text_tower(model).transformer.model.get_input_embeddings().weight
     poisoned = table.detach().clone()
     poisoned[9] = torch.nan
     healthy = model.forward(sequences([2, 8, 3], [2, 7, 3]))
@@ -90,7 +90,7 @@ def test_what_happened_to_the_device_is_said_in_the_engines_words(
 
 def test_memory_that_really_cannot_be_had_is_said_so(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_tiny("bert-mean")
-    embedding = text_tower(model).body.model.get_input_embeddings()
+    embedding = text_tower(model).transformer.model.get_input_embeddings()
     monkeypatch.setattr(embedding, "forward", lambda _: torch.empty(10**15))
     with pytest.raises(OutOfMemory):
         model.forward(sequences([2, 3]))

@@ -22,5 +22,5 @@ def test_experts_run_in_turn_where_torch_cannot_multiply_by_all_in_one_call(
     wanted = embed(load_model(config), USED)
     monkeypatch.setattr("staged_pool.runtime.models.checkpoint.experts._grouped", lambda device, dtype: False)
     model = load_model(config)
-    assert text_tower(model).body.model.config._experts_implementation == "eager"
+    assert text_tower(model).transformer.model.config._experts_implementation == "eager"
     assert np.abs(embed(model, USED) - wanted).max() < CLOSE

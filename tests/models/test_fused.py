@@ -24,10 +24,12 @@ from staged_pool.runtime.models.kernels.optional_torch import optional_torch
 from staged_pool.runtime.models.kernels.self_check import difference
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.image import ImageTower
+from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.fused import FusedLayers, fuse_layers, fusible_layers
 from staged_pool.runtime.models.transformer.layer_patterns import take_apart
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.models.vision.patches import PatchLinear, flatten_patches
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.doubles import captured_logs
@@ -116,9 +118,9 @@ def tokens() -> list[TokenSequence]:
     return [TokenSequence(random.integers(3, VOCABULARY, size=length).tolist(), DENSE_ONLY) for length in lengths]
 
 
-def run(body: PackedTransformer, sequences: Sequence[TokenSequence]) -> Tensor:
+def run(transformer: PackedTransformer, sequences: Sequence[TokenSequence]) -> Tensor:
     with torch.inference_mode():
-        return body.hidden(PackedBatch.of(sequences, body.model.device))
+        return transformer.hidden(PackedBatch.of(sequences, transformer.model.device))
 
 
 def look_up(model: Any) -> Tensor:
@@ -138,42 +140,44 @@ def look(model: Any, pixels: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_model_computes_what_it_did(name: str, layout: Any, product: Product, dtype: torch.dtype) -> None:
     settings, layers = TEXTS[name]
-    body = PackedTransformer(made(name, settings, dtype))
-    body.check_positions()
-    body.choose_layout(layout, 40)
-    before = run(body, tokens())
-    found, restore = fuse(body.model, product)
+    transformer = PackedTransformer(made(name, settings, dtype))
+    layout_checks.check_positions(transformer)
+    layout_checks.choose_layout(transformer, layout, 40)
+    before = run(transformer, tokens())
+    found, restore = fuse(transformer.model, product)
     assert found == layers
-    assert difference(run(body, tokens()), before) < SAME[dtype]
-    alone = torch.cat([run(body, [one]) for one in tokens()])
+    assert difference(run(transformer, tokens()), before) < SAME[dtype]
+    alone = torch.cat([run(transformer, [one]) for one in tokens()])
     assert difference(alone, before) < SAME[dtype]
-    turned = torch.cat(list(run(body, tokens()[::-1]).split_with_sizes([len(one.ids) for one in tokens()[::-1]]))[::-1])
+    turned = torch.cat(
+        list(run(transformer, tokens()[::-1]).split_with_sizes([len(one.ids) for one in tokens()[::-1]]))[::-1]
+    )
     assert difference(turned, before) < SAME[dtype]
     restore()
-    assert torch.equal(run(body, tokens()), before)
+    assert torch.equal(run(transformer, tokens()), before)
 
 
 @pytest.mark.parametrize("name", ["Bert", "DistilBert"])
 def test_tokens_that_are_not_attended_to_stay_so(name: str) -> None:
-    body = PackedTransformer(made(name, TEXTS[name][0]))
-    assert body.choose_layout("packed", 40) is None
+    transformer = PackedTransformer(made(name, TEXTS[name][0]))
+    assert layout_checks.choose_layout(transformer, "packed", 40) is None
     expanded = [TokenSequence([*one.ids, 4, 4, 4], DENSE_ONLY, unseen_tokens=3) for one in tokens()]
-    before = run(body, expanded)
-    assert difference(run(body, [TokenSequence(one.ids, DENSE_ONLY) for one in expanded]), before) > 0.05
-    assert fuse(body.model)[0] == LAYERS
-    assert difference(run(body, expanded), before) < SAME[torch.float32]
+    before = run(transformer, expanded)
+    assert difference(run(transformer, [TokenSequence(one.ids, DENSE_ONLY) for one in expanded]), before) > 0.05
+    assert fuse(transformer.model)[0] == LAYERS
+    assert difference(run(transformer, expanded), before) < SAME[torch.float32]
 
 
 @pytest.mark.parametrize("name", ["Bert", "DistilBert"])
 def test_the_layout_may_be_chosen_after_fusing(name: str) -> None:
-    body = PackedTransformer(made(name, TEXTS[name][0]))
-    padded = run(body, tokens())
-    fuse(body.model)
-    assert body.choose_layout("packed", 40) is None
-    assert difference(run(body, tokens()), padded) < SAME[torch.float32]
-    body.model.set_attn_implementation("eager")
-    body.layout = "padded"
-    assert difference(run(body, tokens()), padded) < SAME[torch.float32]
+    transformer = PackedTransformer(made(name, TEXTS[name][0]))
+    padded = run(transformer, tokens())
+    fuse(transformer.model)
+    assert layout_checks.choose_layout(transformer, "packed", 40) is None
+    assert difference(run(transformer, tokens()), padded) < SAME[torch.float32]
+    transformer.model.set_attn_implementation("eager")
+    transformer.layout = "padded"
+    assert difference(run(transformer, tokens()), padded) < SAME[torch.float32]
 
 
 @pytest.mark.parametrize(("product", "dtype"), MULTIPLIED)
@@ -327,9 +331,9 @@ def test_what_a_fused_layer_does_not_do_is_refused() -> None:
     layers, x = FusedLayers([parts]), torch.randn(1, 4, 32)
     with torch.inference_mode():
         assert layers(x, None, None, past_key_values=None, encoder_hidden_states=None).shape == x.shape
-        with pytest.raises(NotImplementedError, match="fused layers are given"):
+        with pytest.raises(NotImplementedError, match="fused layers take"):
             layers(x, None, x)
-        with pytest.raises(NotImplementedError, match="fused layers are given"):
+        with pytest.raises(NotImplementedError, match="fused layers take"):
             layers(x, None, past_key_values=object())
 
 
@@ -408,41 +412,41 @@ def test_a_forward_that_has_no_room_says_so_as_ever() -> None:
 
 
 def test_embeddings_and_layers_are_called_by_themselves_where_that_is_all_of_the_model() -> None:
-    body = packed_and_fused(made("Bert", _TEXT))
+    transformer = packed_and_fused(made("Bert", _TEXT))
     pair = TokenSequence([3, 7, 5, 9, 4], DENSE_ONLY, first_tokens=2)
     sequences = [*tokens(), pair]
-    wanted = run(body, sequences)
-    assert body.call_parts(40) is None
-    body.model.forward = None  # it is not called
-    torch.testing.assert_close(run(body, sequences), wanted)
+    wanted = run(transformer, sequences)
+    assert Speedups(transformer, 40).call_parts() is None
+    transformer.model.forward = None  # it is not called
+    torch.testing.assert_close(run(transformer, sequences), wanted)
 
 
 def test_a_model_that_does_more_than_its_parts_is_called_whole() -> None:
-    body = packed_and_fused(made("Bert", _TEXT))
-    forward = body.model.forward
-    body.model.forward = lambda **settings: (forward(**settings)[0] * 2,)
-    wanted = run(body, tokens())
-    why = body.call_parts(40)
+    transformer = packed_and_fused(made("Bert", _TEXT))
+    forward = transformer.model.forward
+    transformer.model.forward = lambda **settings: (forward(**settings)[0] * 2,)
+    wanted = run(transformer, tokens())
+    why = Speedups(transformer, 40).call_parts()
     assert why is not None
     assert why.startswith("BertModel gives other vectors")
-    torch.testing.assert_close(run(body, tokens()), wanted)
+    torch.testing.assert_close(run(transformer, tokens()), wanted)
 
 
 def packed_and_fused(model: Any) -> PackedTransformer:
-    body = PackedTransformer(model)
-    body.choose_layout("packed", 40)
+    transformer = PackedTransformer(model)
+    layout_checks.choose_layout(transformer, "packed", 40)
     fuse(model)
-    return body
+    return transformer
 
 
 def test_forwards_at_once_give_what_they_give_alone() -> None:
-    body = PackedTransformer(made("Bert", _TEXT))
-    body.choose_layout("packed", 40)
-    fuse(body.model)
+    transformer = PackedTransformer(made("Bert", _TEXT))
+    layout_checks.choose_layout(transformer, "packed", 40)
+    fuse(transformer.model)
     batches = [tokens()[: n % 6 + 1] for n in range(24)]
-    alone = [run(body, batch) for batch in batches]
+    alone = [run(transformer, batch) for batch in batches]
     with ThreadPoolExecutor(4) as threads:
-        at_once = list(threads.map(partial(run, body), batches))
+        at_once = list(threads.map(partial(run, transformer), batches))
     for found, wanted in zip(at_once, alone, strict=True):
         assert torch.allclose(found, wanted, atol=1e-5)
 
@@ -456,20 +460,20 @@ class Louder(hf.models.bert.modeling_bert.BertLayer):  # type: ignore[misc]  # t
 
 
 def test_a_layer_that_computes_something_else_from_the_same_parts_is_put_back() -> None:
-    body = PackedTransformer(made("Bert", _TEXT))
-    for layer in body.model.encoder.layer:
+    transformer = PackedTransformer(made("Bert", _TEXT))
+    for layer in transformer.model.encoder.layer:
         layer.__class__ = Louder
-    before = run(body, tokens())
-    why = body.fuse(40)
+    before = run(transformer, tokens())
+    why = Speedups(transformer, 40).fuse()
     assert why is not None
     assert "BertModel gives other vectors" in why
-    assert [type(layer) for layer in body.model.encoder.layer] == [Louder] * LAYERS
-    assert torch.equal(run(body, tokens()), before)
+    assert [type(layer) for layer in transformer.model.encoder.layer] == [Louder] * LAYERS
+    assert torch.equal(run(transformer, tokens()), before)
 
 
 @pytest.mark.parametrize("kind", ["bert-mean", "xlmr-prompt", "electra-mean", "clip", "siglip", "siglip2-naflex"])
 def test_a_folder_of_a_known_kind_is_run_fused(kind: str, load_tiny: LoadTiny) -> None:
-    modules = [*text_tower(load_tiny(kind)).body.model.modules()]
+    modules = [*text_tower(load_tiny(kind)).transformer.model.modules()]
     assert [len(module.layers) for module in modules if isinstance(module, FusedLayers)] == [3]
     assert not any(type(module) is nn.Linear for module in modules)
 
@@ -478,7 +482,7 @@ def test_a_folder_of_a_known_kind_is_run_fused(kind: str, load_tiny: LoadTiny) -
 def test_images_are_run_fused_and_cut_without_convolving(kind: str, load_tiny: LoadTiny) -> None:
     tower = load_tiny(kind).towers["image"]
     assert isinstance(tower, ImageTower)
-    layers = [type(module) for module in tower.eye.image.modules()]
+    layers = [type(module) for module in tower.encoder.image.modules()]
     assert FusedLayers in layers
     assert nn.Conv2d not in layers
 
@@ -489,7 +493,7 @@ def test_a_model_that_changes_when_it_is_fused_is_prepacked_only(
     monkeypatch.setattr(FusedLayers, "forward", lambda self, x, *others, **settings: torch.ones_like(x))
     with captured_logs() as logged:
         model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))
-    layers = [type(module) for module in text_tower(model).body.model.modules()]
+    layers = [type(module) for module in text_tower(model).transformer.model.modules()]
     assert FusedLayers not in layers
     assert PrepackedLinear in layers
     (reason,) = [line["reason"] for line in logged if line["event"] == "model.not_fused"]

@@ -15,6 +15,7 @@ from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, bucket_for, cuda_recorder
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
+from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.requests import DENSE_ONLY
 from tests.models.asking import text_tower
 from tests.models.conftest import TinyFolder
@@ -66,8 +67,8 @@ def sequences(*lengths: int, pairs: bool = False) -> list[TokenSequence]:
 
 
 @pytest.fixture
-def body(tiny_folder: TinyFolder, varlen_on_cpu: None) -> PackedTransformer:
-    return text_tower(load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))).body
+def transformer(tiny_folder: TinyFolder, varlen_on_cpu: None) -> PackedTransformer:
+    return text_tower(load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))).transformer
 
 
 @pytest.mark.parametrize(
@@ -90,9 +91,9 @@ def test_sizes_grow() -> None:
 
 
 @torch.inference_mode()
-def test_what_is_replayed_is_what_is_computed(body: PackedTransformer) -> None:
+def test_what_is_replayed_is_what_is_computed(transformer: PackedTransformer) -> None:
     batches = [
-        body.pack(given)
+        transformer.pack(given)
         for given in (
             sequences(5, 5, 1, 16),
             sequences(30, 9),
@@ -103,34 +104,34 @@ def test_what_is_replayed_is_what_is_computed(body: PackedTransformer) -> None:
             sequences(*[2] * 16),
         )
     ]
-    computed = [body.hidden(batch) for batch in batches]
+    computed = [transformer.hidden(batch) for batch in batches]
     recorder = Rerun()
-    assert body.record(64, recorder, SMALL) is None
-    assert body.recorded == SMALL
+    assert Speedups(transformer, 64).record(recorder, SMALL) is None
+    assert transformer.recorded == SMALL
     recorder.replays = 0
     for batch, wanted in zip(batches, computed, strict=True):
-        torch.testing.assert_close(body.hidden(batch), wanted)
+        torch.testing.assert_close(transformer.hidden(batch), wanted)
     assert recorder.replays == len(batches)
 
 
 @torch.inference_mode()
-def test_a_batch_that_fits_no_size_is_computed(body: PackedTransformer) -> None:
+def test_a_batch_that_fits_no_size_is_computed(transformer: PackedTransformer) -> None:
     recorder = Rerun()
-    assert body.record(64, recorder, SMALL) is None
+    assert Speedups(transformer, 64).record(recorder, SMALL) is None
     recorder.replays = 0
     for given in (sequences(*[20] * 7), sequences(*[1] * 17)):
-        assert len(body.hidden(body.pack(given))) == sum(len(one.ids) for one in given)
+        assert len(transformer.hidden(transformer.pack(given))) == sum(len(one.ids) for one in given)
     assert recorder.replays == 0
 
 
 @torch.inference_mode()
-def test_a_query_whose_expansion_nobody_sees_is_computed(body: PackedTransformer) -> None:
+def test_a_query_whose_expansion_nobody_sees_is_computed(transformer: PackedTransformer) -> None:
     recorder = Rerun()
-    assert body.record(64, recorder, SMALL) is None
+    assert Speedups(transformer, 64).record(recorder, SMALL) is None
     recorder.replays = 0
     given = [TokenSequence([5, 6, 7, 8], DENSE_ONLY, unseen_tokens=2), *sequences(4)]
-    found = body.hidden(body.pack(given))
-    torch.testing.assert_close(found[4:], body.hidden(body.pack(given[1:])))
+    found = transformer.hidden(transformer.pack(given))
+    torch.testing.assert_close(found[4:], transformer.hidden(transformer.pack(given[1:])))
     assert recorder.replays == 1
 
 
@@ -145,42 +146,42 @@ def test_a_query_whose_expansion_nobody_sees_is_computed(body: PackedTransformer
 )
 @torch.inference_mode()
 def test_a_recording_that_is_not_right_is_left_off(
-    body: PackedTransformer, broken: dict[str, Any], reason: str
+    transformer: PackedTransformer, broken: dict[str, Any], reason: str
 ) -> None:
-    batch = body.pack(sequences(5, 7))
-    computed = body.hidden(batch)
+    batch = transformer.pack(sequences(5, 7))
+    computed = transformer.hidden(batch)
     recorder = Rerun()
     for name, value in broken.items():
         setattr(recorder, name, value)
-    why = body.record(64, recorder, SMALL)
+    why = Speedups(transformer, 64).record(recorder, SMALL)
     assert why is not None
     assert reason in why
-    assert not body.recorded
+    assert not transformer.recorded
     recorder.replays = 0
-    torch.testing.assert_close(body.hidden(batch), computed)
+    torch.testing.assert_close(transformer.hidden(batch), computed)
     assert recorder.replays == 0
 
 
 @torch.inference_mode()
-def test_smaller_sizes_stay_where_a_larger_one_fails(body: PackedTransformer) -> None:
-    batch = body.pack(sequences(5, 7))
-    computed = body.hidden(batch)
+def test_smaller_sizes_stay_where_a_larger_one_fails(transformer: PackedTransformer) -> None:
+    batch = transformer.pack(sequences(5, 7))
+    computed = transformer.hidden(batch)
     recorder = Rerun()
     recorder.fails_behind = 1
-    why = body.record(64, recorder, (*SMALL, Bucket(256, 32)))
+    why = Speedups(transformer, 64).record(recorder, (*SMALL, Bucket(256, 32)))
     assert why is not None
     assert "recorded for 128 tokens, fails: out of memory" in why
-    assert body.recorded == SMALL[:1]
+    assert transformer.recorded == SMALL[:1]
     recorder.replays = 0
-    torch.testing.assert_close(body.hidden(batch), computed)
+    torch.testing.assert_close(transformer.hidden(batch), computed)
     assert recorder.replays == 1
 
 
 def test_without_one_call_for_all_sequences_nothing_is_recorded(tiny_folder: TinyFolder) -> None:
-    body = text_tower(load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))).body
+    transformer = text_tower(load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32"))).transformer
     recorder = Rerun()
     recorder.error = AssertionError("shapes of groups differ from batch to batch")
-    assert body.record(64, recorder, SMALL) is None
+    assert Speedups(transformer, 64).record(recorder, SMALL) is None
 
 
 @pytest.mark.parametrize("kind", ["bert-mean", "modernbert-cls", "qwen3-embed-left"])
@@ -188,9 +189,9 @@ def test_without_one_call_for_all_sequences_nothing_is_recorded(tiny_folder: Tin
 @torch.inference_mode()
 def test_a_graph_gives_what_a_forward_gives(kind: str, tiny_folder: TinyFolder) -> None:
     config = EngineConfig(model=str(tiny_folder(kind)), device="cuda", cuda_graphs=False)
-    body = text_tower(load_model(config)).body
-    batches = [body.pack(sequences(*lengths)) for lengths in ((5, 5, 1), (30, 9), (16,) * 7)]
-    computed = [body.hidden(batch).float() for batch in batches]
-    assert body.record(64, cuda_recorder(body.model.device)) is None
+    transformer = text_tower(load_model(config)).transformer
+    batches = [transformer.pack(sequences(*lengths)) for lengths in ((5, 5, 1), (30, 9), (16,) * 7)]
+    computed = [transformer.hidden(batch).float() for batch in batches]
+    assert Speedups(transformer, 64).record(cuda_recorder(transformer.model.device)) is None
     for batch, wanted in zip(batches, computed, strict=True):
-        torch.testing.assert_close(body.hidden(batch).float(), wanted, atol=0.02, rtol=0.05)
+        torch.testing.assert_close(transformer.hidden(batch).float(), wanted, atol=0.02, rtol=0.05)

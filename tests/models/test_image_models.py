@@ -187,7 +187,7 @@ def test_a_row_that_is_found_to_give_something_else_is_not_used(
     assert model.card.attention == "padded"
     (reason,) = [event["reason"] for event in logged if event["event"] == "model.padded"]
     assert "gives other vectors on a packed batch" in reason
-    assert not any(isinstance(module, PackedEmbeddings) for module in text_tower(model).body.model.modules())
+    assert not any(isinstance(module, PackedEmbeddings) for module in text_tower(model).transformer.model.modules())
     assert np.abs(dense(model, TEXTS) - oracle.text_features(tiny_folder("clip"), TEXTS, fill_to=None)).max() < EXACT
 
 
@@ -395,7 +395,7 @@ def test_images_that_options_make_larger_have_batches_of_their_own(load_tiny: Lo
 @pytest.mark.parametrize("kind", ["clip", "siglip", "vit", "dinov2"])
 def test_both_towers_run_on_prepacked_layers(kind: str, load_tiny: LoadTiny) -> None:
     model = load_tiny(kind)
-    parts = [image_tower(model).eye.image, *([text_tower(model).body.model] if kind in TWO_TOWERS else [])]
+    parts = [image_tower(model).encoder.image, *([text_tower(model).transformer.model] if kind in TWO_TOWERS else [])]
     for part in parts:
         assert any(isinstance(layer, PrepackedLinear | FusedLayers) for layer in part.modules())
         assert not any(type(layer) is nn.Linear for layer in part.modules())

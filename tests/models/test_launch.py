@@ -137,7 +137,7 @@ def test_each_device_has_weights_of_its_own_that_give_the_same(tiny_folder: Tiny
     model = load_model(EngineConfig(model=str(tiny_folder("bert-mean")), dtype="float32", device="cpu,cpu"))
     assert model.card.device == "cpu,cpu"
     assert model.card.forward_workers >= 2
-    first, second = (replica.towers["text"].body.model for replica in model.replicas)  # type: ignore[attr-defined]
+    first, second = (replica.towers["text"].transformer.model for replica in model.replicas)  # type: ignore[attr-defined]
     assert not {p.data_ptr() for p in first.parameters()} & {p.data_ptr() for p in second.parameters()}
     given = [TokenSequence([2, 5, 6, 3], DENSE_ONLY), TokenSequence([2, 7, 3], DENSE_ONLY)]
     wanted = load_tiny("bert-mean").forward(given)

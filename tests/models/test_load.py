@@ -195,7 +195,7 @@ def test_packed_layout_holds_every_token_once(load_tiny: LoadTiny) -> None:
     assert batch.tokens == 5
     assert batch.lengths.tolist() == [2, 2, 1]
     assert batch.groups == [Group(2, 2, 2), Group(1, 1, 1)]
-    body = text_tower(load_tiny("bert-mean")).body
+    body = text_tower(load_tiny("bert-mean")).transformer
     with torch.inference_mode():
         assert body.hidden(batch).shape == (5, 32)
 

@@ -67,6 +67,7 @@ def test_a_model_loads_without_any_of_these_parts(tiny_folder: TinyFolder, monke
     monkeypatch.setattr(stack, "is_scripting", stack._never)
     monkeypatch.setattr(fused, "layers_as_one_call", lambda: layers_as_one_call(gone))
     model = load_model(config)
-    found = [layers for layers in model.towers["text"].body.model.modules() if isinstance(layers, fused.FusedLayers)]  # type: ignore[attr-defined]
+    transformer = model.towers["text"].transformer  # type: ignore[attr-defined]
+    found = [layers for layers in transformer.model.modules() if isinstance(layers, fused.FusedLayers)]
     assert [layers._run for layers in found] == [run_layers]
     np.testing.assert_allclose(embed(model, ["a few words"], Output.DENSE).embeddings, usual, atol=1e-5)

@@ -244,14 +244,14 @@ def test_entries_are_found_in_what_was_handed_over(monkeypatch: pytest.MonkeyPat
 def test_a_weight_that_is_no_number_fails_its_row_alone(load_tiny: LoadTiny, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("splade-bert", "bge-m3"):
         model = load_tiny(kind)
-        hidden = type(text_tower(model).body).hidden
+        hidden = type(text_tower(model).transformer).hidden
 
         def spoilt(body: object, batch: PackedBatch, hidden: Callable[..., Tensor] = hidden) -> Tensor:
             found = hidden(body, batch).clone()
             found[len(batch.sequences[0].ids) + 1] = torch.nan
             return found
 
-        monkeypatch.setattr(type(text_tower(model).body), "hidden", spoilt)
+        monkeypatch.setattr(type(text_tower(model).transformer), "hidden", spoilt)
         ids = [[5, 40, 6], [5, 41, 6], [5, 42, 6]]
         rows = model.forward([TokenSequence(each, SPARSE_ONLY) for each in ids])
         monkeypatch.undo()

@@ -67,7 +67,7 @@ def test_prepacking_reaches_every_layer_and_can_be_undone() -> None:
 
 
 def test_a_real_model_runs_on_prepacked_layers(load_tiny: LoadTiny) -> None:
-    layers = [type(layer) for layer in text_tower(load_tiny("modernbert-cls")).body.model.modules()]
+    layers = [type(layer) for layer in text_tower(load_tiny("modernbert-cls")).transformer.model.modules()]
     assert PrepackedLinear in layers
     assert nn.Linear not in layers
 
@@ -78,7 +78,7 @@ def test_a_model_that_changes_under_prepacking_keeps_its_layers(
     monkeypatch.setattr(PrepackedLinear, "forward", lambda self, x: x.new_ones((*x.shape[:-1], self.out_features)))
     with captured_logs() as logged:
         model = load_model(EngineConfig(model=str(tiny_folder("modernbert-cls")), dtype="float32"))
-    assert not any(isinstance(layer, PrepackedLinear) for layer in text_tower(model).body.model.modules())
+    assert not any(isinstance(layer, PrepackedLinear) for layer in text_tower(model).transformer.model.modules())
     (reason,) = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]
     assert "other vectors" in reason
 
@@ -100,7 +100,7 @@ def test_a_processor_without_kernels_for_prepacked_weights_multiplies_without(
     monkeypatch.setattr(linear, "prepacked", missing)
     with captured_logs() as logged:
         model = load_model(config)
-    layers = [*text_tower(model).body.model.modules()]
+    layers = [*text_tower(model).transformer.model.modules()]
     assert kept in {type(layer) for layer in layers}
     assert {way for layer in layers if isinstance(layer, FusedLayers) for way in ways(layer)} <= {"plain"}
     reasons = [line["reason"] for line in logged if line["event"] == "model.not_prepacked"]

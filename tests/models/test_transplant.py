@@ -15,8 +15,10 @@ import transformers as hf
 from staged_pool.runtime.model import TokenSequence
 from staged_pool.runtime.models.heads.labels import LabelsHead, TokenLabelsHead
 from staged_pool.runtime.models.heads.transplant import TransplantedHead, run_alone
+from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
 from staged_pool.runtime.models.transformer.packing import PackedBatch
+from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
 from tests.models.tiny.bodies import bert_config, modernbert_config, qwen3_config, roberta_config, widen
@@ -72,33 +74,33 @@ def sequences(output: Output) -> list[TokenSequence]:
     return [TokenSequence(each, frozenset({output})) for each in ids]
 
 
-def run(head: Any, body: PackedTransformer, output: Output) -> list[Any]:
+def run(head: Any, transformer: PackedTransformer, output: Output) -> list[Any]:
     with torch.inference_mode():
-        batch = PackedBatch.of(sequences(output), body.model.device)
-        return list(head(body.hidden(batch), batch)())
+        batch = PackedBatch.of(sequences(output), transformer.model.device)
+        return list(head(transformer.hidden(batch), batch)())
 
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_the_row_that_a_head_reads_is_found(kind: str) -> None:
     make, row = ROWS[kind]
     whole = made(make)
-    body = PackedTransformer(whole.base_model)
-    head = LabelsHead(whole, body, 3)
+    transformer = PackedTransformer(whole.base_model)
+    head = LabelsHead(whole, transformer, 3)
     assert head.row == row
     expected = [one.logits for one in run_alone(whole, sequences(Output.LABELS))]
-    body.choose_layout("auto", 40)
-    body.prepack(40)
-    for found, logits in zip(run(head, body, Output.LABELS), expected, strict=True):
+    layout_checks.choose_layout(transformer, "auto", 40)
+    Speedups(transformer, 40).prepack()
+    for found, logits in zip(run(head, transformer, Output.LABELS), expected, strict=True):
         assert np.abs(found - logits.numpy()).max() < 2e-5
 
 
 @pytest.mark.parametrize("kind", TOKENS)
 def test_a_head_on_every_token_gives_what_the_whole_model_gives(kind: str) -> None:
     whole = made(TOKENS[kind])
-    body = PackedTransformer(whole.base_model)
-    head = TokenLabelsHead(whole, body, 3)
+    transformer = PackedTransformer(whole.base_model)
+    head = TokenLabelsHead(whole, transformer, 3)
     expected = [one.logits for one in run_alone(whole, sequences(Output.TOKEN_LABELS))]
-    for found, logits in zip(run(head, body, Output.TOKEN_LABELS), expected, strict=True):
+    for found, logits in zip(run(head, transformer, Output.TOKEN_LABELS), expected, strict=True):
         assert found.shape == tuple(logits.shape)
         assert np.abs(found - logits.numpy()).max() < 2e-5
 
@@ -112,14 +114,14 @@ def test_the_row_is_found_in_bfloat16_too(kind: str) -> None:
 
 def test_the_last_token_that_is_not_padding_is_read_where_the_architecture_does_so() -> None:
     whole = made(ROWS["qwen3"][0])
-    body = PackedTransformer(whole.base_model)
-    head = LabelsHead(whole, body, 3)
+    transformer = PackedTransformer(whole.base_model)
+    head = LabelsHead(whole, transformer, 3)
     padding = whole.config.pad_token_id
     ids = [[5, 6, 7, padding], [padding, padding], [8, padding, 9]]
     given = [TokenSequence(each, frozenset({Output.LABELS})) for each in ids]
     with torch.inference_mode():
         batch = PackedBatch.of(given, whole.device)
-        found = list(head(body.hidden(batch), batch)())
+        found = list(head(transformer.hidden(batch), batch)())
     expected = torch.stack([one.logits for one in run_alone(whole, given)])
     assert np.abs(np.array(found) - expected.numpy()).max() < 2e-5
 

@@ -221,7 +221,7 @@ def test_tokens_and_their_positions_are_the_oracles(kind: str, tiny_folder: Tiny
         ids, given = oracle.tokens(folder, messages)
         sequence: TokenSequence = prepared.payload
         assert sequence.ids == ids[0].tolist()
-        layout = tower.sight.layout
+        layout = tower.image_embedder.layout
         where = grid_positions(sequence, image_token_places(sequence, layout), layout)
         assert np.array_equal(where, oracle.positions(folder, ids, given))
 
@@ -445,11 +445,11 @@ def test_bfloat16_is_as_near_as_it_can_be(kind: str, load: Load) -> None:
 def test_weights_are_laid_out_for_the_processor_in_eyes_and_language(kind: str, load: Load) -> None:
     tower = load(kind).towers["image"]
     assert isinstance(tower, VisionLanguageTower)
-    for part in tower.sight.parts():
+    for part in tower.image_embedder.parts():
         kinds = {type(module) for module in part.modules()}
         assert PrepackedLinear in kinds
         assert not kinds & {torch.nn.Linear, torch.nn.Conv3d}
-    assert any(isinstance(module, PrepackedLinear) for module in text_tower(load(kind)).body.model.modules())
+    assert any(isinstance(module, PrepackedLinear) for module in text_tower(load(kind)).transformer.model.modules())
 
 
 def test_a_convolution_of_whole_patches_is_a_product_of_matrices() -> None:

@@ -14,7 +14,7 @@ from staged_pool.runtime.model import Payload, TokenSequence
 from staged_pool.runtime.models.kernels import transfer
 from staged_pool.runtime.models.load import load_model
 from staged_pool.runtime.models.towers.tower import Tower
-from staged_pool.runtime.models.transformer import packed_transformer as body
+from staged_pool.runtime.models.transformer import speedups
 from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
 from staged_pool.runtime.models.vision.image_encoder import ImageEncoder
 from tests.models.conftest import TinyFolder
@@ -40,7 +40,7 @@ numbers that are copied. They cannot be told not to."""
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     """Nothing is laid out for a CPU, and copies are told apart by the memory that they come from."""
     for kind, names in (
-        (body.PackedTransformer, ("fuse", "prepack", "call_parts")),
+        (speedups.Speedups, ("fuse", "prepack", "call_parts")),
         (ImageEncoder, ("fuse", "prepack")),
     ):
         for name in names:
@@ -77,7 +77,7 @@ def test_nobody_waits_for_the_device_while_a_forward_is_launched(
     if kind == "qwen2-vl":  # whose transformer of images reads the size of each on the host, in transformers' code
         looking: Any = model.towers["image"]
         with torch.inference_mode():
-            seen = [looking.sight._features([looking.sight._sample] * count) for count in range(1, 5)]
+            seen = [looking.image_embedder._features([looking.image_embedder._sample] * count) for count in range(1, 5)]
         monkeypatch.setattr(
             ImageEmbedder, "_features", lambda self, given: torch.empty_like(seen[len(given) - 1], device=META)
         )
@@ -92,14 +92,14 @@ def test_nobody_waits_for_the_device_while_a_forward_is_launched(
         waits.found.clear()
 
 
-@pytest.mark.parametrize("way", ["padded", "each_length", "one_by_one"])
+@pytest.mark.parametrize("way", ["padded", "by_length", "one_by_one"])
 @pytest.mark.parametrize("kind", ["bert-mean", "qwen2-vl"])
 def test_rows_of_their_own_are_laid_out_without_waiting(
     way: str, kind: str, tiny_folder: TinyFolder, waits: Waits
 ) -> None:
     config = EngineConfig(model=str(tiny_folder(kind)), dtype="float32", device="cpu", attention="padded")
     tower: Any = load_model(config).towers["text"]
-    tower.body._run_rows = getattr(tower.body._rows, way)
+    tower.transformer.run_rows = getattr(tower.transformer.rows, way)
     payloads = varied(tower)
     to_meta(tower)
     with torch.inference_mode(), waits.counted():

@@ -14,6 +14,7 @@ from staged_pool.runtime.models.devices.launch import Replica
 from staged_pool.runtime.models.towers.text import TextTower
 from staged_pool.runtime.models.towers.tower import Tower
 from staged_pool.runtime.models.transformer.cuda_graphs import BUCKETS, Bucket, cuda_recorder
+from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.stages.errors import ConfigError
 from staged_pool.stages.log import get_logger
 
@@ -67,14 +68,16 @@ def record_forwards(name: str, replica: Replica, *, wanted: bool) -> None:
     if not wanted or not isinstance(tower, TextTower) or tower.parameters > _RECORDED_PARAMETERS:
         return
     with replica.launching("text"):
-        why = tower.body.record(tower.max_tokens, cuda_recorder(replica.device), _shown(BUCKETS, replica.device))
+        why = Speedups(tower.transformer, tower.max_tokens).record(
+            cuda_recorder(replica.device), _with_progress(BUCKETS, replica.device)
+        )
     if why:
         log.info("model.not_recorded", model=name, device=str(replica.device), reason=why)
-    if tokens := [bucket.tokens for bucket in tower.body.recorded]:
+    if tokens := [bucket.tokens for bucket in tower.transformer.recorded]:
         log.info("model.recorded", model=name, device=str(replica.device), tokens=tokens)
 
 
-def bytes_a_token(replica: Replica, run: Callable[[Tower, Sequence[int]], object], batch_tokens: int) -> float:
+def bytes_per_token(replica: Replica, run: Callable[[Tower, Sequence[int]], object], batch_tokens: int) -> float:
     """Measure the memory that a forward takes on a GPU, in bytes for each token of its batch.
 
     Args:
@@ -111,7 +114,7 @@ def fitting_tokens(
     Each lane of each model has an equal part: it has a stream, and no stream takes memory that another keeps.
 
     Args:
-        token_bytes: For each model and each of its devices what `bytes_a_token` gives. All models are loaded.
+        token_bytes: For each model and each of its devices what `bytes_per_token` gives. All models are loaded.
         lanes: Of each model.
         free: Gives the free memory of a device, in bytes.
     """
@@ -125,8 +128,8 @@ def fitting_tokens(
     ]
 
 
-def _shown(buckets: Sequence[Bucket], device: torch.device) -> Iterable[Bucket]:
-    """With a bar, where somebody watches a terminal."""
+def _with_progress(buckets: Sequence[Bucket], device: torch.device) -> Iterable[Bucket]:
+    """Show a progress bar on a terminal."""
     if not sys.stderr.isatty():
         return buckets
     from rich.console import Console

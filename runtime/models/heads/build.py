@@ -31,47 +31,47 @@ from staged_pool.stages.errors import ConfigError
 
 
 def build_heads(
-    folder: ModelFolder, loaded: Loaded, body: PackedTransformer, tokenizer: Tokenizer, *, max_tokens: int
+    folder: ModelFolder, loaded: Loaded, transformer: PackedTransformer, tokenizer: Tokenizer, *, max_tokens: int
 ) -> dict[Output, Head]:
     """What the folder says is on top of its transformer, by what it gives. A dense model also gives its token vectors.
 
     Args:
         folder: What was read of it.
         loaded: Its checkpoint.
-        body: The transformer of that, not yet changed.
+        transformer: The transformer of that, not yet changed.
         tokenizer: The folder's own.
         max_tokens: Longest input of the model.
 
     Raises:
         ConfigError: Weights of a head are missing or do not fit, or a head is not one that can be run by itself.
     """
-    device = body.model.device
+    device = transformer.model.device
     heads: dict[Output, Head] = {}
     for spec in folder.heads:
         match spec:
             case OwnVectorSpec():
                 raise ConfigError("a text has no vector of the checkpoint's own")
             case DenseSpec():
-                heads[Output.DENSE] = DenseHead(spec, body.width, loaded.whole, loaded.base)
+                heads[Output.DENSE] = DenseHead(spec, transformer.width, loaded.whole, loaded.base)
             case LabelsSpec():
-                heads[Output.LABELS] = LabelsHead(loaded.whole, body, len(folder.labels))
+                heads[Output.LABELS] = LabelsHead(loaded.whole, transformer, len(folder.labels))
             case TokenLabelsSpec():
-                heads[Output.TOKEN_LABELS] = TokenLabelsHead(loaded.whole, body, len(folder.labels))
+                heads[Output.TOKEN_LABELS] = TokenLabelsHead(loaded.whole, transformer, len(folder.labels))
             case LogitScoreSpec():
                 true, false = _answer_ids(spec, tokenizer)
-                heads[Output.LABELS] = LogitScoreHead(loaded.whole, body, true, false, rounded=spec.rounded)
+                heads[Output.LABELS] = LogitScoreHead(loaded.whole, transformer, true, false, rounded=spec.rounded)
             case SpladeSpec():
                 heads[Output.SPARSE] = build_splade(spec, loaded.whole, max_tokens=max_tokens)
             case TokenWeightsSpec():
-                heads[Output.SPARSE] = TokenWeightsHead(spec, body.width, tokenizer, device)
+                heads[Output.SPARSE] = TokenWeightsHead(spec, transformer.width, tokenizer, device)
             case MultiVectorSpec():
                 own = None if spec.own_layer is None else loaded.whole.get_submodule(spec.own_layer)
                 if not isinstance(own, nn.Linear | None):
                     raise ConfigError(f"{spec.own_layer} of the checkpoint is not a linear layer")
-                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, body.width, device, own)
+                heads[Output.MULTI_VECTOR] = MultiVectorHead(spec, transformer.width, device, own)
     # Vectors of CLIP's tokens cannot be compared with those of its patches: there is no projection for them.
     if Output.DENSE in heads and Output.MULTI_VECTOR not in heads and not folder.image_heads:
-        heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), body.width, device)
+        heads[Output.MULTI_VECTOR] = MultiVectorHead(MultiVectorSpec(), transformer.width, device)
     if isinstance(largest := heads.get(Output.SPARSE), TokenWeightsHead):
         heads[Output.TOKEN_WEIGHTS] = EachTokenHead(largest)
     return heads

@@ -22,7 +22,7 @@ from staged_pool.stages.errors import ConfigError
 class ImageHead(Protocol):
     """Makes one output of a model of images. Called on the device's thread, in inference mode."""
 
-    def __call__(self, seen: ImageFeatures) -> Later[Sequence[Values]]:
+    def __call__(self, features: ImageFeatures) -> Later[Sequence[Values]]:
         """What this output is for each image, on the host."""
         ...
 
@@ -59,16 +59,16 @@ class ImageVector:
     def parameters(self) -> int:
         return sum(p.numel() for p in self._modules.parameters())
 
-    def __call__(self, seen: ImageFeatures) -> Later[Sequence[Values]]:
-        rows = begin_readback(self._modules(self._pooled(seen))[:, : self.width])
+    def __call__(self, features: ImageFeatures) -> Later[Sequence[Values]]:
+        rows = begin_readback(self._modules(self._pooled(features))[:, : self.width])
         return lambda: list(rows())
 
-    def _pooled(self, seen: ImageFeatures) -> Tensor:
+    def _pooled(self, features: ImageFeatures) -> Tensor:
         if not self._pooling:
-            assert seen.own is not None
-            return seen.own.float()
-        assert seen.hidden is not None
-        return pool(seen.hidden, seen.lengths, self._pooling)
+            assert features.own is not None
+            return features.own.float()
+        assert features.hidden is not None
+        return pool(features.hidden, features.lengths, self._pooling)
 
 
 class PatchVectors:
@@ -77,9 +77,9 @@ class PatchVectors:
     def parameters(self) -> int:
         return 0
 
-    def __call__(self, seen: ImageFeatures) -> Later[Sequence[Values]]:
-        assert seen.hidden is not None
-        vectors, ends = begin_readback(seen.hidden), np.cumsum(seen.counts)
+    def __call__(self, features: ImageFeatures) -> Later[Sequence[Values]]:
+        assert features.hidden is not None
+        vectors, ends = begin_readback(features.hidden), np.cumsum(features.counts)
         # Copies: a row that is kept must not keep those of the whole batch.
         return lambda: [rows.copy() for rows in np.split(vectors(), ends[:-1])]
 
@@ -90,9 +90,9 @@ class ImageLabels:
     def parameters(self) -> int:
         return 0
 
-    def __call__(self, seen: ImageFeatures) -> Later[Sequence[Values]]:
-        assert seen.own is not None
-        logits = begin_readback(seen.own)
+    def __call__(self, features: ImageFeatures) -> Later[Sequence[Values]]:
+        assert features.own is not None
+        logits = begin_readback(features.own)
         return lambda: list(logits())
 
 

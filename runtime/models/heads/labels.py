@@ -32,17 +32,17 @@ class LabelsHead:
 
     Args:
         whole: The model with its head.
-        body: Its transformer, not yet changed.
+        transformer: Its transformer, not yet changed.
         labels: How many there are.
 
     Raises:
         ConfigError: No row gives what the whole model gives.
     """
 
-    def __init__(self, whole: PreTrainedModel, body: PackedTransformer, labels: int) -> None:
+    def __init__(self, whole: PreTrainedModel, transformer: PackedTransformer, labels: int) -> None:
         self._head = TransplantedHead(whole, dtype=torch.float32)
         self._padding: int = -1 if (padding := _padding(whole)) is None else padding
-        alone = _probe(whole, body, Output.LABELS, ends_in_padding=True)
+        alone = _probe(whole, transformer, Output.LABELS, ends_in_padding=True)
         expected = torch.stack([one.logits for one in alone])
         if expected.shape[1:] != (labels,):
             shape = list(expected.shape[1:])
@@ -85,16 +85,16 @@ class TokenLabelsHead:
 
     Args:
         whole: The model with its head.
-        body: Its transformer, not yet changed.
+        transformer: Its transformer, not yet changed.
         labels: How many there are.
 
     Raises:
         ConfigError: The head does not read each token by itself.
     """
 
-    def __init__(self, whole: PreTrainedModel, body: PackedTransformer, labels: int) -> None:
+    def __init__(self, whole: PreTrainedModel, transformer: PackedTransformer, labels: int) -> None:
         self._head = TransplantedHead(whole, dtype=torch.float32)
-        alone = _probe(whole, body, Output.TOKEN_LABELS)
+        alone = _probe(whole, transformer, Output.TOKEN_LABELS)
         expected = torch.cat([one.logits for one in alone])
         if expected.shape[1:] != (labels,):
             shape = list(expected.shape[1:])
@@ -116,7 +116,7 @@ class LogitScoreHead:
 
     Args:
         whole: The language model. Only the rows of its output embeddings that the answers need are kept.
-        body: Its transformer, not yet changed.
+        transformer: Its transformer, not yet changed.
         true_token: Id of the answer that means yes.
         false_token: Id of the one that means no. None: the score is the logit of `true_token`.
         rounded: Round scores to bfloat16.
@@ -128,7 +128,7 @@ class LogitScoreHead:
     def __init__(
         self,
         whole: PreTrainedModel,
-        body: PackedTransformer,
+        transformer: PackedTransformer,
         true_token: int,
         false_token: int | None,
         *,
@@ -137,7 +137,7 @@ class LogitScoreHead:
         self._rounded = rounded
         entries = [true_token] if false_token is None else [true_token, false_token]
         self._head = TransplantedHead(whole, dtype=torch.float32, entries=entries)
-        alone = _probe(whole, body, Output.LABELS)
+        alone = _probe(whole, transformer, Output.LABELS)
         hidden = torch.stack([one.hidden[-1] for one in alone])
         expected = torch.stack([one.logits[-1, entries] for one in alone])
         _expect(self._head, hidden.unsqueeze(1), expected.unsqueeze(1))
@@ -175,7 +175,7 @@ _ROWS: Final[Mapping[str, _Pick]] = {
 
 
 def _probe(
-    whole: PreTrainedModel, body: PackedTransformer, output: Output, *, ends_in_padding: bool = False
+    whole: PreTrainedModel, transformer: PackedTransformer, output: Output, *, ends_in_padding: bool = False
 ) -> list[Alone]:
     """Run the whole model on a few sequences, and see that its transformer by itself gives the same token vectors.
 
@@ -184,15 +184,15 @@ def _probe(
     """
     padding = _padding(whole)
     sequences = probe_sequences(
-        vocabulary=body.vocabulary,
+        vocabulary=transformer.vocabulary,
         padding=padding,
-        max_tokens=min(16, body.position_limit or 16),
+        max_tokens=min(16, transformer.position_limit or 16),
         outputs=frozenset({output}),
         pairs=takes_types(whole),
     )
     alone = run_alone(whole, sequences)
     with torch.inference_mode():
-        by_itself = body.hidden(PackedBatch.of(sequences, whole.device))
+        by_itself = transformer.hidden(PackedBatch.of(sequences, whole.device))
     if not difference(by_itself, torch.cat([one.hidden for one in alone])) <= TOLERANCE[whole.dtype]:
         raise ConfigError(f"{type(whole).__name__} gives its head other vectors than its transformer by itself")
     if ends_in_padding and padding is not None and len(sequences[0].ids) > 2:

@@ -38,7 +38,7 @@ class ImageTower:
 
     architecture: str
     reader: ImageReader
-    eye: ImageEncoder
+    encoder: ImageEncoder
     heads: Mapping[Output, ImageHead]
     max_tokens: int
     parameters: int
@@ -57,7 +57,7 @@ class ImageTower:
 
     @property
     def pads(self) -> bool:
-        return self.eye.pads
+        return self.encoder.pads
 
     def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
         return [self._prepare(given) for given in inputs]
@@ -65,8 +65,8 @@ class ImageTower:
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Bytes go to the device, and are brought to the model's scale there; one copy of each output comes back."""
         images = cast("Sequence[PreparedImage]", payloads)
-        seen = self.eye.encode([image.pixels for image in images])
-        return {output: self.heads[output](seen) for output in images[0].outputs}
+        features = self.encoder.encode([image.pixels for image in images])
+        return {output: self.heads[output](features) for output in images[0].outputs}
 
     def made_up(self, sizes: Sequence[int]) -> Sequence[PreparedImage]:
         pixels = self.samples[0]
@@ -87,13 +87,13 @@ class ImageTower:
             return error
         tokens = self._tokens(pixels)
         # Images of one batch are of one shape, unless they come as patches and can be padded.
-        shape = None if self.eye.any_shape else pixels.values.shape
+        shape = None if self.encoder.any_shape else pixels.values.shape
         return Prepared(
             PreparedImage(pixels, given.outputs, tokens), cost=tokens, batch_key=("image", shape, given.outputs)
         )
 
     def _tokens(self, pixels: Pixels) -> int:
-        return _patches(pixels, self.eye) + self.extra_tokens
+        return _patches(pixels, self.encoder) + self.extra_tokens
 
 
 def _lone_image(given: ModelInput) -> Image | None:
@@ -120,30 +120,30 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
         ConfigError: Reader, transformer and heads do not fit each other, or cannot be run here.
     """
     assert loaded.image is not None
-    eye = ImageEncoder(loaded.whole, loaded.image, reader.scale)
+    encoder = ImageEncoder(loaded.whole, loaded.image, reader.scale)
     samples = [_sample(reader, *size) for size in _SAMPLES]
-    _check_fit(eye, samples[0])
-    first = _patches(samples[0], eye)
+    _check_fit(encoder, samples[0])
+    first = _patches(samples[0], encoder)
     try:
         with torch.inference_mode():
-            extra = eye.vector_count(samples[0]) - first
-            seen = eye.encode(samples)
-        why = eye.check_padding(samples)
+            extra = encoder.vector_count(samples[0]) - first
+            features = encoder.encode(samples)
+        why = encoder.check_padding(samples)
     except MISUSE_ERRORS as error:
-        raise ConfigError(_misfit(eye, samples[0], error)) from error
+        raise ConfigError(_misfit(encoder, samples[0], error)) from error
     if why:
         log.info("model.peculiar", model=name, reason=why)
-    heads = build_image_heads(folder, loaded.whole, seen)
+    heads = build_image_heads(folder, loaded.whole, features)
     parameters = loaded.image_parameters() + sum(head.parameters() for head in heads.values())
     if loaded.image.device.type == "cpu":
-        if why := eye.fuse(samples):
+        if why := encoder.fuse(samples):
             log.info("model.not_fused", model=name, reason=why)
-        if why := eye.prepack(samples):
+        if why := encoder.prepack(samples):
             log.info("model.not_prepacked", model=name, reason=why)
     return ImageTower(
         architecture=type(loaded.whole if folder.heads else loaded.image).__name__,
         reader=reader,
-        eye=eye,
+        encoder=encoder,
         heads=heads,
         max_tokens=(reader.settings.max_patches or first) + extra,
         parameters=parameters,
@@ -152,22 +152,24 @@ def build_image_tower(name: str, folder: ModelFolder, reader: ImageReader, loade
     )
 
 
-def _patches(pixels: Pixels, eye: ImageEncoder) -> int:
+def _patches(pixels: Pixels, encoder: ImageEncoder) -> int:
     """How many the model cuts an image into, or has been given of it."""
-    if eye.any_shape:
+    if encoder.any_shape:
         return len(pixels.values)
-    edge = eye.image.config.patch_size
+    edge = encoder.image.config.patch_size
     tall, wide = (edge, edge) if isinstance(edge, int) else edge
     return int(pixels.values.shape[1] // tall) * int(pixels.values.shape[2] // wide)
 
 
-def _check_fit(eye: ImageEncoder, pixels: Pixels) -> None:
+def _check_fit(encoder: ImageEncoder, pixels: Pixels) -> None:
     """Refuse a folder whose image processor makes what its model does not take, and say it in terms of its files."""
-    config = eye.image.config
+    config = encoder.image.config
     patches = pixels.grid is not None
-    if patches != eye.any_shape:
+    if patches != encoder.any_shape:
         made, wanted = ("patches", "pixels") if patches else ("pixels", "patches")
-        raise ConfigError(f"the image processor makes {made} of images, and {type(eye.image).__name__} takes {wanted}")
+        raise ConfigError(
+            f"the image processor makes {made} of images, and {type(encoder.image).__name__} takes {wanted}"
+        )
     if patches:
         values = config.num_channels * config.patch_size**2
         if pixels.values.shape[1] != values:
@@ -177,9 +179,9 @@ def _check_fit(eye: ImageEncoder, pixels: Pixels) -> None:
             )
 
 
-def _misfit(eye: ImageEncoder, pixels: Pixels, error: Exception) -> str:
+def _misfit(encoder: ImageEncoder, pixels: Pixels, error: Exception) -> str:
     """Why a model fails on an image: most often because its two configs do not agree on a size."""
-    name, size = type(eye.image).__name__, getattr(eye.image.config, "image_size", None)
+    name, size = type(encoder.image).__name__, getattr(encoder.image.config, "image_size", None)
     edges = pixels.values.shape[1:]
     if pixels.grid is None and isinstance(size, int) and edges != (size, size):
         return (

@@ -1,4 +1,4 @@
-"""The tower that texts go through: a tokenizer, a transformer, and the heads on its token vectors."""
+"""Tower of texts: a tokenizer, a transformer, and the heads on its token vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from staged_pool.runtime.models.specs.model import DenseSpec, ModelFolder
 from staged_pool.runtime.models.tokenizing.input_roles import filling_roles, resolve_roles
 from staged_pool.runtime.models.tokenizing.tokenizer import TextTokenizer
 from staged_pool.runtime.models.towers.tower import Outcome
+from staged_pool.runtime.models.transformer import layout_checks
 from staged_pool.runtime.models.transformer.packed_transformer import PackedTransformer
+from staged_pool.runtime.models.transformer.speedups import Speedups
 from staged_pool.runtime.models.vision.image_embedder import ImageEmbedder
 from staged_pool.runtime.requests import Output
 from staged_pool.stages.errors import ConfigError
@@ -32,16 +34,16 @@ log = get_logger("staged_pool.models")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextTower:
-    """See `Tower`; its payloads are token sequences."""
+    """Tower of texts, see `Tower`; its payloads are token sequences."""
 
     architecture: str
     tokenizer: TextTokenizer
-    body: PackedTransformer
+    transformer: PackedTransformer
     heads: Mapping[Output, Head]
     max_tokens: int
     parameters: int
-    text: TokenIds
-    """As long as an input may be: token ids to try the tower with."""
+    sample_ids: TokenIds
+    """Token ids of a test input, `max_tokens` of them."""
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -54,20 +56,23 @@ class TextTower:
 
     @property
     def pads(self) -> bool:
-        return self.body.layout == "padded"
+        return self.transformer.layout == "padded"
 
     def preprocess(self, inputs: Sequence[ModelInput]) -> Sequence[Outcome]:
         return cast("Sequence[Outcome]", self.tokenizer.preprocess(inputs))
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
-        """One copy of the ids to the device, one copy of each output back. A head that reads only some of the tokens
-        sends their places, too."""
-        batch = self.body.pack(cast("Sequence[TokenSequence]", payloads))
-        hidden = self.body.hidden(batch)
+        """Start one batch; see `Tower.launch`.
+
+        One copy takes the ids to the device, and one copy brings each output back. A head that reads only some of the
+        tokens sends their indices, too.
+        """
+        batch = self.transformer.pack(cast("Sequence[TokenSequence]", payloads))
+        hidden = self.transformer.hidden(batch)
         return {output: self.heads[output](hidden, batch) for output in payloads[0].outputs}
 
     def made_up(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
-        return [TokenSequence(self.text[:size], frozenset(self.heads)) for size in sizes]
+        return [TokenSequence(self.sample_ids[:size], frozenset(self.heads)) for size in sizes]
 
 
 def build_text_tower(
@@ -77,27 +82,68 @@ def build_text_tower(
     loaded: Loaded,
     *,
     attention: Attention,
-    sight: ImageEmbedder | None = None,
+    image_embedder: ImageEmbedder | None = None,
 ) -> TextTower:
-    """Build the tower that a folder describes, in the fastest form that is found to be right.
+    """Build the tower that a folder describes, in the fastest form that is right.
 
     Args:
-        name: Of the model, for the log.
-        folder: What was read of it.
+        name: Name of the model, for the log.
+        folder: Settings read from the folder.
         source: Its tokenizer.
         loaded: Its checkpoint.
         attention: See `EngineConfig`.
-        sight: The eyes of a model that is shown images between texts; what is chosen is right for those, too.
+        image_embedder: Image part of a vision language model: layout and speedups are checked for images, too.
 
     Raises:
         ConfigError: Tokenizer, transformer and heads do not fit each other, or cannot be run here.
     """
-    body = PackedTransformer(loaded.base if sight is None else sight.language)
-    check_vocabulary(source.backend, body.vocabulary)
-    max_tokens = _max_tokens(folder, source.max_tokens, body)
-    _check_body(name, partial(body.check_state, max_tokens))
-    heads = build_heads(folder, loaded, body, source.backend, max_tokens=max_tokens)
+    transformer = PackedTransformer(loaded.base if image_embedder is None else image_embedder.language)
+    check_vocabulary(source.backend, transformer.vocabulary)
+    max_tokens = _max_tokens(folder, source.max_tokens, transformer)
+    _run_check(name, partial(layout_checks.check_state, transformer, max_tokens))
+    heads = build_heads(folder, loaded, transformer, source.backend, max_tokens=max_tokens)
+    tokenizer = _build_tokenizer(folder, source, loaded, vocabulary=transformer.vocabulary, max_tokens=max_tokens)
+    _choose_layout(name, transformer, attention, max_tokens, image_embedder)
+    speedups = Speedups(transformer, max_tokens)
+    if reason := speedups.attend_in_one_call():
+        log.info("model.attends_in_groups", model=name, reason=reason)
+    parameters = _count_parameters(loaded, transformer, heads)  # before the speedups replace modules
+    _speed_up(name, transformer, speedups, image_embedder)
+    reads_images = folder.image_heads or image_embedder is not None
+    return TextTower(
+        architecture=type(loaded.whole if reads_images else transformer.model).__name__,
+        tokenizer=tokenizer,
+        transformer=transformer,
+        heads=heads,
+        max_tokens=max_tokens,
+        parameters=parameters,
+        sample_ids=(tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens],
+    )
+
+
+def _max_tokens(folder: ModelFolder, declared_tokens: int | None, transformer: PackedTransformer) -> int:
+    """Return the longest input in tokens: as the folder says, within the positions that the model has.
+
+    Raises:
+        ConfigError: Nothing in the folder says how long an input may be.
+    """
+    wanted, limit = folder.max_seq_length, transformer.position_limit
+    if wanted is None:
+        trained: int | None = getattr(transformer.model.config, "max_position_embeddings", None)
+        declared = [tokens for tokens in (declared_tokens, trained) if tokens is not None and tokens > 0]
+        wanted = min(declared, default=limit)
+    if wanted is None:
+        raise ConfigError(
+            f"{folder.path}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
+        )
+    return wanted if limit is None else min(wanted, limit)
+
+
+def _build_tokenizer(
+    folder: ModelFolder, source: LoadedTokenizer, loaded: Loaded, *, vocabulary: int, max_tokens: int
+) -> TextTokenizer:
     dense_spec = next((spec for spec in folder.heads if isinstance(spec, DenseSpec)), None)
+    converses = folder.images is None or folder.images.converses
     roles = (
         filling_roles(source.padding, side=source.padding_side, masked=source.masks_padding, max_tokens=max_tokens)
         if folder.fills_texts
@@ -105,91 +151,83 @@ def build_text_tower(
             folder.roles,
             source.backend,
             special_tokens=source.special_tokens,
-            vocabulary=body.vocabulary,
+            vocabulary=vocabulary,
             max_tokens=max_tokens,
         )
     )
     tokenizer = TextTokenizer(
         source.backend,
         max_tokens=max_tokens,
-        vocabulary=body.vocabulary,
+        vocabulary=vocabulary,
         lower_case=folder.lower_case,
         pools_prompt=dense_spec is None or dense_spec.pools_prompt,
         gives_types=source.gives_types,
-        chat_template=source.chat_template if folder.images is None or folder.images.converses else None,
+        chat_template=source.chat_template if converses else None,
         special_tokens=source.special_tokens,
         pair_template=folder.pair_template,
         roles=roles,
-        sees=sight is not None,
-        reads_one=loaded.image is not None or (folder.images is not None and not folder.images.converses),
+        sees=folder.images is not None,
+        reads_one=loaded.image is not None or not converses,
         truncation_side=source.truncation_side,
         cleans_up=source.cleans_up,
     )
     if folder.scoring == "cross-encoder":
         tokenizer.require_pairs()
-    _check_body(name, body.check_positions)
-    if sight is not None:
-        sight.check(body.hidden)
-    if why := body.choose_layout(attention, max_tokens, None if sight is None else sight.probe()):
-        log.info("model.padded", model=name, reason=why)
-    if body.layout == "padded":
-        _check_body(name, partial(body.check_company, max_tokens))
-    if why := body.attend_in_one_call(max_tokens):
-        log.info("model.attends_in_groups", model=name, reason=why)
-    if loaded.image is None:
-        parameters = sum(p.numel() for p in body.model.parameters()) + sum(head.parameters() for head in heads.values())
-    else:  # heads are copies of layers in it
-        parameters = sum(p.numel() for p in loaded.whole.parameters()) - loaded.image_parameters()
-    if body.model.device.type == "cpu":
-        if why := body.fuse(max_tokens):
-            log.info("model.not_fused", model=name, reason=why)
-        if why := body.prepack(max_tokens):
-            log.info("model.not_prepacked", model=name, reason=why)
-        if why := body.call_parts(max_tokens):
-            log.info("model.called_whole", model=name, reason=why)
-    if sight is not None and (why := sight.fuse()):
-        log.info("model.not_fused", model=name, reason=why)
-    if sight is not None and (why := sight.prepack()):
-        log.info("model.not_prepacked", model=name, reason=why)
-    text = (tokenizer.tokenize("warm up", add_special_tokens=True).ids * max_tokens)[:max_tokens]
-    return TextTower(
-        type(loaded.whole if folder.image_heads or sight is not None else body.model).__name__,
-        tokenizer,
-        body,
-        heads,
-        max_tokens,
-        parameters,
-        text,
-    )
+    return tokenizer
 
 
-def _max_tokens(folder: ModelFolder, declared_tokens: int | None, body: PackedTransformer) -> int:
-    """The longest input: what the folder's author wants, within what the model has positions for.
+def _choose_layout(
+    name: str,
+    transformer: PackedTransformer,
+    attention: Attention,
+    max_tokens: int,
+    image_embedder: ImageEmbedder | None,
+) -> None:
+    """Check how the transformer may run, and set its layout."""
+    _run_check(name, partial(layout_checks.check_positions, transformer))
+    if image_embedder is not None:
+        image_embedder.check(transformer.hidden)
+    image_probe = None if image_embedder is None else image_embedder.probe()
+    if reason := layout_checks.choose_layout(transformer, attention, max_tokens, image_probe):
+        log.info("model.padded", model=name, reason=reason)
+    if transformer.layout == "padded":
+        _run_check(name, partial(layout_checks.check_batch_independence, transformer, max_tokens))
 
-    Raises:
-        ConfigError: Nothing in the folder says how long an input may be.
-    """
-    wanted = folder.max_seq_length
-    if wanted is None:
-        trained: int | None = getattr(body.model.config, "max_position_embeddings", None)
-        said = [tokens for tokens in (declared_tokens, trained) if tokens is not None and tokens > 0]
-        wanted = min(said, default=body.position_limit)
-    if wanted is None:
-        raise ConfigError(
-            f"{folder.path}: nothing says how long an input may be: set max_seq_length in sentence_bert_config.json"
-        )
-    return wanted if body.position_limit is None else min(wanted, body.position_limit)
 
-
-def _check_body(name: str, check: Callable[[], str | None]) -> None:
-    """Log what a check of the transformer has found out about it.
+def _run_check(name: str, check: Callable[[], str | None]) -> None:
+    """Run a check of the transformer, and log the peculiarity that it reports.
 
     Raises:
         ConfigError: The transformer fails on a few tokens.
     """
     try:
-        why = check()
+        reason = check()
     except MISUSE_ERRORS as error:
         raise ConfigError(f"the model fails on a few tokens: {error}") from error
-    if why:
-        log.info("model.peculiar", model=name, reason=why)
+    if reason:
+        log.info("model.peculiar", model=name, reason=reason)
+
+
+def _count_parameters(loaded: Loaded, transformer: PackedTransformer, heads: Mapping[Output, Head]) -> int:
+    if loaded.image is None:
+        own = sum(weight.numel() for weight in transformer.model.parameters())
+        return own + sum(head.parameters() for head in heads.values())
+    # The heads are copies of layers of the checkpoint.
+    return sum(weight.numel() for weight in loaded.whole.parameters()) - loaded.image_parameters()
+
+
+def _speed_up(
+    name: str, transformer: PackedTransformer, speedups: Speedups, image_embedder: ImageEmbedder | None
+) -> None:
+    """Use the speedups that give the same vectors, and log why others are not used."""
+    if transformer.model.device.type == "cpu":
+        if reason := speedups.fuse():
+            log.info("model.not_fused", model=name, reason=reason)
+        if reason := speedups.prepack():
+            log.info("model.not_prepacked", model=name, reason=reason)
+        if reason := speedups.call_parts():
+            log.info("model.called_whole", model=name, reason=reason)
+    if image_embedder is not None and (reason := image_embedder.fuse()):
+        log.info("model.not_fused", model=name, reason=reason)
+    if image_embedder is not None and (reason := image_embedder.prepack()):
+        log.info("model.not_prepacked", model=name, reason=reason)

@@ -33,7 +33,7 @@ class VisionLanguageTower:
     texts: TextTower
     """What the model's other lane goes through: the same weights, which count there."""
     reader: MultimodalReader
-    sight: ImageEmbedder
+    image_embedder: ImageEmbedder
 
     @property
     def architecture(self) -> str:
@@ -53,7 +53,7 @@ class VisionLanguageTower:
 
     @property
     def parameters(self) -> int:
-        return self.sight.parameters
+        return self.image_embedder.parameters
 
     @property
     def pads(self) -> bool:
@@ -64,14 +64,15 @@ class VisionLanguageTower:
 
     def launch(self, payloads: Sequence[Payload]) -> Mapping[Output, Later[Sequence[Values]]]:
         """Pixels go to the device as they were prepared, mostly as bytes; of each output one copy comes back."""
-        sequences, body = cast("Sequence[TokenSequence]", payloads), self.texts.body
-        batch = body.pack(sequences)
-        hidden = body.hidden(batch, self.sight.embed(sequences))
+        sequences, transformer = cast("Sequence[TokenSequence]", payloads), self.texts.transformer
+        batch = transformer.pack(sequences)
+        hidden = transformer.hidden(batch, self.image_embedder.embed(sequences))
         return {output: self.texts.heads[output](hidden, batch) for output in payloads[0].outputs}
 
     def made_up(self, sizes: Sequence[int]) -> Sequence[TokenSequence]:
         """Images with words behind them up to these sizes; those that are too small for one have just that."""
-        return [self.sight.sample_sequence(size, self.texts.text, frozenset(self.texts.heads)) for size in sizes]
+        outputs, words = frozenset(self.texts.heads), self.texts.sample_ids
+        return [self.image_embedder.sample_sequence(size, words, outputs) for size in sizes]
 
 
 def load_vision(loaded: Loaded, reader: ImageReader) -> ImageEmbedder:

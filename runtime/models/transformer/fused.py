@@ -1,8 +1,8 @@
-"""Layers of encoders that run as a few kernels each, instead of the hundred calls that their modules make.
+"""Fused encoder layers: a few kernels each, instead of a hundred calls of modules.
 
-Queries, keys and values are one product. Where the processor has AVX-512, oneDNN applies the activation, or adds what
-the half of a layer was given, before it writes the product: otherwise the activation reads and writes the widest values
-of a layer once more.
+Queries, keys and values are one matrix product. On processors with AVX-512, oneDNN also applies the activation, or adds
+the residual, before it writes the product. Otherwise the activation reads and writes the widest values of a layer once
+more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from staged_pool.runtime.models.transformer.layer_patterns import LayerParts, ta
 
 
 class Activation(NamedTuple):
-    """What a kernel applies to a product before it is written, by oneDNN's names."""
+    """Activation that a kernel applies to a matrix product, by its names in oneDNN."""
 
     kernel: str
     algorithm: str = ""
@@ -51,7 +51,7 @@ _ACTIVATIONS: Final[Mapping[type[nn.Module], tuple[Activation, float]]] = {
     nn.SiLU: (_SWISH, 1.0),
     nn.ReLU: (_RELU, 1.0),
 }
-"""For each class the kernel f and a factor c, with which it gives f(c x) / c."""
+"""Kernel f and factor c of each class: its activation of x is f(c x) / c."""
 
 _UNSUPPORTED: Final = (
     "encoder_hidden_states",
@@ -62,45 +62,45 @@ _UNSUPPORTED: Final = (
     "softcap",
     "s_aux",
 )
-"""Arguments that change what a layer computes."""
+"""Arguments that change the result of a layer, and that fused layers do not implement."""
 
 
 class FusedLayers(nn.Module):
-    """What the layers compute that it takes the place of, one behind the other.
+    """Module that computes several encoder layers, one after the other.
 
     Args:
-        parts: Of those layers, on the CPU, float32 or bfloat16. Their matrices are not kept.
-        product: The way in which they multiply. None: the usual way of this processor.
+        parts: Parts of the layers, on the CPU, in float32 or bfloat16. Their matrices are copied to a new layout.
+        product: Kernels of the matrix products. None: the usual ones of this processor.
 
     Raises:
-        NO_KERNEL: This build of torch, or this processor, does not have the kernels of that way.
+        NO_KERNEL: This build of torch, or this processor, does not have these kernels.
     """
 
     def __init__(self, parts: Sequence[LayerParts], product: Product | None = None) -> None:
         super().__init__()
         self.config = parts[0].config
-        self.is_causal = parts[0].causal  # where functions of transformers look for it
+        self.is_causal = parts[0].causal  # attention functions of transformers read it here
         product = product or usual_product(parts[0].down.weight.dtype)
         self.layers = [_fused(one, product) for one in parts]
-        """In their order."""
+        """The fused layers, in the order in which they run."""
         self._run = layers_as_one_call()
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, *others: None, **settings: Any
     ) -> Tensor:
-        """[batch, tokens, width] -> the same.
+        """Run all layers: [batch, tokens, width] -> [batch, tokens, width].
 
         Args:
-            hidden_states: What the first layer is given.
-            attention_mask: In the form that the model's attention takes. None: there is nothing to mask.
-            others: What layers of decoders are given, and nothing here.
-            settings: Of the model's attention.
+            hidden_states: Input of the first layer.
+            attention_mask: In the form of the model's attention function. None: nothing is masked.
+            others: Further positional arguments of decoder layers; all must be None.
+            settings: Settings of the model's attention function.
 
         Raises:
-            NotImplementedError: The model wants something of its layers that is not done here.
+            NotImplementedError: An argument asks for something that fused layers do not compute.
         """
         if any(one is not None for one in others) or any(settings.get(name) is not None for name in _UNSUPPORTED):
-            raise NotImplementedError("fused layers are given token vectors, a mask, and settings of attention")
+            raise NotImplementedError("fused layers take only token vectors, a mask and attention settings")
         shape = hidden_states.shape
         x = hidden_states.flatten(0, 1)
         causal = settings.get("is_causal")
@@ -110,7 +110,9 @@ class FusedLayers(nn.Module):
             return self._run(x, list(settings["packed_groups"]), self.layers, causal).view(shape)
         if kind == "sdpa" and attention_mask is None and not causal:
             return self._run(x, [Group(shape[0], shape[1], shape[1])], self.layers, causal).view(shape)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, sdpa_attention_forward)  # for "eager", which it computes
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            kind, sdpa_attention_forward
+        )  # the fallback is for "eager", which gives the same
         for layer in self.layers:
             qkv = begin_layer(x, layer).view(*shape[:2], 3, layer.heads, -1)
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -120,9 +122,10 @@ class FusedLayers(nn.Module):
 
 
 def fusible_layers(model: nn.Module) -> Sequence[tuple[nn.Module, str]]:
-    """What `FusedLayers` can take the place of in a model: each by its parent and its name there.
+    """Find the modules of a model that `FusedLayers` can replace.
 
-    Lists of nothing but layers that can be fused, which then are one call, and layers among others.
+    Each is given by its parent and its name there. A module list that holds only such layers is replaced as a whole, by
+    one call. Other such layers are replaced one by one.
     """
     places, listed = [], set[nn.Module]()
     for parent in model.modules():  # parents come before their children
@@ -135,14 +138,14 @@ def fusible_layers(model: nn.Module) -> Sequence[tuple[nn.Module, str]]:
 
 
 def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None = None) -> Callable[[], None]:
-    """Put `FusedLayers` in each of these places, in a model in eval mode that runs on the CPU.
+    """Replace modules by `FusedLayers`, in a model in eval mode on the CPU.
 
     Args:
-        places: As `fusible_layers` has found them.
+        places: Result of `fusible_layers`.
         product: See `FusedLayers`.
 
     Returns:
-        Puts the original layers back.
+        A function that puts the original layers back.
 
     Raises:
         NO_KERNEL: See `FusedLayers`.
@@ -159,7 +162,7 @@ def fuse_layers(places: Sequence[tuple[nn.Module, str]], product: Product | None
 
 
 def _fuse(found: nn.Module, product: Product | None) -> nn.Module:
-    """What takes the place of a layer, or of a list of layers: a list of one that does everything."""
+    """Build the replacement of a layer, or of a list of layers: then a list of one."""
     fused = FusedLayers([parts for layer in _layers(found) if (parts := _fusible(layer))], product)
     return nn.ModuleList([fused]) if isinstance(found, nn.ModuleList) else fused
 
@@ -174,7 +177,7 @@ def _fusible(layer: nn.Module) -> LayerParts | None:
 
 
 def _biases(linears: Sequence[nn.Linear]) -> Tensor | None:
-    """Side by side; 0 where one of them has none. None: all have none."""
+    """Concatenate the biases; a missing one is 0. None: all are missing."""
     biases: Sequence[Tensor | None] = [one.bias for one in linears]
     if all(bias is None for bias in biases):
         return None
@@ -187,7 +190,7 @@ def _biases(linears: Sequence[nn.Linear]) -> Tensor | None:
 
 
 def _fused(parts: LayerParts, product: Product) -> Layer:
-    """A layer's weights, as the kernels take them."""
+    """Lay out the weights of a layer for the kernels."""
     activation, factor = _ACTIVATIONS[type(parts.activation)]
     first, second = (scale.unsqueeze(1) for scale in parts.scales) if parts.scales else (1.0, 1.0)
     first_norm, second_norm = parts.norms
@@ -223,13 +226,13 @@ def _fused(parts: LayerParts, product: Product) -> Layer:
 def _scaled(
     linear: nn.Linear, scale: Tensor | float, product: Product, *, given: float = 1.0
 ) -> tuple[Tensor, Tensor | None]:
-    """The weights of (x / given W^T + b) * scale, without a multiplication beside that of the matrices.
+    """Fold factors into a linear layer: weights and bias that give (x / given W^T + b) * scale.
 
     Args:
         linear: W and b.
-        scale: [out, 1], or the same for all.
-        product: What the weights are laid out for.
-        given: What all of x has been multiplied with.
+        scale: [out, 1], or one number for all outputs.
+        product: Kernels that the weights are laid out for.
+        given: Factor that x has already been multiplied with.
     """
     bias: Tensor | None = linear.bias
     if bias is not None:

@@ -1,7 +1,7 @@
-"""What layers of encoders are made of: their parts, found by where a known kind of layer has them.
+"""Parts of encoder layers, found by the module names of known architectures.
 
-The class of a layer is not looked at, since there are dozens that differ by their names only. Instead, a layer must
-have all parts of a kind, and no weight and no module beside them.
+The class of a layer does not matter, since dozens differ only in their names. A layer must have all parts of a pattern,
+and no other weight or module.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Structure:
-    """Where a kind of layer has its parts."""
+class _LayerPattern:
+    """Module names of the parts of one kind of layer."""
 
     normed_first: bool
     attention: str
     projections: tuple[str, str, str]
-    """Of queries, keys and values, in `attention`."""
+    """Queries, keys and values: names inside of `attention`."""
     out: str
     norms: tuple[str, str]
-    """Of the half with attention, and of the other."""
+    """Norm of attention, and norm of the feed-forward half."""
     up: str = "mlp.fc1"
     activation: str = "mlp.activation_fn"
     down: str = "mlp.fc2"
     scales: tuple[str, ...] = ()
-    """Of what each half adds, by a factor for each value. None: it adds it as it is."""
+    """Parameters that scale the output of each half, value by value. Empty: there are none."""
 
 
-_STRUCTURES: Final = (
-    _Structure(  # BERT and its relatives
+_PATTERNS: Final = (
+    _LayerPattern(  # BERT and its relatives
         normed_first=False,
         attention="attention.self",
         projections=("query", "key", "value"),
@@ -42,7 +42,7 @@ _STRUCTURES: Final = (
         activation="intermediate.intermediate_act_fn",
         down="output.dense",
     ),
-    _Structure(  # DistilBERT
+    _LayerPattern(  # DistilBERT
         normed_first=False,
         attention="attention",
         projections=("q_lin", "k_lin", "v_lin"),
@@ -52,21 +52,21 @@ _STRUCTURES: Final = (
         activation="ffn.activation",
         down="ffn.lin2",
     ),
-    _Structure(  # CLIP, SigLIP and SigLIP2
+    _LayerPattern(  # CLIP, SigLIP and SigLIP2
         normed_first=True,
         attention="self_attn",
         projections=("q_proj", "k_proj", "v_proj"),
         out="self_attn.out_proj",
         norms=("layer_norm1", "layer_norm2"),
     ),
-    _Structure(  # ViT
+    _LayerPattern(  # ViT
         normed_first=True,
         attention="attention",
         projections=("q_proj", "k_proj", "v_proj"),
         out="attention.o_proj",
         norms=("layernorm_before", "layernorm_after"),
     ),
-    _Structure(  # DINOv2
+    _LayerPattern(  # DINOv2
         normed_first=True,
         attention="attention",
         projections=("q_proj", "k_proj", "v_proj"),
@@ -82,54 +82,53 @@ _NOTHING: Final = (nn.Dropout, nn.Identity)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """A layer in two halves: attention, and two linear layers with an activation between them. Each adds to what it was
-    given."""
+    """Parts of a layer with two residual halves: attention, and a feed-forward network."""
 
     normed_first: bool
-    """Whether a norm stands in front of each half, or behind its sum."""
+    """Normalize the input of each half (pre-norm). False: its output, with the residual added (post-norm)."""
     config: Any
-    """Of the model, which says how it attends."""
+    """Config of the model, with its attention function."""
     causal: bool
-    """Whether a token sees only what stands before it, where the model says nothing else."""
+    """Attend to earlier tokens only, unless an argument of the forward says otherwise."""
     heads: int
     scaling: float
-    """Of the scores of attention."""
+    """Factor of attention scores."""
     projections: Sequence[nn.Linear]
-    """To queries, keys and values, which are equally wide."""
+    """Linear layers to queries, keys and values; all of one width."""
     out: nn.Linear
     norms: Sequence[nn.LayerNorm]
-    """Of the half with attention, and of the other."""
+    """Norm of attention, and norm of the feed-forward half."""
     up: nn.Linear
     activation: nn.Module
     down: nn.Linear
     scales: Sequence[Tensor]
-    """[width] each: factors of what `out` and `down` add. Empty: there are none."""
+    """[width] each: factors of the outputs of `out` and of `down`. Empty: there are none."""
 
 
 def take_apart(layer: nn.Module) -> LayerParts | None:
-    """What a layer is made of. None: it is of no kind that is known here, or holds something else as well."""
-    for structure in _STRUCTURES:
+    """Return the parts of a layer. None: it matches no pattern, or holds something else as well."""
+    for pattern in _PATTERNS:
         try:
-            parts = _take_apart(layer, structure)
-        except AttributeError:  # it does not have one of them
+            parts = _take_apart(layer, pattern)
+        except AttributeError:  # a part is missing
             continue
         if parts is not None:
             return parts
     return None
 
 
-def _take_apart(layer: nn.Module, structure: _Structure) -> LayerParts | None:
-    """As `take_apart`, for one kind.
+def _take_apart(layer: nn.Module, pattern: _LayerPattern) -> LayerParts | None:
+    """Match a layer with one pattern; see `take_apart`.
 
     Raises:
-        AttributeError: The layer does not have one of the parts.
+        AttributeError: A part is missing.
     """
-    attention = layer.get_submodule(structure.attention)
-    projections = [_linear(attention, name) for name in structure.projections]
-    out, up, down = (_linear(layer, path) for path in (structure.out, structure.up, structure.down))
-    norms = [_norm(layer, path) for path in structure.norms]
-    activation = layer.get_submodule(structure.activation)
-    scales = [layer.get_parameter(path) for path in structure.scales]
+    attention = layer.get_submodule(pattern.attention)
+    projections = [_linear(attention, name) for name in pattern.projections]
+    out, up, down = (_linear(layer, path) for path in (pattern.out, pattern.up, pattern.down))
+    norms = [_norm(layer, path) for path in pattern.norms]
+    activation = layer.get_submodule(pattern.activation)
+    scales = [layer.get_parameter(path) for path in pattern.scales]
     heads: int = _first(attention, "num_attention_heads", "num_heads", "n_heads")
     scaling: float = _first(attention, "scaling", "scale")
     widths = {one.out_features for one in projections} | {out.in_features}
@@ -140,7 +139,7 @@ def _take_apart(layer: nn.Module, structure: _Structure) -> LayerParts | None:
     ):
         return None
     return LayerParts(
-        normed_first=structure.normed_first,
+        normed_first=pattern.normed_first,
         config=attention.config,
         causal=bool(getattr(attention, "is_causal", False)),
         heads=heads,
@@ -156,9 +155,10 @@ def _take_apart(layer: nn.Module, structure: _Structure) -> LayerParts | None:
 
 
 def _linear(module: nn.Module, path: str) -> nn.Linear:
-    """
+    """Return a linear layer of a module.
+
     Raises:
-        AttributeError: There is none. A subclass is none: it may compute something else.
+        AttributeError: There is none. A subclass does not count: it may compute something else.
     """
     found = module.get_submodule(path)
     if type(found) is not nn.Linear:
@@ -167,7 +167,7 @@ def _linear(module: nn.Module, path: str) -> nn.Linear:
 
 
 def _norm(module: nn.Module, path: str) -> nn.LayerNorm:
-    """As `_linear`."""
+    """Return a layer norm of a module; errors as for `_linear`."""
     found = module.get_submodule(path)
     if type(found) is not nn.LayerNorm:
         raise AttributeError(path)
@@ -175,10 +175,10 @@ def _norm(module: nn.Module, path: str) -> nn.LayerNorm:
 
 
 def _first(module: nn.Module, *names: str) -> Any:
-    """The first of these attributes that a module has.
+    """Return the first of these attributes that a module has.
 
     Raises:
-        AttributeError: It has none.
+        AttributeError: It has none of them.
     """
     for name in names:
         if hasattr(module, name):
@@ -187,7 +187,7 @@ def _first(module: nn.Module, *names: str) -> Any:
 
 
 def _holds_only(layer: nn.Module, parts: Sequence[nn.Module], scales: Sequence[Tensor]) -> bool:
-    """Whether a layer has no weight, and computes nothing, beside what is known of it."""
+    """Tell whether a layer has no weights and no computing modules other than these."""
     weights = {id(weight) for part in parts for weight in part.parameters()} | {id(scale) for scale in scales}
     if any(id(weight) not in weights for weight in layer.parameters()) or list(layer.buffers()):
         return False

@@ -1,4 +1,4 @@
-"""Lay the sequences of a batch one behind the other, and bring them to the device in one copy."""
+"""Packed batches: token sequences one behind the other, copied to the device at once."""
 
 from __future__ import annotations
 
@@ -19,45 +19,48 @@ from staged_pool.runtime.models.kernels.transfer import send_arrays
 
 
 class Skip(NamedTuple):
-    """Leading tokens of sequences that pooling leaves out."""
+    """Number of leading tokens that pooling leaves out of each sequence."""
 
     tokens: Tensor
     """[sequences], int64; fewer than each sequence has."""
     total: int
-    """Of all sequences, as the host knows it."""
+    """Sum of `tokens`, on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """The token ids of several sequences, one after the other, and behind them a few tokens that mean nothing."""
+    """Token ids of several sequences, one behind the other.
+
+    A few filler tokens follow, which round the size up; see `_round_up`.
+    """
 
     ids: Tensor
-    """[rounded tokens], int64; 0 behind the sequences."""
+    """[rounded tokens], int64; filler is 0."""
     positions: Tensor
-    """[rounded tokens], int64: each token's place in its sequence, from 0."""
+    """[rounded tokens], int64: each token's index in its sequence."""
     lengths: Tensor
-    """[sequences], int64."""
+    """[sequences], int64: tokens of each."""
     types: Tensor | None
     """[rounded tokens], int64: 1 in the second segment of a pair. None: there is no pair."""
     prompts: Skip | None
-    """The prompts that pooling leaves out. A sequence that consists of nothing else is pooled whole. None: none."""
-    seen: Tensor | None
-    """[sequences], int64: leading tokens of each that its tokens attend to. None: all."""
+    """Prompts that pooling leaves out. None: there are none. A sequence that is only a prompt is pooled whole."""
+    attended: Tensor | None
+    """[sequences], int64: number of leading tokens that the tokens of each attend to. None: all."""
     groups: Sequence[Group]
-    """Of the sequences, without what is behind them."""
+    """Runs of neighbours of equal length, without filler."""
     bounds: Bounds
-    """Of the sequences, and of what is behind them as one more."""
+    """Starts and ends of the sequences; filler counts as one more sequence."""
     tokens: int
-    """Of the sequences."""
+    """Tokens of all sequences, without filler."""
     sequences: Sequence[TokenSequence]
 
     @classmethod
     def of(cls, sequences: Sequence[TokenSequence], device: torch.device) -> PackedBatch:
-        """Lay the sequences out, and begin one copy to the device.
+        """Pack sequences, and start one copy to the device.
 
         Args:
             sequences: At least one.
-            device: Where they go.
+            device: Where the tensors are.
         """
         lengths = np.fromiter((len(s.ids) for s in sequences), np.int64, len(sequences))
         tokens = int(lengths.sum())
@@ -65,15 +68,15 @@ class PackedBatch:
         starts = lengths.cumsum() - lengths
         places = np.arange(tokens) - starts.repeat(lengths)
         ids = np.fromiter(chain.from_iterable(s.ids for s in sequences), np.int32, tokens)
-        parts = {"ids": _filled(ids, rounded), "positions": _filled(places, rounded), "lengths": lengths}
+        parts = {"ids": _zero_padded(ids, rounded), "positions": _zero_padded(places, rounded), "lengths": lengths}
         if any(s.first_tokens is not None for s in sequences):
             firsts = [len(s.ids) if s.first_tokens is None else s.first_tokens for s in sequences]
-            parts["types"] = _filled(places >= np.repeat(firsts, lengths), rounded)
+            parts["types"] = _zero_padded(places >= np.repeat(firsts, lengths), rounded)
         skipped = [s.prompt_tokens if s.prompt_tokens < len(s.ids) else 0 for s in sequences]
         if any(skipped):
             parts["skipped"] = np.array(skipped)
         if any(s.unseen_tokens for s in sequences):
-            parts["seen"] = lengths - [s.unseen_tokens for s in sequences]
+            parts["attended"] = lengths - [s.unseen_tokens for s in sequences]
         bounds = np.array([*starts, tokens, rounded])
         sent = send_arrays([part.astype(np.int32) for part in (*parts.values(), bounds)], device)
         *numbers, _ = sent.long().split_with_sizes([len(part) for part in (*parts.values(), bounds)])
@@ -88,7 +91,7 @@ class PackedBatch:
             lengths=found["lengths"],
             types=found.get("types"),
             prompts=Skip(found["skipped"], sum(skipped)) if "skipped" in found else None,
-            seen=found.get("seen"),
+            attended=found.get("attended"),
             groups=groups,
             bounds=Bounds(sent[-len(bounds) :], max(int(lengths.max()), rounded - tokens)),
             tokens=tokens,
@@ -96,8 +99,8 @@ class PackedBatch:
         )
 
 
-def _filled(values: NDArray[Any], rounded: int) -> NDArray[Any]:
-    """The same with zeros behind it."""
+def _zero_padded(values: NDArray[Any], rounded: int) -> NDArray[Any]:
+    """Append zeros up to a length of `rounded`."""
     filled = np.zeros(rounded, np.int32)
     filled[: len(values)] = values
     return filled
@@ -106,8 +109,8 @@ def _filled(values: NDArray[Any], rounded: int) -> NDArray[Any]:
 def _round_up(tokens: int) -> int:
     """Round up to one of eight sizes in each octave: at most an eighth more tokens.
 
-    oneDNN makes and keeps kernels for every size of a matrix that it meets, some 2 MB for each number of tokens: there
-    are fewer than sixty up to 2048 tokens in this way. perf/NOTES.md has what more sizes would gain and cost.
+    oneDNN compiles and keeps kernels for each matrix size, about 2 MB for each number of tokens. Rounded, there are
+    fewer than sixty sizes up to 2048 tokens. perf/NOTES.md has the costs and gains of more sizes.
     """
     step = max(4, 1 << max(0, (tokens - 1).bit_length() - 4))
     return -(-tokens // step) * step

@@ -1,8 +1,8 @@
-"""Make one vector of the token vectors of each sequence.
+"""Poolings: one vector of the token vectors of each sequence.
 
-All of it works on a packed batch: the token vectors of all sequences one after the other, no padding. A padded
-batch is brought to that layout first, so that there is one implementation and nothing to mask. Sums are made in
-float32 whatever the model computes in. The formulas are those of sentence-transformers (`modules/pooling.py`).
+All functions take packed batches, without padding. A padded batch is packed first, so there is one implementation, and
+nothing to mask. Sums are in float32, whatever the dtype of the model. The formulas are those of sentence-transformers
+(`modules/pooling.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from staged_pool.runtime.models.transformer.packing import Skip
 
 
 def pool(hidden: Tensor, lengths: Tensor, modes: Sequence[PoolingMode], *, skip: Skip | None = None) -> Tensor:
-    """Make one vector of each sequence of a packed batch; several modes are concatenated.
+    """Pool each sequence of a packed batch; the vectors of several modes are concatenated.
 
     Args:
         hidden: [tokens, width], any dtype; sequences one after the other.
         lengths: [sequences], int64, on the device of `hidden`; each at least 1, sums to `tokens`.
         modes: At least one.
-        skip: Leading tokens of each that are left out. None: none.
+        skip: Leading tokens of each sequence that are left out. None: none are.
 
     Returns:
         [sequences, width * modes], float32, on the device of `hidden`.
@@ -59,7 +59,7 @@ def mean_sqrt_len_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
 def weighted_mean_pool(hidden: Tensor, lengths: Tensor, before: Tensor | None = None) -> Tensor:
     """Average that weights later tokens more, [sequences, width]: sum(t * h_t) / sum(t), t from 1 to n.
 
-    With `before` [sequences] tokens left out of the beginning of each, t counts from before + 1.
+    If `before` [sequences] leading tokens of each were left out, t counts from before + 1.
     """
     starts = lengths.cumsum(0) - lengths
     weights = torch.arange(1, len(hidden) + 1, device=hidden.device) - _each(starts, lengths, len(hidden))
@@ -81,10 +81,10 @@ def cls_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
 
 
 def end_pool(hidden: Tensor, sequences: Sequence[TokenSequence], lengths: Tensor, end_token: int | None) -> Tensor:
-    """The vector of each sequence's first token `end_token`, [sequences, width]; of its first one where there is none.
+    """Vector of each sequence's first `end_token`, or of its first token if it has none: [sequences, width].
 
-    None: of the token with the highest id, as CLIP finds the end where its config has another id for it than its
-    tokenizer. Both as `CLIPTextModel` of transformers has them.
+    With `end_token` None it is the token with the highest id: the end token, if the config of CLIP has a wrong id for
+    it. Both rules are those of `CLIPTextModel` in transformers.
     """
     places = [
         s.ids.index(max(s.ids)) if end_token is None else s.ids.index(end_token) if end_token in s.ids else 0
@@ -100,12 +100,15 @@ def last_token_pool(hidden: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _reduced(hidden: Tensor, how: str, lengths: Tensor) -> Tensor:
-    # What would be checked are the lengths, for which the host would have to wait for the device.
+    # unsafe: to check the lengths, the host would have to wait for the device.
     return torch.segment_reduce(hidden, how, lengths=lengths, unsafe=True)
 
 
 def _each(values: Tensor, lengths: Tensor, tokens: int) -> Tensor:
-    """The value of each token's sequence, [tokens]. Their number is known: the host need not wait for the device."""
+    """Repeat the value of each sequence for its tokens: [tokens].
+
+    The number of tokens is passed, so that the host does not wait for the device.
+    """
     return values.repeat_interleave(lengths, output_size=tokens)
 
 

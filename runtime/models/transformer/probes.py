@@ -1,4 +1,4 @@
-"""Made-up sequences to try a transformer with."""
+"""Test sequences for the checks of a transformer at load."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from staged_pool.runtime.models.transformer.rows import token_embedding
 from staged_pool.runtime.requests import DENSE_ONLY
 
 _LONGEST_PROBE: Final = 1024
-"""Tokens. Where a window is longer, finding it out would take longer than loading the model."""
+"""Longest test sequence, in tokens. With a longer one, the checks would take longer than the load."""
 
 _SHORTEST_PROBE: Final = 16
-"""Tokens of the longest sequence of a probe at least."""
+"""Lower bound on the longest sequence of a probe, in tokens."""
 
 _LIMITS: Final = ("original_max_position_embeddings", "max_position_embeddings")
-"""Settings in tokens: what a model computes may change where a sequence is longer."""
+"""Settings in tokens; a model may compute longer sequences in another way."""
 
 
 class Probes:
-    """Makes sequences that a model computes in different ways, as far as its config tells.
+    """Test sequences that cover the different ways in which a model computes.
 
     Args:
-        model: Its vocabulary and its config are looked at.
-        pairs: The model tells the two segments of a pair apart.
+        model: Model to test, for its vocabulary and config.
+        pairs: The model distinguishes the two segments of a pair.
         max_tokens: Longest input of the model.
     """
 
@@ -43,24 +43,24 @@ class Probes:
         self._mask: int | None = mask if isinstance(mask, int) and 0 <= mask < self._vocabulary else None
 
     def sequences(self) -> Sequence[TokenSequence]:
-        """Neighbours of equal and of different length, the longest of them beyond the limits of the config."""
+        """Make sequences of equal and different lengths, the longest beyond the limits of the config."""
         lengths = [min(length, self._max_tokens) for length in (5, 5, 1, self._longest, 9)]
         return self.made_up(lengths, np.random.default_rng(0))
 
     def made_up(self, lengths: Sequence[int], random: np.random.Generator) -> Sequence[TokenSequence]:
-        """Random token ids; every other one is a pair where the model tells the two apart."""
+        """Make sequences of random token ids; every other one is a pair, if the model distinguishes segments."""
         found = []
         for place, length in enumerate(lengths):
             ids: list[int] = random.integers(self._vocabulary, size=length).tolist()
             if self._mask is not None and place % 2 and length > 2:
-                ids[1] = self._mask  # some models scale a whole row by how many of these are in it
+                ids[1] = self._mask  # some models scale a whole row by its number of mask tokens
             first = length // 2 if self._pairs and place % 2 else None
             found.append(TokenSequence(ids, DENSE_ONLY, first_tokens=first))
         return found
 
 
 def _limits(settings: dict[str, Any]) -> Sequence[int]:
-    """The limits in a config, those of its parts included."""
+    """Collect the limits of a config and of its nested configs."""
     found: list[int] = []
     for name, value in settings.items():
         if isinstance(value, dict):

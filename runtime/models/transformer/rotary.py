@@ -1,8 +1,8 @@
-"""Rotary frequencies chosen for each sequence by its own length.
+"""Rotary frequencies for each sequence of a batch, by its own length.
 
-With `dynamic` and `longrope` the frequencies depend on the number of tokens. transformers takes the highest position
-of a whole call for it, and keeps what it computed for the next call. Here every sequence gets the frequencies that it
-gets in a call of its own, in a module without memory.
+With the rope types `dynamic` and `longrope` the frequencies depend on the number of tokens. transformers uses the
+highest position of a whole call, and keeps the result for the next call. Here each sequence gets the frequencies of a
+call of its own, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from staged_pool.runtime.models.kernels.encoder_layers import Group
 from staged_pool.stages.errors import ConfigError
 
 _BY_LENGTH: Final = ("dynamic", "longrope")
-"""Parts of the names of rope types whose frequencies depend on the number of tokens."""
+"""Parts of the names of rope types with frequencies by the number of tokens."""
 
 _MAXIMA: Final = ("original_max_position_embeddings", "max_position_embeddings")
-"""Settings that say up to how many tokens the frequencies are those of a short sequence."""
+"""Settings with the largest number of tokens of a short sequence; see `_short_tokens`."""
 
 
 class _Run(NamedTuple):
-    """Neighbours in a batch that get their frequencies in one call."""
+    """Neighbours in a batch that share one call for their frequencies."""
 
     sequences: int
     longest: int
-    """Tokens of the longest of them."""
+    """Tokens of the longest sequence."""
     tokens: int
-    """Tokens of all of them."""
+    """Tokens of all sequences."""
 
 
 class _Sequences(threading.local):
-    """The sequences of the forward that the calling thread runs."""
+    """Sequences of the forward that the calling thread runs."""
 
     groups: Sequence[Group] | None = None
-    """In the order of the batch. None: not known, and each row is taken as one sequence."""
+    """Sequences in the order of the batch. None: unknown; each row counts as one sequence."""
     packed: bool = False
-    """All lie in one row. False: each has a row of its own, filled up to the longest."""
+    """All sequences are in one row. False: each has a row of its own, padded to the longest."""
 
 
 class PerSequenceRotary(nn.Module):
-    """Cosines and sines of a rotary module, computed for each sequence as if it were alone.
+    """Rotary module that computes each sequence as if it were alone.
 
-    Any thread may call it: each call runs on a fresh copy of the module's state, so nothing stays behind.
+    Thread-safe: each call runs a fresh copy of the module, so no call changes the next.
 
     Args:
-        rotary: The module of transformers that it stands for, before its first forward.
-        short: Sequences of up to so many tokens share their frequencies, and a call.
-        sequences: The sequences of the running forward.
+        rotary: Module of transformers that this one replaces, before its first forward.
+        short: Longest sequence, in tokens, with the frequencies of short sequences. Short neighbours share a call.
+        sequences: Sequences of the running forward.
     """
 
     def __init__(self, rotary: nn.Module, short: int, sequences: _Sequences) -> None:
@@ -65,7 +65,7 @@ class PerSequenceRotary(nn.Module):
         self._sequences = sequences
 
     def forward(self, x: Tensor, position_ids: Tensor, *others: Any, **settings: Any) -> Any:
-        """[..., rows, tokens] positions -> what `rotary` gives: [..., rows, tokens, width] each."""
+        """Compute what `rotary` does: positions [..., rows, tokens] -> [..., rows, tokens, width] each."""
 
         def compute(positions: Tensor) -> Any:
             return _fresh(self.rotary)(x, positions, *others, **settings)
@@ -79,7 +79,7 @@ class PerSequenceRotary(nn.Module):
         return _padded(compute, position_ids, runs)
 
     def _runs(self, groups: Sequence[Group]) -> Sequence[_Run]:
-        """Equal sequences that are neighbours, and neighbours that are all short."""
+        """Group neighbours of equal length, and neighbours that are all short."""
         runs: list[_Run] = []
         for group in groups:
             tokens = group.sequences * group.tokens
@@ -93,32 +93,32 @@ class PerSequenceRotary(nn.Module):
 
 
 def _packed(compute: Callable[[Tensor], Any], positions: Tensor, runs: Sequence[_Run]) -> Any:
-    """As `compute`, of sequences that lie one behind the other in one row."""
+    """Apply `compute` to sequences that are packed in one row."""
     return _joined([compute(part) for part in positions.split_with_sizes([run.tokens for run in runs], dim=-1)], -2)
 
 
 def _padded(compute: Callable[[Tensor], Any], positions: Tensor, runs: Sequence[_Run]) -> Any:
-    """As `compute`, of rows that are filled up: what stands behind a sequence has no say, and gets zeros."""
+    """Apply `compute` to padded rows; padding is left out, and gets zeros."""
     longest = positions.shape[-1]
     rows = sum(run.sequences for run in runs)
     if positions.shape[-2] != rows:
         positions = positions.expand(*positions.shape[:-2], rows, longest)
     split = positions.split_with_sizes([run.sequences for run in runs], dim=-2)
-    parts = [_filled(compute(part[..., : run.longest]), longest) for run, part in zip(runs, split, strict=True)]
+    parts = [_zero_padded(compute(part[..., : run.longest]), longest) for run, part in zip(runs, split, strict=True)]
     return _joined(parts, -3)
 
 
 def per_sequence_rotary(model: nn.Module) -> SequenceLengths | None:
-    """Give each sequence of a batch its own frequencies, where a model's rope type makes them depend on its length.
+    """Replace the rotary modules with frequencies that depend on the length of a sequence.
 
     Args:
-        model: Before its first forward. Its rotary modules are replaced.
+        model: Before its first forward.
 
     Returns:
-        What has to be told the sequences of each forward; None where no frequency depends on a length.
+        Setter for the sequences of each forward; None where no frequency depends on a length.
 
     Raises:
-        ConfigError: The model computes such frequencies from something else than positions.
+        ConfigError: The model does not compute such frequencies from positions.
     """
     sequences = _Sequences()
     places = [
@@ -132,21 +132,21 @@ def per_sequence_rotary(model: nn.Module) -> SequenceLengths | None:
             kinds = ", ".join(_by_length(child))
             raise ConfigError(
                 f"config.json: rope_type={kinds!r} depends on the length of a text, and {type(child).__name__} computes"
-                " it in a way that is not known here: batches would give other vectors than single texts"
+                " it in an unknown way: a batch would give other vectors than single texts"
             )
-        setattr(parent, name, PerSequenceRotary(child, _short(child), sequences))
+        setattr(parent, name, PerSequenceRotary(child, _short_tokens(child), sequences))
     return SequenceLengths(sequences) if places else None
 
 
 class SequenceLengths:
-    """Tells the rotary modules of a model which sequences the calling thread runs."""
+    """Setter for the sequences that the rotary modules of a model compute, for each thread."""
 
     def __init__(self, sequences: _Sequences) -> None:
         self._sequences = sequences
 
     @contextmanager
-    def of(self, groups: Sequence[Group], *, packed: bool) -> Iterator[None]:
-        """A block that runs one forward of these sequences, in one row or each in a row of its own."""
+    def set(self, groups: Sequence[Group], *, packed: bool) -> Iterator[None]:
+        """Open a block that runs one forward of these sequences, packed or one a row."""
         self._sequences.groups, self._sequences.packed = groups, packed
         try:
             yield
@@ -155,14 +155,14 @@ class SequenceLengths:
 
 
 def _by_length(module: nn.Module) -> Sequence[str]:
-    """The rope types of a rotary module that depend on the number of tokens."""
+    """Return the rope types of a rotary module that depend on the number of tokens."""
     found = getattr(module, "rope_type", None)
     kinds = found.values() if isinstance(found, dict) else [found]
     return [kind for kind in kinds if isinstance(kind, str) and any(part in kind for part in _BY_LENGTH)]
 
 
-def _short(rotary: nn.Module) -> int:
-    """Up to how many tokens the frequencies are those of any short sequence; 0 where that is not known."""
+def _short_tokens(rotary: nn.Module) -> int:
+    """Return the longest sequence, in tokens, with the frequencies of short sequences; 0 if unknown."""
     config = getattr(rotary, "config", None)
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
@@ -173,17 +173,17 @@ def _short(rotary: nn.Module) -> int:
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """A copy in the state that the module was loaded in: the original is never run, so it stays there."""
+    """Copy a module as it was loaded; the original keeps that state because it never runs."""
     one = copy.copy(module)
     one._buffers = {name: None if value is None else value.clone() for name, value in module._buffers.items()}
     return one
 
 
-def _filled(found: Any, tokens: int) -> Any:
-    """[..., rows, up to `tokens`, width] each, with zeros up to `tokens`."""
+def _zero_padded(found: Any, tokens: int) -> Any:
+    """Pad each tensor, [..., rows, tokens, width], with zeros to `tokens`."""
     if isinstance(found, Tensor):
         return F.pad(found, (0, 0, 0, tokens - found.shape[-2]))
-    return tuple(_filled(values, tokens) for values in found)
+    return tuple(_zero_padded(values, tokens) for values in found)
 
 
 def _joined(parts: Sequence[Any], dim: int) -> Any:

@@ -1,4 +1,4 @@
-"""Sequences as rows of token ids, each row one sequence: alone, with others of its length, or padded to the longest."""
+"""Forwards of batches with one row a sequence: alone, with others of equal length, or padded."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from staged_pool.runtime.models.transformer.packing import PackedBatch
 from staged_pool.runtime.models.transformer.rotary import per_sequence_rotary
 
 _POSITION_TABLES: Final = ("position_embeddings", "position_embedding")
-"""How architectures name them; CLIP and SigLIP have the latter."""
+"""Names of position tables in transformers; the second is that of CLIP and SigLIP."""
 
 
 class Rows:
-    """Runs a transformer on rows of token ids, and gives back packed token vectors.
+    """Run a transformer on rows of token ids; return packed token vectors.
 
     Args:
         model: A base model in eval mode whose first output is [batch, tokens, width]. Its rotary modules may be
             replaced.
 
     Raises:
-        ConfigError: Its positions depend on the length of a text in a way that is not known here.
+        ConfigError: Its positions depend on the length of a text in an unknown way.
     """
 
     takes_positions: bool
-    """The model is told positions. False: it takes none, or counts them in a way of its own."""
+    """Pass position ids to the model. False: it takes none, or counts them in a way of its own."""
 
     takes_types: bool
-    """The model tells the two segments of a pair apart."""
+    """Pass token type ids: the model distinguishes the two segments of a pair."""
 
     first_position: int
-    """Where positions begin in the model's table of position vectors."""
+    """First row that is used of the model's table of position vectors."""
 
     position_limit: int | None
-    """Tokens that this table has rows for. None: there is no such table."""
+    """Longest sequence, in tokens, that this table has rows for. None: there is no such table."""
 
     positions_by_length: bool
-    """A position's vector depends on the length of its sequence: see `per_sequence_rotary`."""
+    """Position vectors depend on the length of the sequence: see `per_sequence_rotary`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -55,15 +55,15 @@ class Rows:
         self.takes_types = "token_type_ids" in arguments and getattr(model.config, "type_vocab_size", 0) > 1
         self._lengths = per_sequence_rotary(model)
         self.positions_by_length = self._lengths is not None
-        # Where a text may be longer than the config says, some versions of transformers have too short a row of types.
-        self._says_types = "token_type_ids" in arguments and not self.takes_types and self.positions_by_length
+        # Some versions of transformers make too few token types for a text that is longer than the config says.
+        self._gives_types = "token_type_ids" in arguments and not self.takes_types and self.positions_by_length
 
-    def told(self, groups: Sequence[Group], *, packed: bool) -> AbstractContextManager[None]:
-        """A block that runs one forward of these sequences, see `SequenceLengths.of`."""
-        return nullcontext() if self._lengths is None else self._lengths.of(groups, packed=packed)
+    def forward_of(self, groups: Sequence[Group], *, packed: bool) -> AbstractContextManager[None]:
+        """Open a block that runs one forward of these sequences; see `SequenceLengths.set`."""
+        return nullcontext() if self._lengths is None else self._lengths.set(groups, packed=packed)
 
-    def padded(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
-        """[tokens, width], of one forward with rows that are filled up to the longest."""
+    def padded(self, batch: PackedBatch, image_embeds: ImageEmbeds | None = None) -> Tensor:
+        """Run one forward with all rows padded to the longest; returns [tokens, width]."""
         shape = len(batch.sequences), max(group.tokens for group in batch.groups)
         places = torch.arange(shape[1], device=batch.ids.device)
         rows = torch.arange(shape[0], device=batch.ids.device)
@@ -71,44 +71,50 @@ class Rows:
         each = rows * shape[1] + batch.positions[: batch.tokens]
         tokens = {
             name: _spread(row[: batch.tokens], each, shape, self._padding if name == "input_ids" else 0)
-            for name, row in self.tokens(batch.ids, shown).items()
+            for name, row in self.tokens(batch.ids, image_embeds).items()
         }
         more = {}
         if self.takes_positions:
             more["position_ids"] = (places + self.first_position).expand(shape)
-        if shown is not None and shown.positions is not None:
-            more["position_ids"] = torch.stack([_spread(row, each, shape, 0) for row in shown.positions])
+        if image_embeds is not None and image_embeds.positions is not None:
+            more["position_ids"] = torch.stack([_spread(row, each, shape, 0) for row in image_embeds.positions])
         if batch.types is not None and self.takes_types:
             more["token_type_ids"] = _spread(batch.types[: batch.tokens], each, shape, 0)
-        seen = places < (batch.lengths if batch.seen is None else batch.seen).unsqueeze(1)
-        with self.told(batch.groups, packed=False):
-            hidden: Tensor = self._model(**tokens, attention_mask=seen.long(), **more)[0]
+        attended = places < (batch.lengths if batch.attended is None else batch.attended).unsqueeze(1)
+        with self.forward_of(batch.groups, packed=False):
+            hidden: Tensor = self._model(**tokens, attention_mask=attended.long(), **more)[0]
         return hidden.flatten(0, 1).index_select(0, each)
 
-    def each_length(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
-        """As `padded`, with a forward for neighbours of equal length: without any padding."""
-        return self._each(batch, shown, [group.sequences for group in batch.groups])
+    def by_length(self, batch: PackedBatch, image_embeds: ImageEmbeds | None = None) -> Tensor:
+        """Run one forward for each group of neighbours of equal length, so without padding."""
+        return self._in_forwards(batch, image_embeds, [group.sequences for group in batch.groups])
 
-    def one_by_one(self, batch: PackedBatch, shown: ImageEmbeds | None = None) -> Tensor:
-        """As `padded`, with a forward for each sequence."""
-        return self._each(batch, shown, [1] * len(batch.sequences))
+    def one_by_one(self, batch: PackedBatch, image_embeds: ImageEmbeds | None = None) -> Tensor:
+        """Run one forward for each sequence."""
+        return self._in_forwards(batch, image_embeds, [1] * len(batch.sequences))
 
-    def tokens(self, ids: Tensor, shown: ImageEmbeds | None) -> dict[str, Tensor]:
-        """Token ids by the name that the model has for them, or their vectors where images put some there."""
-        if shown is None:
-            return {"input_ids": ids} | ({"token_type_ids": torch.zeros_like(ids)} if self._says_types else {})
-        known = ids.index_fill(0, shown.places, 0)  # an image token need not be in the vocabulary
+    def tokens(self, ids: Tensor, image_embeds: ImageEmbeds | None) -> dict[str, Tensor]:
+        """Keyword arguments with the token ids, or with token vectors where images replace some."""
+        if image_embeds is None:
+            return {"input_ids": ids} | ({"token_type_ids": torch.zeros_like(ids)} if self._gives_types else {})
+        known = ids.index_fill(0, image_embeds.places, 0)  # an image token need not be in the vocabulary
         embedded: Tensor = token_embedding(self._model)(known)
-        return {"inputs_embeds": embedded.index_copy(0, shown.places, shown.vectors)}
+        return {"inputs_embeds": embedded.index_copy(0, image_embeds.places, image_embeds.vectors)}
 
-    def _each(self, batch: PackedBatch, shown: ImageEmbeds | None, counts: Sequence[int]) -> Tensor:
-        """So many neighbours, which are equally long, in each forward."""
+    def _in_forwards(self, batch: PackedBatch, image_embeds: ImageEmbeds | None, counts: Sequence[int]) -> Tensor:
+        """Run one forward for each count of neighbours.
+
+        Args:
+            batch: The sequences.
+            image_embeds: As for `padded`.
+            counts: Sequences in each forward; they have equal lengths, and all of the batch are covered.
+        """
         start = token = 0
         vectors = []
         for count in counts:
             same = batch.sequences[start : start + count]
             end = token + sum(len(sequence.ids) for sequence in same)
-            part = shown.between(token, end) if shown is not None else None
+            part = image_embeds.between(token, end) if image_embeds is not None else None
             vectors.append(self.padded(PackedBatch.of(same, batch.ids.device), part))
             start += count
             token = end
@@ -116,33 +122,33 @@ class Rows:
 
 
 def _spread(row: Tensor, each: Tensor, shape: tuple[int, int], padding: int) -> Tensor:
-    """What lies one behind the other, [tokens, ...], as rows that are filled up.
+    """Spread packed values, [tokens, ...], over padded rows.
 
     Args:
         row: The values.
-        each: [tokens], int64: where each of them goes, counted through all rows.
-        shape: Rows, and values of each.
-        padding: What they are filled up with.
+        each: [tokens], int64: the index of each value in all rows, flattened.
+        shape: Number of rows, and values of each.
+        padding: Value of the places that stay empty.
     """
     padded = row.new_full((shape[0] * shape[1], *row.shape[1:]), padding)
     return padded.index_copy_(0, each, row).view(*shape, *row.shape[1:])
 
 
 def token_embedding(model: PreTrainedModel) -> Any:
-    """The module that makes vectors of token ids, with its table as `weight`."""
+    """Return the token embedding module, whose table is `weight`."""
     try:
         return model.get_input_embeddings()
-    except NotImplementedError:  # transformers before 5.6 does not find that of CLIP's texts
+    except NotImplementedError:  # transformers before 5.6 does not find it in CLIP's text model
         return model.get_submodule("embeddings.token_embedding")
 
 
 def _position_table(model: PreTrainedModel) -> tuple[int, int | None]:
-    """Where positions begin in the model's table of position vectors, and how many there are.
+    """Find the model's table of position vectors.
 
-    RoBERTa and its relatives give the table the padding token's id as `padding_idx`, and count from the next row.
+    RoBERTa and its relatives have the padding token's id as `padding_idx` of the table, and count from the next row.
 
     Returns:
-        The first row, and the rows from there on; (0, None) for a model without such a table.
+        The first row that is used, and the number of rows from there on; (0, None) where there is no such table.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_TABLES:
