@@ -26,6 +26,7 @@ _SPAN: Final = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 _LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
 _HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _PATH: Final = re.compile(r"(?<![\w/.*-])(?:stages|runtime|api|perf|tests|docs|\.github|\.ci)/[\w./*-]*")
+_SENTENCE_END: Final = re.compile(r"(?<=[.?!:;])[)*`\"]*\s+")
 
 
 class Code(NamedTuple):
@@ -87,3 +88,12 @@ def first_column(text: str, heading: str) -> list[str]:
     _, _, section = text.partition(f"\n## {heading}\n")
     rows = [line for line in section.partition("\n## ")[0].split("\n") if line.startswith("|")]
     return [row.split("|")[1].strip() for row in rows[2:]]
+
+
+def prose(text: str) -> Iterator[str]:
+    """Yield the sentences of a document, without code blocks, tables, headings and comments."""
+    text = re.sub(r"<!--.*?-->|^---\n.*?^---\n", "", _FENCE.sub("\n\n", text), flags=re.DOTALL | re.MULTILINE)
+    kept = [line for line in text.split("\n") if not line.startswith(("|", "#", "    ", "<"))]
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", "\n".join(kept)):
+        joined = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
+        yield from _SENTENCE_END.split(joined)
