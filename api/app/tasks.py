@@ -18,6 +18,7 @@ from staged_pool.api.wire.dialects import (
     ollama,
     openai,
     pooling,
+    rerank,
     score,
     tei,
     voyage,
@@ -114,8 +115,8 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "Embeddings", _gives(Output.DENSE), openai.read_embeddings, openai.read_embedding_lines, forms=True
     )
     scores = Task("Score", _scores, score.read_score, score.read_score_lines)
-    rerank = partial(score.read_rerank, auto_truncate=auto_truncate)
-    ranking = Task("Rerank (Score)", _scores, partial(rerank, version="1", kind="list"), score.read_rerank_lines)
+    read_rerank = partial(rerank.read_rerank, auto_truncate=auto_truncate)
+    ranking = Task("Rerank (Score)", _scores, partial(read_rerank, version="1", kind="list"), rerank.read_rerank_lines)
     embed = partial(tei.read_embed, auto_truncate=auto_truncate)
     cutting = replace(
         embeddings,
@@ -144,11 +145,11 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
         "/classify_tokens": Task("Token Classification", _gives(Output.TOKEN_LABELS), classify.read_classify_tokens),
         "/score": scores,
         "/v1/score": scores,
-        "/rerank": replace(ranking, read=partial(rerank, version="1", kind="rerank"), mark=_dialect_of_ranking),
+        "/rerank": replace(ranking, read=partial(read_rerank, version="1", kind="rerank"), mark=_dialect_of_ranking),
         "/v1/rerank": ranking,
         "/v1/ranking": Task("Rerank (Score)", _scores, nim.read_ranking),
         "/v1/reranking": Task("Rerank (Score)", _scores, mixedbread.read_reranking),
-        "/v2/rerank": replace(ranking, read=partial(rerank, version="2", kind="list")),
+        "/v2/rerank": replace(ranking, read=partial(read_rerank, version="2", kind="list")),
         "/embed": Task("Embeddings", _gives(Output.DENSE), partial(embed, output=Output.DENSE)),
         "/embed_all": Task(
             "Embeddings",
@@ -169,7 +170,7 @@ def tasks(*, auto_truncate: bool) -> Mapping[str, Task]:
 
 
 def _dialect_of_ranking(body: Body) -> Describe | None:
-    """As `score.read_rerank` tells them apart; of a body that is no JSON, only the names of its fields count."""
+    """As `rerank.read_rerank` tells them apart; of a body that is no JSON, only the names of its fields count."""
     texts, scores = _TEXTS.search(body) is not None, weaviate.is_scores(body)
     if not texts and not scores:
         return None

@@ -21,7 +21,7 @@ from staged_pool.api.openapi.operation import (
     post,
     task,
 )
-from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, score, tei, tei_tokens, tokens
+from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, rerank, score, tei, tei_tokens, tokens
 
 __all__ = ["BYTES", "OPERATIONS", "TAGS", "Operation", "Tag"]
 
@@ -75,7 +75,7 @@ _SCORE: Final = task(
 _RERANK: Final = task(
     "Rank documents",
     "Scores",
-    score.RerankBody,
+    rerank.RerankBody,
     (answers.Ranking, list[answers.TeiRanked], dialects.WeaviateScores),
     "The documents in the order of how well they answer the query, the best first: for clients of vLLM, Jina, Cohere, "
     "Voyage and Infinity, with `texts` for those of text-embeddings-inference, and with `property` for Weaviate.",

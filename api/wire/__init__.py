@@ -1,1 +1,1 @@
-"""The bodies of requests and answers: JSON, forms, images, numbers and lines that all dialects share."""
+"""Bodies of requests and answers: the JSON, forms, images and encodings that all dialects share."""

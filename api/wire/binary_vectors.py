@@ -1,10 +1,15 @@
-"""Answers that are no JSON: vectors as they lie in memory, one after the other, and where each of them stands.
+"""Binary answers: the bytes of the vectors one after the other, with metadata in a header.
 
-`bytes` has a header `metadata`, a JSON object, as vLLM has it: `id`, `created`, `model`, `usage`, and `data` with the
-`index`, `embed_dtype`, `endianness`, `start`, `end` (in bytes) and `shape` of each array, and its `scale` where
-int8 or uint8 needs it. Clients of HTTP read no header of any length: metadata of more than 8 KiB stand in front of the
-vectors instead, as the content type says: their length in bytes as an unsigned number of four bytes, the lowest first;
-the object; the vectors, of whose first byte `start` and `end` are counted. `bytes_only` has no metadata at all.
+Three layouts:
+
+- `bytes`, with metadata of at most 8 KiB: the body is the vectors. The header `metadata` is a JSON object, as in vLLM.
+- `bytes`, with more metadata, which HTTP clients would reject as a header (content type
+  `application/vnd.staged-pool.embeddings`): the length of the metadata in bytes (uint32, little-endian), the metadata,
+  and the vectors. `start` and `end` count from the first byte of the vectors.
+- `bytes_only`: the vectors, without metadata.
+
+The metadata hold `id`, `created`, `model`, `usage` and `data`. `data` has an entry for each array: `index`,
+`embed_dtype`, `endianness`, `start` and `end` (in bytes), `shape`, and for int8 and uint8 `scale`.
 """
 
 from __future__ import annotations
@@ -24,11 +29,11 @@ from staged_pool.runtime.results import Usage
 OCTETS: Final = b"application/octet-stream"
 FRAMED: Final = b"application/vnd.staged-pool.embeddings"
 HEADER_BYTES: Final = 8192
-"""Of metadata in a header."""
+"""Maximum size of metadata in a header, in bytes."""
 
 _PIECE_BYTES: Final = 2**18
 _ENTRY_VALUES: Final = 50
-"""Numbers that take as long to write as one entry of the metadata to make."""
+"""Cost of one entry of the metadata; the unit is the time to write one number."""
 
 
 def write_raw(
@@ -41,10 +46,10 @@ def write_raw(
     request_id: str,
     created: int,
 ) -> Written:
-    """An answer of one array for each input; see `listing` for the arguments."""
+    """Write one array for each input; see `listing` for the arguments."""
     arrays = list(arrays)
     stored = [encoding.raw(array) for array in with_pauses(arrays)]
-    content = tuple(with_pauses(_pieces(stored)))
+    content = tuple(with_pauses(_copied(stored)))
     if encoding.form == "bytes_only":
         return Written(content, OCTETS)
     ends = list(accumulate(array.nbytes for array in stored))
@@ -63,14 +68,14 @@ def write_raw(
     about = {"id": f"{kind}-{request_id}", "created": created, "model": model}
     pieces = dump_around(about, "data", entries, {"usage": usage_fields(usage)}, item_values=_ENTRY_VALUES)
     metadata = pieces if isinstance(pieces, bytes) else b"".join(pieces)
-    # A header of HTTP is ASCII; the served name may not be.
+    # HTTP headers are ASCII; the served name may not be.
     if len(metadata) <= HEADER_BYTES and metadata.isascii():
         return Written(content, OCTETS, ((b"metadata", metadata),))
     return Written((len(metadata).to_bytes(4, "little") + metadata, *content), FRAMED)
 
 
-def _pieces(arrays: Iterable[NDArray[Any]]) -> Iterator[bytes]:
-    """The memory of the arrays, copied once."""
+def _copied(arrays: Iterable[NDArray[Any]]) -> Iterator[bytes]:
+    """Yield the memory of the arrays in pieces, copied once."""
     gathered: list[memoryview] = []
     size = 0
     for array in arrays:

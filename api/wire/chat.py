@@ -1,4 +1,4 @@
-"""Conversations, as chat completions spell them: lists of messages whose content is a text or a list of parts."""
+"""Conversations in the form of chat completions: lists of messages with a text or parts as content."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _MESSAGE_LISTS: Final = msgspec.json.Decoder(list[list[dict[str, Any]]])
 
 
 class ChatFields(RequestFields, kw_only=True):
-    """Fields that say how a conversation becomes a text."""
+    """Fields that control how the template renders a conversation."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None
-    """Refused: a template is a program, and the model has its own."""
+    """Rejected: a template is a program, so only the model's own is run."""
 
 
 def check_chat_fields(fields: ChatFields) -> None:
-    """Refuse what cannot be done with any conversation.
+    """Reject fields that are wrong for any conversation.
 
     Raises:
-        InvalidInput: Says which field is wrong.
+        InvalidInput: `chat_template` is set, or two fields contradict each other.
     """
     if fields.chat_template is not None:
         message = (
@@ -46,15 +46,15 @@ def check_chat_fields(fields: ChatFields) -> None:
 
 
 def conversations(raw: msgspec.Raw, fields: ChatFields, root: str) -> list[Chat]:
-    """One conversation, or a list of them.
+    """Read one conversation, or a list of them.
 
     Args:
-        raw: The value.
-        fields: Of the request that it is in.
-        root: The field that it is the value of.
+        raw: The field's value.
+        fields: Fields of the request.
+        root: The field's name.
 
     Raises:
-        InvalidInput: Says which part is wrong and what would be right.
+        InvalidInput: A message or a part is wrong; the message says which.
     """
     depth, first = json_decode.shape(raw)
     if depth == 1 and first == b"{":
@@ -84,7 +84,7 @@ def _none_of(where: str, index: int | None) -> InvalidInput:
 
 
 def _message(message: dict[str, Any], where: str, index: int | None) -> Mapping[str, object]:
-    """A message with its content as `joined` has it; the rest as it was sent."""
+    """Check a message, and return it with its content joined by `joined`."""
     if "role" not in message:
         raise field_error(f"{where}.role", "this field is required", index)
     if not isinstance(message["role"], str):
@@ -92,7 +92,7 @@ def _message(message: dict[str, Any], where: str, index: int | None) -> Mapping[
     content = message.get("content")
     if isinstance(content, str):
         return message
-    if content is None and message.get("tool_calls"):  # an assistant that only calls tools says nothing
+    if content is None and message.get("tool_calls"):  # an assistant's tool calls have no content
         return message | {"content": ""}
     if "content" not in message:
         raise field_error(f"{where}.content", "this field is required", index)

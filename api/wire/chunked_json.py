@@ -1,4 +1,4 @@
-"""JSON of large answers, in pieces: no thread holds the interpreter's lock for so long that the event loop is late."""
+"""JSON encoding of large answers, in steps short enough not to delay the event loop."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 T = TypeVar("T")
 Pieces: TypeAlias = bytes | tuple[bytes, ...]
-"""The body of an answer; a large one in the pieces in which it was made, which are sent one by one."""
+"""Body of an answer: one piece, or several pieces that are sent one by one."""
 
 STEP_VALUES: Final = 4096
-"""Numbers that are written at a time. The lock is held meanwhile: about a fifth of a millisecond for floats."""
+"""Numbers that are written in one step, under the GIL: about 0.2 ms for floats."""
 
 PIECE_BYTES: Final = 2**16
-"""What is shorter goes out together with what follows it."""
+"""Minimum size of a piece, in bytes; shorter parts are joined with the next ones."""
 
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
 
 
 class EncodedJson:
-    """JSON that is there already, in parts, to stand in a larger answer: they are copied once, into its pieces."""
+    """JSON that is already encoded, in parts; they are copied once, into the pieces of an answer."""
 
     __slots__ = ("parts",)
 
@@ -33,33 +33,36 @@ class EncodedJson:
 
 
 def dump(answer: object) -> bytes:
-    """JSON of an answer; arrays become lists of numbers, each the shortest that reads back as the same float32."""
+    """Encode an answer; arrays become lists with the shortest numbers that restore the float32 values."""
     return orjson.dumps(answer, _encoded, _OPTIONS)
 
 
 def dump_array(array: NDArray[Any]) -> EncodedJson:
-    """JSON of an array that has too many numbers for one step: of one row, or of several."""
+    """Encode an array, [width] or [rows, width], in steps."""
     step = STEP_VALUES if array.ndim < 2 else max(1, STEP_VALUES // array.shape[-1])
     rows = (array[start : start + step] for start in range(0, len(array), step))
     return EncodedJson((b"[", *_separated([_inside(part)] for part in with_pauses(map(dump, rows))), b"]"))
 
 
 def average(total: int, count: int) -> int:
-    """Of `count` items that have so many numbers together, rounded up."""
+    """Return `total` divided by `count`, rounded up."""
     return -(-total // max(1, count))
 
 
 def entry_values(texts: Sequence[str]) -> int:
-    """How many numbers take as long to write as one of these texts, and what stands beside it in a list."""
+    """Estimate the average cost of an object with one of these texts.
+
+    The unit is the time to write one number.
+    """
     return 32 + average(sum(map(len, texts)), len(texts)) // 16
 
 
 def dump_list(items: Iterable[object], *, item_values: int) -> Pieces:
-    """JSON of a list.
+    """Encode a list in steps.
 
     Args:
-        items: Made as they are written.
-        item_values: How many numbers each has, on average.
+        items: The items; consumed while they are written.
+        item_values: Average number of values in an item.
     """
     first, others, is_all = _begun(items, item_values)
     return dump(first) if is_all else _in_steps(b"[", first, others, b"]")
@@ -68,13 +71,13 @@ def dump_list(items: Iterable[object], *, item_values: int) -> Pieces:
 def dump_around(
     before: Mapping[str, object], name: str, items: Iterable[object], after: Mapping[str, object], *, item_values: int
 ) -> Pieces:
-    """JSON of an object of which one entry, a list, may be large.
+    """Encode an object with one large list, in steps.
 
     Args:
-        before: The entries in front of it; at least one.
-        name: Of the list.
+        before: The entries before the list; at least one.
+        name: Key of the list.
         items: See `dump_list`.
-        after: The entries behind it; at least one.
+        after: The entries after the list; at least one.
         item_values: See `dump_list`.
     """
     first, others, is_all = _begun(items, item_values)
@@ -85,12 +88,12 @@ def dump_around(
 
 
 def joined(parts: Iterable[Pieces]) -> Pieces:
-    """Contents one after the other; what is small becomes one piece with its neighbours."""
+    """Join bodies one after the other; small pieces are merged."""
     return _gathered(piece for part in parts for piece in ((part,) if isinstance(part, bytes) else part))
 
 
 def _begun(items: Iterable[object], item_values: int) -> tuple[list[object], Iterator[list[object]], bool]:
-    """What is written in the first step, and in each of the others; and whether one step writes all of it."""
+    """Split items into the group of the first step and those of the others; True: there are no others."""
     size = max(1, STEP_VALUES // max(1, item_values))
     groups = _groups(iter(items), size)
     first = next(groups, [])
@@ -108,7 +111,7 @@ def _groups(items: Iterator[object], size: int) -> Iterator[list[object]]:
 
 
 def _parts(group: Sequence[object]) -> list[bytes | memoryview]:
-    """JSON of some items of a list."""
+    """Encode some items of a list."""
     if not any(map(_holds_encoded, group)):
         return [_inside(dump(group))]
     return list(_separated(map(_item_parts, group)))
@@ -133,7 +136,7 @@ def _item_parts(item: object) -> Iterator[bytes | memoryview]:
 
 
 def _inside(listed: bytes) -> memoryview:
-    """A list without its brackets."""
+    """Return an encoded list without its brackets."""
     return memoryview(listed)[1:-1]
 
 
@@ -145,7 +148,7 @@ def _separated(items: Iterable[Iterable[bytes | memoryview]]) -> Iterator[bytes 
 
 
 def _gathered(parts: Iterable[bytes | memoryview]) -> Pieces:
-    """The parts, each copied once, in pieces that are not small."""
+    """Merge parts into pieces of at least `PIECE_BYTES`; each is copied once."""
     pieces: list[bytes] = []
     gathered: list[bytes | memoryview] = []
     size = 0
@@ -167,7 +170,7 @@ def _encoded(value: object) -> orjson.Fragment:
 
 
 def with_pauses(steps: Iterable[T]) -> Iterator[T]:
-    """Each step; between two, whoever waits for the interpreter's lock may take it, unless it was free a moment ago."""
+    """Yield each step; release the GIL between two steps if it was held for longer than `_HELD_S`."""
     free_at = time.perf_counter()
     for place, step in enumerate(steps):
         if place >= _INLINE_STEPS and time.perf_counter() - free_at > _HELD_S:
@@ -177,7 +180,7 @@ def with_pauses(steps: Iterable[T]) -> Iterator[T]:
 
 
 _PAUSE_S: Final = 1e-6
-"""Sleeping gives the lock up."""
+"""Pause in seconds; any sleep releases the GIL."""
 _HELD_S: Final = 1e-4
 _INLINE_STEPS: Final = 4
-"""Answers of so few items are written on the event loop, which must not sleep."""
+"""Steps without a pause: answers this short are written on the event loop, which must not sleep."""

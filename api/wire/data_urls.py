@@ -1,4 +1,7 @@
-"""Data URLs (RFC 2397) and base64, as leniently as browsers read them: what an image is, its bytes decide."""
+"""Decoding of data URLs (RFC 2397) and base64, as lenient as browsers.
+
+The declared media type is ignored: the bytes of an image show its format.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ import numpy as np
 import pybase64
 
 SLICE: Final = 2**18
-"""Bytes that are copied under the interpreter's lock at once, well below a millisecond."""
+"""Bytes that are copied in one step under the GIL: well below 1 ms."""
 
 _HEAD_BYTES: Final = 2048
 _HEAD: Final = re.compile(rb'(?:[^",]|"[^"]*")*,')
-"""All before the first comma outside quotation marks, as in `;name="a,b.jpg"`."""
+"""Everything up to the first comma outside quotation marks, as in `;name="a,b.jpg"`."""
 _SPACES: Final = b" \t\r\n\f\v"
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 _HEX: Final = np.full(256, 255, np.uint8)
@@ -22,14 +25,14 @@ _HEX[list(b"0123456789abcdefABCDEF")] = [*range(16), *range(10, 16)]
 
 
 def decode_data_url(characters: memoryview, *, in_lines: bool) -> bytes | None:
-    """Decode the content of a data URL, whatever its type and parameters are.
+    """Decode the content of a data URL, whatever its media type and parameters are.
 
     Args:
-        characters: The URL, from `data:` on.
-        in_lines: Ends of lines and tabs are left out; otherwise they are wrong.
+        characters: The URL, including `data:`.
+        in_lines: Ignore line breaks and tabs; otherwise they are errors.
 
     Returns:
-        None where there is no comma in the first 2 KiB, or what stands behind it is wrong.
+        The content; None if the first 2 KiB have no comma, or the content is invalid.
     """
     head = bytes(characters[:_HEAD_BYTES])
     found = _HEAD.match(head)
@@ -46,15 +49,17 @@ def decode_data_url(characters: memoryview, *, in_lines: bool) -> bytes | None:
 
 
 def decode_base64(characters: memoryview, *, in_lines: bool, escaped: bool = False) -> bytes | None:
-    """Decode base64 (RFC 4648) in either alphabet, with or without padding, and with spaces or ends of lines in it.
+    """Decode base64 (RFC 4648) in either alphabet, with or without padding.
+
+    Spaces are ignored. The standard form is decoded without the GIL.
 
     Args:
-        characters: The text. What is in the standard form is decoded without the interpreter's lock.
-        in_lines: Ends of lines and tabs are left out; otherwise they are wrong.
+        characters: The text.
+        in_lines: Ignore line breaks and tabs; otherwise they are errors.
         escaped: Characters may be percent-encoded, as in a URL.
 
     Returns:
-        None where it is none.
+        The bytes; None if the text is not base64.
     """
     decoded = _decoded(characters)
     if decoded is not None:
@@ -78,9 +83,9 @@ def _decoded(characters: memoryview | bytes) -> bytes | None:
 
 
 def _unescaped(text: bytes) -> bytes:
-    """Undo percent-encoding (RFC 3986, section 2.1); a sign that begins no two digits stands for itself.
+    """Decode percent-encoding (RFC 3986, section 2.1); a `%` without two hex digits is kept.
 
-    numpy lets other threads run meanwhile, and takes as long for a sign on every place as for none.
+    numpy releases the GIL, and takes the same time for many signs as for none.
     """
     values = np.frombuffer(text, np.uint8)
     signs = np.flatnonzero(values[:-2] == ord("%"))

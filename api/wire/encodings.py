@@ -1,15 +1,15 @@
-"""How the numbers of an answer are written: as which type, in which order of bytes, as JSON, as base64 or as they are.
+"""Encodings of the numbers of an answer: data type, byte order, and JSON, base64 or binary form.
 
 Types that cannot hold a float32 exactly:
 
-- `float16`, `bfloat16`, `fp8_e4m3`, `fp8_e5m2`: the nearest value of the type, the even one of two; what is too large
-  becomes its largest. The layouts are IEEE 754's, and those of Micikevicius et al., 2022, FP8 Formats for Deep
+- `float16`, `bfloat16`, `fp8_e4m3`, `fp8_e5m2`: rounded to nearest, ties to even. Values out of range become the
+  largest value. float16 is IEEE 754's. The fp8 layouts are those of Micikevicius et al., 2022, FP8 Formats for Deep
   Learning, section 3 (e4m3 has no infinity; its largest value is 448).
-- `int8`: round(127 v / s), where s, the scale, is the largest absolute value of that one vector; -127 to 127. A vector
-  is q s / 127 again, within s / 254. The cosine of two vectors needs no scale; a vector that had length 1 is q / |q|.
-- `uint8`: the same plus 128: 1 to 255, with 128 for 0.
-- `ubinary`: one bit a value, 1 where it is at least 0; eight to a byte, the first the highest. `binary`: the same less
-  128, so that it fits int8.
+- `int8`: q = round(127 v / s), from -127 to 127, where s is the largest absolute value of the vector. q s / 127
+  restores the vector within s / 254. The cosine of two vectors needs no scale. A vector of length 1 is q / |q|.
+- `uint8`: int8 plus 128: from 1 to 255, where 128 is 0.
+- `ubinary`: one bit a value, set if the value is at least 0. The first of eight values is the highest bit of a byte.
+- `binary`: ubinary minus 128, so that it fits int8.
 """
 
 from __future__ import annotations
@@ -33,37 +33,35 @@ Endianness: TypeAlias = Literal["native", "big", "little"]
 Form: TypeAlias = Literal["float", "base64", "bytes", "bytes_only"]
 
 INTEGERS: Final[frozenset[DType]] = frozenset({"int8", "uint8", "binary", "ubinary"})
-"""Types whose values are written as whole numbers in JSON; the others are written as float32, all of its digits,
-unless they are `rounded`."""
+"""Types that JSON writes as integers; the others are written as float32 with all digits, unless `rounded`."""
 
 BITS: Final[frozenset[DType]] = frozenset({"binary", "ubinary"})
 SCALED: Final[frozenset[DType]] = frozenset({"int8", "uint8"})
 
 _BASE64_BYTES: Final = 3 * 2**16
-"""Encoded at a time, with the interpreter's lock held. A multiple of 3, so that the parts join without padding."""
+"""Bytes that are encoded in one step, under the GIL; a multiple of 3, so that the parts join without padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How one answer writes its arrays."""
+    """Encoding of the arrays of one answer."""
 
     form: Form = "float"
     dtype: DType = "float32"
     endianness: Endianness = "native"
     rounded: bool = False
-    """Whether numbers in JSON are the nearest that float16 and bfloat16 can hold. Beside vLLM's `embed_dtype` they
-    have all digits."""
+    """Round the numbers of JSON to float16 or bfloat16; with vLLM's `embed_dtype` they keep all digits."""
 
     @property
     def is_bytes(self) -> bool:
-        """Whether the answer is no JSON at all."""
+        """True if the answer is binary and not JSON."""
         return self.form in ("bytes", "bytes_only")
 
     def value(self, array: NDArray[Any]) -> NDArray[Any] | EncodedJson:
-        """An array as `dump` can write it; in base64 an array of several rows is one string.
+        """Return an array in a form that `dump` writes; in base64, several rows are one string.
 
         Args:
-            array: [width] or [rows, width]. One of whole numbers is written as int32, whatever the type.
+            array: [width] or [rows, width]. An integer array is written as int32, whatever the type.
         """
         if self.form == "base64":
             return _base64(self.raw(array))
@@ -75,41 +73,43 @@ class Encoding:
         return laid_out if laid_out.size <= STEP_VALUES else dump_array(laid_out)
 
     def raw(self, array: NDArray[Any]) -> NDArray[Any]:
-        """An array of which the memory is what is to be sent."""
+        """Return an array whose memory holds the bytes to send."""
         if array.dtype.kind in "iu":
             return np.ascontiguousarray(array, _ordered("i4", self.endianness))
         return stored(array, self.dtype, self.endianness)
 
     def scale(self, array: NDArray[Any]) -> dict[str, Any]:
-        """What a client needs to undo int8 and uint8: an entry `scale`, the s / 127 of a vector, or a list of those of
-        the rows of a matrix; else nothing."""
+        """Return `{"scale": ...}` for int8 and uint8, an empty dictionary for other types.
+
+        The value is s / 127 of a vector, or a list with that of each row.
+        """
         if self.dtype not in SCALED:
             return {}
         return {"scale": (_scales(array)[..., 0].astype(np.float64) / 127).tolist()}
 
 
 def check_bits(dtype: DType, width: int, field: str) -> None:
-    """Refuse to pack vectors whose values do not fill whole bytes.
+    """Reject a binary type for a width that does not fill whole bytes.
 
     Raises:
-        InvalidInput: Says so.
+        InvalidInput: `width` is not a multiple of 8.
     """
     if dtype in BITS and width % 8:
-        message = f"{field}: {dtype} packs eight values to a byte, and the vectors have {width}"
+        message = f"{field}: {dtype} packs eight values into a byte, but the vectors have {width}"
         raise InvalidInput(message, param=field)
 
 
 def stored(array: Floats, dtype: DType, endianness: Endianness) -> NDArray[Any]:
-    """Vectors in another type, each by itself.
+    """Convert vectors to another type, each by itself.
 
     Args:
         array: [..., width].
-        dtype: Which type.
-        endianness: Order of the bytes of types that have several.
+        dtype: The type.
+        endianness: Byte order of types of several bytes.
 
     Returns:
-        [..., width]; for binary and ubinary [..., width / 8]. bfloat16 as the uint16, and fp8 as the uint8, that has
-        its bits.
+        [..., width]; for binary and ubinary [..., width / 8]. The bits of bfloat16 are in a uint16, those of fp8 in a
+        uint8.
 
     Raises:
         InvalidInput: See `check_bits`.
@@ -132,7 +132,7 @@ def stored(array: Floats, dtype: DType, endianness: Endianness) -> NDArray[Any]:
         case "ubinary":
             return _packed(array, dtype)
         case "binary":
-            return (_packed(array, dtype) ^ np.uint8(0x80)).view(np.int8)  # less 128, in two's complement
+            return (_packed(array, dtype) ^ np.uint8(0x80)).view(np.int8)  # minus 128 in two's complement
 
 
 def _ordered(kind: str, endianness: Endianness) -> np.dtype[Any]:
@@ -144,7 +144,7 @@ def _saturated(array: Floats, largest: float) -> Floats:
 
 
 def _rounded_bits(array: Floats, *, dropped: int) -> NDArray[np.uint32]:
-    """The bits of float32 values without the lowest `dropped`, rounded to the nearest, of two to the even one."""
+    """Drop the lowest `dropped` bits of float32 values, rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     half = np.uint32((1 << (dropped - 1)) - 1)
     rounded: NDArray[np.uint32] = (bits + half + ((bits >> np.uint32(dropped)) & np.uint32(1))) >> np.uint32(dropped)
@@ -152,7 +152,7 @@ def _rounded_bits(array: Floats, *, dropped: int) -> NDArray[np.uint32]:
 
 
 def _nearest(array: Floats, dtype: DType) -> Floats:
-    """The values of float16 or bfloat16 that are nearest, as float32; of other types, the array."""
+    """Round values to float16 or bfloat16, as float32; other types keep the array."""
     if dtype == "float16":
         return stored(array, dtype, "native").astype(np.float32)
     if dtype == "bfloat16":
@@ -161,12 +161,12 @@ def _nearest(array: Floats, dtype: DType) -> Floats:
 
 
 def _fp8(array: Floats, *, exponent_bits: int, mantissa_bits: int, largest: float) -> NDArray[np.uint8]:
-    """Floats of eight bits: a sign, an exponent and a mantissa."""
+    """Convert to 8-bit floats: a sign, an exponent and a mantissa."""
     bias = (1 << (exponent_bits - 1)) - 1
     magnitudes = np.minimum(np.abs(array), np.float32(largest))
-    # In float32 the bias is 127: what is left of its bits is the same number, with another exponent.
+    # The bias of float32 is 127: subtracting the difference of the biases gives the exponent of the small type.
     normal = _rounded_bits(magnitudes, dropped=23 - mantissa_bits).astype(np.int32) - ((127 - bias) << mantissa_bits)
-    # Below the smallest exponent the values are even steps; the highest of them is the first of the normal ones.
+    # Below the smallest exponent the values are evenly spaced; the highest of them is the first normal one.
     smallest = np.float32(2.0 ** (1 - bias))
     steps = np.rint(np.minimum(magnitudes, smallest) * np.float32(2.0 ** (bias - 1 + mantissa_bits))).astype(np.int32)
     codes = np.where(magnitudes < smallest, steps, normal)
@@ -176,7 +176,7 @@ def _fp8(array: Floats, *, exponent_bits: int, mantissa_bits: int, largest: floa
 
 
 def _scales(array: Floats) -> Floats:
-    """[..., 1]: the largest absolute value of each vector; 1 for a vector of zeros, which any scale gives back."""
+    """Return the largest absolute value of each vector, [..., 1]; 1 for a vector of zeros."""
     largest = np.abs(array).max(axis=-1, keepdims=True, initial=0.0)
     return np.where(largest > 0, largest, 1).astype(np.float32)
 

@@ -23,7 +23,7 @@ JSON: Final = b"application/json"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An answer that is not only JSON."""
+    """Answer with a content type and headers."""
 
     content: Pieces
     content_type: bytes = JSON
@@ -31,35 +31,36 @@ class Written:
 
 
 class Write(Protocol):
-    """Writes the answer of one request."""
+    """Function that writes the answer of one request."""
 
     def __call__(self, result: Any, /, *, request_id: str, created: int) -> Pieces | Written:
         """Args:
-        result: Of the request's task.
-        request_id: Becomes part of the answer's `id`.
+        result: Result of the request's task.
+        request_id: Part of the answer's `id`.
         created: Seconds since 1970.
         """
         ...
 
 
 Read: TypeAlias = Callable[[Body, ModelCard], tuple[Request, Write]]
-"""Reads the body of a request to a model. Raises `InvalidInput`, which says what is wrong and what would be right.
+"""Function that reads the body of a request to a model; returns the request, and the function that writes its answer.
 
-The second value holds what the answer needs of the request and the engine has no use for.
+The second one keeps the fields that only the answer needs. A body that is wrong raises `InvalidInput`: its message
+names the field, the problem, and what would be right.
 """
 
 
 class Received(Generic[W]):
-    """One HTTP request until it is answered. The body is let go once decoded.
+    """One HTTP request until it is answered; the body is freed once it is decoded.
 
     Args:
-        read: Of the request's route.
-        body: As received.
-        card: Of the served model.
-        request_id: Becomes part of the answer's `id`.
-        limits: What the request may hold.
-        boundary: Of a form. None: the body is JSON.
-        placed: The path names the model; what the body says of it does not count.
+        read: Reader of the request's route.
+        body: The body as received.
+        card: Description of the served model.
+        request_id: Part of the answer's `id`.
+        limits: Limits on the values of the body.
+        boundary: Boundary of a form. None: the body is JSON.
+        placed: The path names the model, so the body's `model` is ignored.
     """
 
     __slots__ = ("_body", "_boundary", "_card", "_limits", "_placed", "_read", "_request_id", "_writer", "words")
@@ -84,10 +85,10 @@ class Received(Generic[W]):
         self._limits = limits
         self._writer: W | None = None
         self.words: Words = ENGINE_WORDS
-        """The caller's names for the fields of the request, once it is decoded."""
+        """The caller's names of the request's fields, set by `decode`."""
 
     def decode(self) -> Request:
-        """The request, once. Runs in the parse stage."""
+        """Decode the body; call it once. Runs in the parse stage."""
         body, self._body = self._body, b""
         with json_decode.at_most(self._limits.items):
             if self._boundary is None:
@@ -103,25 +104,25 @@ class Received(Generic[W]):
 
     @property
     def writer(self) -> W:
-        """What writes its answer."""
+        """Writer of the answer, set by `decode`."""
         if self._writer is None:
             raise RuntimeError("a request is decoded before it is answered")
         return self._writer
 
 
 class Exchange(Received[Write]):
-    """What `Engine.submit` is given for one HTTP request."""
+    """Argument of `Engine.submit` for one HTTP request: decodes the body, encodes the answer."""
 
     __slots__ = ()
 
     def encode(self, result: object) -> Written:
-        """The answer. Runs in the postprocess stage."""
+        """Encode the answer. Runs in the postprocess stage."""
         written = self.writer(result, request_id=self._request_id, created=int(time.time()))
         return written if isinstance(written, Written) else Written(written)
 
 
 def with_request_id(write: Write, request_id: str | None) -> Write:
-    """The same, with the id that the body of the request asks for, if it does."""
+    """Wrap a writer to use the id from the request's body; None keeps it as it is."""
     if request_id is None:
         return write
 
@@ -143,24 +144,24 @@ def listing(
     item_values: int = 1,
     **others: object,
 ) -> Pieces:
-    """The answer of a task that has one object for each input, as OpenAI's and vLLM's clients expect it.
+    """Write an answer with one object for each input, in OpenAI's and vLLM's form.
 
     Args:
-        kind: What the answer's `id` begins with.
-        data: The objects; made as they are written.
+        kind: Prefix of the answer's `id`.
+        data: The objects; consumed while they are written.
         model: The served name.
-        usage: What the request cost.
+        usage: Token counts of the request.
         request_id: The rest of the `id`.
         created: Seconds since 1970.
-        item_values: About how many numbers each of the objects has.
-        others: Further fields of the answer.
+        item_values: Approximate number of values in each object.
+        others: Additional fields of the answer.
     """
     before = {"id": f"{kind}-{request_id}", "object": "list", "created": created, "model": model}
     return dump_around(before, "data", data, {"usage": usage_fields(usage), **others}, item_values=item_values)
 
 
 def usage_fields(usage: Usage) -> dict[str, int | None]:
-    """`usage` of an answer; nothing is completed here."""
+    """Return the `usage` of an answer; pooling models complete no tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens,

@@ -1,9 +1,9 @@
-"""The images in a request's JSON, set aside before it is read.
+"""Extraction of base64 images from a request's JSON, before the JSON is decoded.
 
-A parser holds the interpreter's lock from the first byte to the last: 30 to 40 ms for 20 MB of base64, in which this
-server does nothing else, whatever thread it is in. So what is long and looks like base64 is cut out of the JSON first:
-found in blocks, a few microseconds each, and put back by whoever reads images. Readers see a mark in its place, and
-need not know of it: a request in which one of the marks is not read as an image is read again as it came.
+A JSON decoder holds the GIL for the whole body: 30 to 40 ms for 20 MB of base64, in which no other thread runs. So
+long texts that look like base64 are cut out first, and a mark takes the place of each. They are found in blocks, a few
+microseconds each. `images.read_image` takes the text of a mark. If a mark is left, it stood for another field than an
+image, and the body is read again as it came. So no other reader needs to know of marks.
 """
 
 from __future__ import annotations
@@ -20,46 +20,47 @@ Body: TypeAlias = bytes | bytearray
 T = TypeVar("T")
 
 BLOCK: Final = 2**14
-"""Bytes without a quotation mark that make a text worth a look."""
+"""Bytes without a quotation mark from which on a text may be cut out."""
 SLICE: Final = 2**18
-"""Bytes that are copied or searched under the lock at once, well below a millisecond."""
+"""Bytes that are copied or searched in one step under the GIL: well below 1 ms."""
 
 Held: TypeAlias = memoryview | bytes
-"""What a mark stands for: the characters of a text, or the bytes of an image that came as such."""
+"""Value of a mark: the characters of a text (memoryview), or the bytes of an image from a form."""
 
 _FIRST: Final = re.compile(rb"[A-Za-z0-9+/_-]")
-"""What base64 and data URLs begin with. No JSON has it after the end of a text, so a text begins before it."""
+"""First character of base64 and data URLs; in JSON it cannot follow the end of a text, only its beginning."""
 _ESCAPES: Final = (
     (b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""), (b"\\u002B", b"+"), (b"\\u002b", b"+"), (b"\\u002F", b"/"),
     (b"\\u002f", b"/"), (b"\\u003D", b"="), (b"\\u003d", b"="),
 )  # fmt: skip
-"""As some writers escape base64, and break its lines: .NET's writes every `+` so."""
+"""Escapes that JSON encoders write in base64, with their meaning; line breaks are dropped. .NET escapes every `+`."""
 _LONGEST_ESCAPE: Final = 6
 
 
 class MarkedJson:
-    """JSON with marks in it, and what they stand for. Made for one request."""
+    """JSON of one request with marks, and the values of the marks."""
 
     def __init__(self) -> None:
         self._secret = ""
         self._held: dict[str, Held] = {}
         self.json: Body = b""
         self.has_invalid = False
-        """Something that was set aside is not what it should be, so reading the request as it came is of no use."""
+        """An extracted image is invalid, so that reading the original body would fail, too."""
 
     def add(self, held: Held) -> str:
-        """The mark that stands for something."""
-        if not self._secret:  # a caller who could guess it could name what another field holds
+        """Store a value, and return its mark."""
+        if not self._secret:  # a caller who could guess a mark could write it in another field
             self._secret = secrets.token_hex(16)
         mark = f"extracted-{self._secret}-{len(self._held)}"
         self._held[mark] = held
         return mark
 
     def take(self, mark: str) -> Held | None:
+        """Remove and return the value of a mark; None if there is no such mark."""
         return self._held.pop(mark, None)
 
     def remaining(self) -> int:
-        """How much has not been taken."""
+        """Return the number of values that have not been taken."""
         return len(self._held)
 
 
@@ -67,20 +68,20 @@ _CURRENT: Final[ContextVar[MarkedJson | None]] = ContextVar("extracted_images", 
 
 
 def take(text: str) -> Held | None:
-    """What stands aside for a text of the request that is being read; None if it is only itself. Once for each mark."""
+    """Remove and return the value of a mark of the current request; None if the text is no mark."""
     current = _CURRENT.get()
     return None if current is None else current.take(text)
 
 
 def report_invalid() -> None:
-    """Say that what was taken is not what it should be."""
+    """Note that a value that was taken is not a valid image."""
     if (current := _CURRENT.get()) is not None:
         current.has_invalid = True
 
 
 def read_json(reader: Callable[[Body], T], body: Body) -> T:
-    """What `reader` makes of a JSON body."""
-    if len(body) < BLOCK:  # as most are: there is nothing in it that is long
+    """Call `reader` on a JSON body, with long base64 texts extracted."""
+    if len(body) < BLOCK:  # most bodies: too short for a long text
         return reader(body)
     marked = extract(body)
     if not marked.remaining():
@@ -97,12 +98,12 @@ def read_json(reader: Callable[[Body], T], body: Body) -> T:
 
 
 def peek(reader: Callable[[Body], T], body: Body) -> T:
-    """What `reader` makes of the short fields of a JSON body; the long ones may be marks."""
+    """Call `reader` on a JSON body of which it uses only short fields; long ones may be marks."""
     return reader(extract(body).json)
 
 
 def read_marked(reader: Callable[[Body], T], marked: MarkedJson) -> T:
-    """What `reader` makes of JSON with marks."""
+    """Call `reader` on JSON with marks, so that `take` finds their values."""
     token = _CURRENT.set(marked)
     try:
         return reader(marked.json)
@@ -111,7 +112,7 @@ def read_marked(reader: Callable[[Body], T], marked: MarkedJson) -> T:
 
 
 def extract(body: Body) -> MarkedJson:
-    """Cut all long texts that look like base64 out of JSON."""
+    """Replace each long text that looks like base64 by a mark."""
     marked = MarkedJson()
     pieces: list[Body] = []
     kept = place = 0
@@ -120,8 +121,8 @@ def extract(body: Body) -> MarkedJson:
         if quote >= 0:
             place = quote + 1
             continue
-        end = _end(body, place + BLOCK)
-        held = _held(body, place, end)
+        end = _closing_quote(body, place + BLOCK)
+        held = _base64_text(body, place, end)
         if held is not None:
             pieces += (body[kept:place], marked.add(held).encode())
             kept = end
@@ -130,8 +131,8 @@ def extract(body: Body) -> MarkedJson:
     return marked
 
 
-def _end(body: Body, place: int) -> int:
-    """The place of the next quotation mark; the end where there is none."""
+def _closing_quote(body: Body, place: int) -> int:
+    """Find the next quotation mark; the length of the body if there is none."""
     while place < len(body):
         found = body.find(b'"', place, place + SLICE)
         if found >= 0:
@@ -140,13 +141,13 @@ def _end(body: Body, place: int) -> int:
     return len(body)
 
 
-def _held(body: Body, start: int, end: int) -> memoryview | None:
-    """What lies between two quotation marks, its escapes undone; None unless it is a text that looks like base64.
+def _base64_text(body: Body, start: int, end: int) -> memoryview | None:
+    """Return the text between two quotation marks, unescaped; None unless it looks like base64.
 
     Args:
         body: JSON.
-        start: Behind the first one.
-        end: Of the second one.
+        start: Place after the first quotation mark.
+        end: Place of the second one.
     """
     if start < 2 or end == len(body) or body[start - 2] == ord("\\") or body[end - 1] == ord("\\"):
         return None
@@ -170,11 +171,11 @@ def _held(body: Body, start: int, end: int) -> memoryview | None:
 
 
 def _piece_end(view: memoryview, place: int) -> int:
-    """The end of the next piece, in which no escape begins that ends in another one."""
+    """Return the end of the next piece, moved so that no escape is split."""
     until = min(place + SLICE, len(view))
     first = max(place, until - _LONGEST_ESCAPE + 1)
     escape = bytes(view[first:until]).rfind(b"\\")
     if escape < 0:
         return until
-    length = _LONGEST_ESCAPE if view[first + escape + 1] == ord("u") else 2  # the last byte of all is no backslash
+    length = _LONGEST_ESCAPE if view[first + escape + 1] == ord("u") else 2  # the text ends with no backslash
     return min(max(until, first + escape + length), len(view))

@@ -1,4 +1,4 @@
-"""How readers say what is wrong with a field."""
+"""The error for an invalid field of a request."""
 
 from __future__ import annotations
 
@@ -10,5 +10,12 @@ from staged_pool.stages.errors import InvalidInput
 def field_error(
     where: str, what: str, index: int | None = None, *, error: type[InvalidInput] = InvalidInput
 ) -> InvalidInput:
-    """The rejection of what stands at a path such as `messages[0].role`."""
+    """Return the error for an invalid value.
+
+    Args:
+        where: Path of the value, such as `messages[0].role`.
+        what: The problem, and what would be right.
+        index: Index of the input that the value belongs to.
+        error: Class of the error.
+    """
     return error(f"{where}: {what}", param=re.split(r"[.\[]", where, maxsplit=1)[0], index=index)

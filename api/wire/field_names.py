@@ -1,4 +1,4 @@
-"""Names that a dialect gives to the fields of the engine's requests, so that errors name what the caller sent."""
+"""Each dialect's names for the engine's fields, so that errors name what the caller sent."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ VLLM: Final[Mapping[str, str]] = {
     "max_tokens": "truncate_prompt_tokens",
     "outputs": "task",
 }
-"""Fields that OpenAI's and vLLM's routes call otherwise than the engine."""
+"""Fields with another name in OpenAI's and vLLM's routes, by the engine's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputPaths:
-    """Paths of the inputs that one field of a body holds."""
+    """Paths of the inputs in one field of a body."""
 
     field: str
     several: bool = True
-    """The field is a list with one entry for each input. False: it is the only input."""
+    """True: the field is a list with an entry for each input. False: it is the only input."""
     endings: Sequence[str] = ()
-    """For each input the rest of its path, such as `.text`; empty: no input has one."""
+    """The rest of each input's path, such as `.text`; empty: no input has one."""
 
     def __call__(self, field: str, index: int) -> str:
         path = f"{self.field}[{index}]" if self.several else self.field
@@ -46,10 +46,10 @@ class QueryDocumentPaths:
 
 
 def vllm_words(places: InputPaths, fields: Mapping[str, str] | None = None) -> Words:
-    """Words of a route of OpenAI or vLLM.
+    """Return the field names of a route of OpenAI or vLLM.
 
     Args:
         places: Paths of the inputs.
-        fields: Further names, by the engine's.
+        fields: Additional names, by the engine's.
     """
     return Words({**VLLM, "input": places.field, **(fields or {})}, places)

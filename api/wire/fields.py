@@ -1,4 +1,4 @@
-"""What every request of vLLM's contract may carry, whatever it asks for."""
+"""Fields that vLLM accepts in every request, whatever the task."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Dimensions: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 
 NOT_SPECIFIED: Final = "default/not-specified"
-"""Infinity's clients send this name where their caller names no model."""
+"""The model name that Infinity's clients send if their caller names none."""
 
 
 class RequestFields(ImageFields, kw_only=True):
-    """Fields of a body; those that are not named here or in a subclass are ignored.
+    """Fields of a body; fields that neither this class nor a subclass names are ignored.
 
-    What is of the wrong type is refused in those, too, that have no meaning here.
+    A value of the wrong type is rejected even in a field that has no effect.
     """
 
     model: ModelName | None = None
     request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
-    """Becomes part of the answer's `id`; without it the one of `X-Request-Id` does."""
+    """Part of the answer's `id`; default: the value of `X-Request-Id`."""
     user: str | None = None
-    """Of no meaning here."""
+    """Ignored."""
     priority: int | None = None
-    """Of no meaning here: requests share the device by what they ask of it."""
+    """Ignored: the scheduler shares the device by tokens."""
     cache_salt: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     """See `Request.cache_salt`."""
     padding: Literal["max_length", "do_not_pad"] | None = None
-    """Of no meaning here: a model gets the padding that it was trained with."""
+    """Ignored: a model gets the padding that it was trained with."""
 
     def __post_init__(self) -> None:
         if self.model == NOT_SPECIFIED:

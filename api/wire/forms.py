@@ -1,8 +1,8 @@
-"""Forms (multipart/form-data, RFC 7578) as the JSON that they stand for, with files as images.
+"""Forms (multipart/form-data, RFC 7578), converted to JSON with files as images.
 
-A field is the field of the JSON that has its name; its value is JSON where it can be read as such, else a text. The
-parts called `input`, `image`, `images`, `images[]` and `file` become the inputs, in their order. A file is never
-written anywhere, and its name is not looked at.
+A field of the form becomes the field of the same name. Its value is parsed as JSON if possible, otherwise it is a text.
+The parts `input`, `image`, `images`, `images[]` and `file` become the inputs, in their order. A file is never stored,
+and its name is ignored.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from staged_pool.stages.errors import InvalidInput, TooLarge, shortened
 
 MAX_PARTS: Final = 1000
 MAX_BOUNDARY: Final = 70
-"""Characters, as RFC 2046 has it, 5.1.1."""
+"""Maximum characters of a boundary (RFC 2046, section 5.1.1)."""
 SLICE: Final = 2**16
-"""Bytes that are searched for the boundary at once."""
+"""Bytes that are parsed in one step."""
 
 _IMAGES: Final = frozenset({"image", "images", "images[]", "file"})
 _INPUTS: Final = _IMAGES | {"input"}
 _OPENS_JSON: Final = ("[", "{", '"')
 
-logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # it warns of what clients send
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # it logs a warning for malformed forms
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    """What separates the parts of a form.
+    """Return the boundary between the parts of a form.
 
     Raises:
-        InvalidInput: The header does not say it, or not in so many characters.
+        InvalidInput: The header has no boundary, or one of more than `MAX_BOUNDARY` characters.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not 1 <= len(boundary) <= MAX_BOUNDARY:
@@ -45,11 +45,11 @@ def boundary_of(content_type: bytes) -> bytes:
 
 
 def read_form(body: bytes | bytearray, boundary: bytes, limits: Limits = UNLIMITED) -> MarkedJson:
-    """The JSON that a form stands for, with its files set marked.
+    """Convert a form to JSON with marks for its files.
 
     Raises:
-        InvalidInput: It is no form, or says which field is wrong.
-        TooLarge: It has more than `MAX_PARTS`, or more in it than the limits allow.
+        InvalidInput: The body is not a form, or a field is wrong.
+        TooLarge: The form has more than `MAX_PARTS` parts, or a part exceeds the limits.
     """
     parts = _Parts()
     parser = MultipartParser(boundary, parts.callbacks())
@@ -58,7 +58,7 @@ def read_form(body: bytes | bytearray, boundary: bytes, limits: Limits = UNLIMIT
         for first in range(0, len(view), SLICE):
             parser.write(bytes(view[first : first + SLICE]))
     except FormParserError:
-        raise _not_a_form("a part or its headers are not written as they should be, or are too long") from None
+        raise _not_a_form("a part or its headers are malformed or too long") from None
     if not parts.ended:
         raise _not_a_form("it ends before its last boundary")
     for part in parts.found:
@@ -77,7 +77,7 @@ class _Part:
 
 
 class _Parts:
-    """What the parser finds."""
+    """Collector of the parts that the parser finds."""
 
     def __init__(self) -> None:
         self.found: list[_Part] = []
@@ -125,14 +125,14 @@ def _as_json(parts: list[_Part]) -> MarkedJson:
         if kind.lower() != b"form-data" or b"name" not in options:
             raise _not_a_form("a part has no name")
         name = _text(options[b"name"], "the name of a part")
-        data = b"".join(part.data)  # without the interpreter's lock, where it is large
+        data = b"".join(part.data)  # releases the GIL if it is large
         is_file = b"filename" in options
         if is_file and name in _INPUTS:
             inputs.append({"image": marked.add(data)})
         elif is_file:
             known = ", ".join(sorted(_INPUTS))
             raise InvalidInput(f"{shortened(name)}: files are read in the fields {known}", param=shortened(name))
-        elif name in _IMAGES:  # a URL or base64; or, of clients that name no file, the image itself
+        elif name in _IMAGES:  # a URL or base64; or the image itself, from clients that send no file name
             inputs.append({"image": data.decode() if _is_text(data) else marked.add(data)})
         elif name == "input":
             value = _input(_text(data, name))
@@ -148,7 +148,7 @@ def _as_json(parts: list[_Part]) -> MarkedJson:
 
 
 def _is_text(data: bytes) -> bool:
-    """UTF-8 without what images hold in their first bytes: each format has a byte that no URL or base64 has."""
+    """Return True for UTF-8 text; the first bytes of every image format have control characters."""
     if any(byte < 0x20 and byte not in b"\t\r\n" for byte in data[:64]):
         return False
     try:
@@ -166,7 +166,7 @@ def _text(data: bytes, where: str) -> str:
 
 
 def _input(text: str) -> object:
-    """A text that begins as JSON does may still be one."""
+    """Parse an input; a text that only begins like JSON stays a text."""
     return _value(text) if text.lstrip().startswith(_OPENS_JSON) else text
 
 

@@ -1,7 +1,7 @@
-"""A cheap look at how many images a request shows, before its body is decoded.
+"""Estimate of the number of images in a body that is not decoded yet.
 
-The front door judges a request by it. It need not be right: parse counts again. It only has to cost little for a body
-of megabytes, and to say so where it cannot tell.
+The front door uses it for admission. The estimate may be wrong, because parse counts again. It must be cheap for a body
+of megabytes, and None if it is unknown.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from staged_pool.api.wire.forms import boundary_of
 from staged_pool.stages.errors import InvalidInput
 
 LOOK_BYTES: Final = 2**23
-"""Bytes of a body that are looked at: about 0.5 ms of the event loop, where most of them are base64."""
+"""Maximum bytes of a body that are scanned: about 0.5 ms on the event loop if most of them are base64."""
 
 BLOCK_BYTES: Final = 2**12
-"""A block without a quotation mark is the inside of an image, and skipped."""
+"""Bytes of a block; a block without a quotation mark is the inside of an image, and skipped."""
 
 KEPT_BYTES: Final = 2**17
-"""Bytes of the other blocks that are searched: about 0.3 ms."""
+"""Maximum bytes of the other blocks that are searched: about 0.3 ms."""
 
 _KEYS: Final = (b'"image_url":', b'"image":', b'"image_base64":')
-"""Fields of which each holds one image."""
+"""Fields that hold one image each."""
 _DATA_URL: Final = b'"data:image/'
 _LIST: Final = re.compile(rb'"images"\s*:\s*\[')
 _INPUT: Final = re.compile(rb'"input"\s*:\s*(\[)?')
 _IS_IMAGES: Final = re.compile(rb'"modality"\s*:\s*"image"')
 _TRACES: Final = (b'"image', b'"data:', b'"modality"')
-"""What no body without images has, but for texts that begin so."""
+"""Bytes of which every body with images has some; others have them only in texts that begin in this way."""
 _IMAGE_PART: Final = re.compile(rb'filename\*?=|name="?(?:image|images|images\[\]|file)"?[\r\n;]', re.IGNORECASE)
 _PART_HEAD_BYTES: Final = 512
 _MOST: Final = 1000
 
 
 def count_images(body: bytes | bytearray, content_type: bytes = b"", *, only_images: bool = False) -> int | None:
-    """Count the images that a body shows.
+    """Estimate the number of images in a body.
 
     Args:
-        body: JSON, or a form if its type says so.
+        body: JSON, or a form if the content type says so.
         content_type: The header; empty if there is none.
-        only_images: Each input is an image, as the route has it.
+        only_images: Each input is an image, because the route takes nothing else.
 
     Returns:
-        The number; of a body longer than `LOOK_BYTES` that of its beginning, if there are any. None if it is not known.
+        The number of images in the first `LOOK_BYTES`; None if it is unknown, or if only these bytes have no image.
     """
     if b"multipart/form-data" in content_type.lower():
         return _in_form(body, content_type)
     text, is_whole = _without_images(body)
-    if not only_images and not any(trace in text for trace in _TRACES):  # a search is much quicker than a pattern
+    if not only_images and not any(trace in text for trace in _TRACES):  # much faster than a regular expression
         return 0 if is_whole else None
     listed = _strings_behind(_LIST.search(text), text)
     if only_images or _IS_IMAGES.search(text):
@@ -57,13 +57,13 @@ def count_images(body: bytes | bytearray, content_type: bytes = b"", *, only_ima
 
 
 def _without_images(body: bytes | bytearray) -> tuple[bytes, bool]:
-    """Join the blocks that have a quotation mark. True: nothing else was left out."""
+    """Join the blocks that have a quotation mark; True: all of them are there."""
     kept: list[bytes] = []
     end = min(len(body), LOOK_BYTES)
     room = KEPT_BYTES
     for start in range(0, end, BLOCK_BYTES):
         if body.find(b'"', start, start + BLOCK_BYTES) < 0:
-            kept.append(b"A")  # whatever is on either side of it is not one text
+            kept.append(b"A")  # keeps the texts on either side apart
             continue
         if room <= 0:
             return b"".join(kept), False
@@ -73,7 +73,7 @@ def _without_images(body: bytes | bytearray) -> tuple[bytes, bool]:
 
 
 def _strings_behind(found: re.Match[bytes] | None, text: bytes) -> int:
-    """Count the strings of a list that begins there, or the one text."""
+    """Count the strings of the list that begins at a match; a single string counts as one."""
     if found is None:
         return 0
     place, count = found.end(), 0
@@ -94,7 +94,7 @@ def _in_form(body: bytes | bytearray, content_type: bytes) -> int | None:
     try:
         boundary = b"--" + boundary_of(content_type)
     except InvalidInput:
-        return None  # which is told when it is read
+        return None  # parse raises this error
     count, place = 0, body.find(boundary, 0, LOOK_BYTES)
     while place >= 0 and count < _MOST:
         head = bytes(body[place : place + _PART_HEAD_BYTES]).partition(b"\r\n\r\n")[0]

@@ -1,4 +1,4 @@
-"""Images as clients name or send them: by URLs, in data URLs, in base64, and as parts of messages and documents."""
+"""Images in requests: URLs, data URLs, base64, and parts of messages and documents."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _URLS: Final = frozenset({b"http", b"https", b"file"})
 
 
 class ImageFields(msgspec.Struct, kw_only=True):
-    """Fields that say how the images of a request are prepared."""
+    """Fields with settings for the preprocessing of images."""
 
     mm_processor_kwargs: dict[str, Any] | None = None
     """Settings of the model's image processor."""
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
-    """By kind of media; of those for `image`, `rgba_background_color` is what lies behind transparent pixels."""
+    """Settings by kind of media; for `image`, only `rgba_background_color`: the colour behind transparent pixels."""
 
     def image_options(self) -> Mapping[str, object]:
-        """See `Image.options`.
+        """Return the options of each image, see `Image.options`.
 
         Raises:
-            InvalidInput: `rgba_background_color` is no colour. All else is for the model to judge.
+            InvalidInput: `rgba_background_color` is not a colour. The model checks the other options.
         """
         options = dict(self.mm_processor_kwargs or {})
         reading = (self.media_io_kwargs or {}).get("image", {})
@@ -51,7 +51,7 @@ def _is_colour(value: object) -> bool:
 
 
 class Part(msgspec.Struct):
-    """A part of a message or of a document, with the fields of all its kinds."""
+    """Part of a message or a document, with the fields of all types of parts."""
 
     type: str | None = None
     text: Any = None
@@ -60,18 +60,18 @@ class Part(msgspec.Struct):
     image: Any = None
     """A URL, a data URL, or the image in base64."""
     uuid: Any = None
-    """What the client calls the image."""
+    """The client's name of the image."""
 
     def read(self, where: str, index: int | None, *, default: str | None = None) -> str | Image:
-        """The text or the image.
+        """Return the text or the image of the part.
 
         Args:
-            where: The path to it, from the field on.
-            index: Which input of the request it is in.
-            default: Its type where it names none. None: it must.
+            where: Path of the part, such as `messages[0].content[1]`.
+            index: Index of the input that it belongs to.
+            default: Type of a part without `type`. None: `type` is required.
 
         Raises:
-            InvalidInput: It is of another type, or lacks what its type has.
+            InvalidInput: The type is unknown, or the field of the type is missing or wrong.
         """
         kind = default if self.type is None else self.type
         match kind:
@@ -108,17 +108,17 @@ class Part(msgspec.Struct):
 
 
 def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Image:
-    """An image that is named by a URL, or sent in a text.
+    """Read an image from a URL, a data URL or base64.
 
     Args:
-        given: A URL (http, https, file), which is fetched later, or a data URL. No type that it says is believed.
-        where: The path to it, from the field on.
-        index: Which input of the request it is.
-        bare: Base64 without the head of a data URL is an image, too.
+        given: A URL (http, https, file), which is fetched later, or a data URL. Its declared type is ignored.
+        where: Path of the value, such as `input[0].image`.
+        index: Index of the input that it belongs to.
+        bare: Accept base64 without `data:...,` before it.
 
     Raises:
-        InvalidInput: It is none of them, is no right base64, or is empty.
-        UrlNotAllowed: It is a URL of another kind.
+        InvalidInput: The value is none of these, is invalid base64, or is empty.
+        UrlNotAllowed: The URL has another scheme.
     """
     held = extract_images.take(given)
     if isinstance(held, bytes):
@@ -136,11 +136,11 @@ def read_image(given: str, where: str, index: int | None, *, bare: bool) -> Imag
         kinds = "a URL (http, https, file or data)"
         what = f"expected {kinds}, or base64" if bare else f"expected {kinds}"
         raise _bad(where, what, index, error=UrlNotAllowed if scheme else InvalidInput)
-    # What stands aside has no escapes any more: an end of a line in it is one that JSON does not allow.
+    # The value of a mark is unescaped and without line breaks: one that is left in it is not allowed in JSON.
     decode = decode_data_url if scheme else decode_base64
     decoded = decode(characters, in_lines=held is None)
     if decoded is None:
-        like = " behind the comma of a data URL, as in data:image/png;base64,..." if scheme else ""
+        like = " after the comma of a data URL, as in data:image/png;base64,..." if scheme else ""
         raise _bad(where, f"expected base64 (RFC 4648, section 4 or 5){like}", index)
     return Image(_not_empty(decoded, where, index))
 
@@ -157,14 +157,14 @@ def _bad(where: str, what: str, index: int | None, *, error: type[InvalidInput] 
 
 
 def joined(parts: list[str | Image]) -> str | tuple[str | Image, ...]:
-    """The content of a message: its lines, where it is texts only, for there are templates that know no parts."""
+    """Join the parts of a message; texts only become one text, because some templates know no parts."""
     if any(isinstance(part, Image) for part in parts):
         return tuple(parts)
     return "\n".join(part for part in parts if isinstance(part, str))
 
 
 def document(parts: list[str | Image]) -> Content:
-    """A query or a document of these parts: an image that is alone stays one, and is no conversation about it."""
+    """Make a query or a document of parts; a single image stays an image, without a conversation around it."""
     content = joined(parts)
     if isinstance(content, str):
         return content
@@ -175,11 +175,11 @@ def document(parts: list[str | Image]) -> Content:
 
 
 def echo(content: Content) -> dict[str, object]:
-    """A query or a document in an answer: as vLLM has it, but without the images themselves.
+    """Write a query or a document in vLLM's form, without the bytes of images.
 
     Returns:
-        `text`: what it says, None where it is images only. `multi_modal`: the URLs of its images as parts of a
-        message, None where it has none; of an image that was sent, an empty data URL.
+        `text`: its text; None if it has images only. `multi_modal`: its images as parts of a message with their URLs;
+        None if it has none. An image that was not a URL has an empty data URL.
     """
     if isinstance(content, str):
         return {"text": content, "multi_modal": None}
@@ -189,7 +189,7 @@ def echo(content: Content) -> dict[str, object]:
 
 
 def plain(content: Content) -> str | None:
-    """A query or a document in an answer as a text; None where it is images only."""
+    """Return the text of a query or a document for an answer; None if it has images only."""
     text = echo(content)["text"]
     return text if isinstance(text, str) else None
 
@@ -201,7 +201,7 @@ def _echoed(image: Image) -> dict[str, object]:
 
 
 def with_options(given: T, options: Mapping[str, object]) -> T:
-    """The same input, query or document, with these options for each image in it."""
+    """Return an input, query or document with options set on each of its images."""
     changed: Any = given
     match given:
         case Image():

@@ -1,4 +1,4 @@
-"""What clients say that a text is for (`input_type`), and the prompt of a model that stands for it."""
+"""The `input_type` of a request, mapped to one of the model's prompts."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ INPUT_TYPES: Final[Mapping[str, str | None]] = {
     "clustering": None,
     "image": None,
 }
-"""The names that clients of Voyage, NIM and Cohere send, and the role of each with models that tell roles apart."""
+"""Values sent by clients of Voyage, NIM and Cohere, and the prompt that each selects; None: the default prompt."""
 
 
 def prompt_for(input_type: str | None, card: ModelCard, *, strict: bool = False) -> str | None:
-    """Name the prompt of a model that stands for an `input_type`; None for the default prompt.
+    """Return the name of the prompt for an `input_type`; None: the default prompt.
 
-    A model without prompts reads every text in the same way, so there the purpose changes nothing and is ignored.
+    A model without prompts reads all texts in the same way, so the value is ignored there.
 
     Args:
-        input_type: One of the model's own prompts, or a name of `INPUT_TYPES`.
-        card: Of the model.
-        strict: Reject unknown names also where the model has no prompts, as Cohere does.
+        input_type: One of the model's own prompts, or a key of `INPUT_TYPES`.
+        card: The model's description.
+        strict: Reject unknown values even if the model has no prompts, as Cohere does.
 
     Raises:
-        InvalidInput: The name is unknown; says which are known.
+        InvalidInput: The value is unknown; the message lists the known ones.
     """
     if input_type is None or input_type in card.prompts:
         return input_type

@@ -1,4 +1,4 @@
-"""What a request is about: texts, token ids, conversations or pairs, in any of the forms that clients send."""
+"""Inputs of a request: texts, token ids, conversations, images or pairs, in all forms that clients send."""
 
 from __future__ import annotations
 
@@ -35,37 +35,37 @@ _MODEL: Final = msgspec.json.Decoder(_Model)
 
 
 def model_of(body: bytes | bytearray) -> str | None:
-    """The model that a request names; nothing else of it is looked at.
+    """Return the model that a request names; other fields are not checked.
 
     Raises:
-        InvalidInput: As for `json_decode.decode`.
+        InvalidInput: See `json_decode.decode`.
     """
     name = json_decode.decode(_MODEL, body).model
     return None if name == NOT_SPECIFIED else name
 
 
 class InputFields(ChatFields, kw_only=True):
-    """Fields that say what the inputs of a request are. Fields that are not named are ignored."""
+    """Fields with the inputs of a request; fields that are not named here are ignored."""
 
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """`str | list[str] | list[int] | list[list[int]]`, what `messages` may be, or objects with a text or an image."""
+    """`str | list[str] | list[int] | list[list[int]]`, conversations, or objects with a text or an image."""
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     """One conversation, or a list of them."""
     truncate_prompt_tokens: MaxTokens | None = None
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
-    """None: to texts; not to conversations, whose template writes all that the model is to see."""
+    """None: add them to texts, but not to conversations, whose template writes them."""
 
 
 def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[tuple[TextInput | Image, ...], InputPaths]:
-    """The inputs one by one, and their paths.
+    """Return the inputs and their paths.
 
     Args:
-        fields: Of the request.
-        modality: What a text of `input` is: a text, or where an image is found.
+        fields: Fields of the request.
+        modality: Meaning of a text in `input`: a text, or an image's URL or base64.
 
     Raises:
-        InvalidInput: Says which field is wrong and what would be right.
+        InvalidInput: A field is missing or wrong; the message says what would be right.
     """
     field, raw = _given(fields)
     sources, places = _conversations(raw, fields, field) if field == "messages" else _sources(raw, fields)
@@ -80,24 +80,24 @@ def inputs_of(fields: InputFields, modality: Modality = "text") -> tuple[tuple[T
 
 
 def text_inputs(fields: InputFields) -> tuple[tuple[TextInput, ...], InputPaths]:
-    """As `inputs_of`, for tasks of which images have none.
+    """Return the inputs and their paths for a task that images do not have; see `inputs_of`.
 
     Raises:
-        InvalidInput: Says which field is wrong and what would be right.
+        InvalidInput: An input is an image, or see `inputs_of`.
     """
     inputs, places = inputs_of(fields)
     for index, given in enumerate(inputs):
         if isinstance(given, Image):
-            what = "expected a text, token ids or a conversation, which is what has tokens"
+            what = "expected a text, token ids or a conversation; images have no tokens"
             raise field_error(places("input", index), what, index)
     return tuple(given for given in inputs if isinstance(given, TextInput)), places
 
 
 def text_or_pair_inputs(fields: InputFields) -> tuple[tuple[TextInput | PairInput | Image, ...], InputPaths]:
-    """As `inputs_of`; a list of lists of two texts is a list of pairs.
+    """Return the inputs and their paths; a list of lists of two texts is a list of pairs.
 
     Raises:
-        InvalidInput: Says which field is wrong and what would be right.
+        InvalidInput: See `inputs_of`.
     """
     field, raw = _given(fields)
     if field == "input" and json_decode.shape(raw) == (2, b'"'):
@@ -107,17 +107,17 @@ def text_or_pair_inputs(fields: InputFields) -> tuple[tuple[TextInput | PairInpu
 
 
 def check_max_tokens(value: int | None) -> None:
-    """Refuse a `truncate_prompt_tokens` of 0.
+    """Reject a `truncate_prompt_tokens` of 0.
 
     Raises:
-        InvalidInput: It is 0.
+        InvalidInput: The value is 0.
     """
     if value == 0:
         raise field_error("truncate_prompt_tokens", "0 leaves nothing of an input; expected -1 or at least 1")
 
 
 def _given(fields: InputFields) -> tuple[str, msgspec.Raw]:
-    """The field that holds the inputs, and its value."""
+    """Return the field that holds the inputs, and its value."""
     check_max_tokens(fields.truncate_prompt_tokens)
     check_chat_fields(fields)
     messages, given = fields.messages, fields.input
@@ -144,7 +144,7 @@ def _sources(raw: msgspec.Raw, fields: InputFields) -> tuple[Sequence[Source], I
     except InvalidInput:
         if (depth, first) != (1, b'"') or not _OBJECT.search(memoryview(raw)):
             raise
-        return object_inputs(raw, "input") or ((), InputPaths("input"))  # texts and objects
+        return object_inputs(raw, "input") or ((), InputPaths("input"))  # a list of texts and objects
     return sources, places_of_texts(raw, "input")
 
 
@@ -167,7 +167,7 @@ def _text_input(source: str | tuple[int, ...] | Chat, fields: InputFields) -> Te
 
 
 def _pair_input(texts: list[str], index: int, fields: InputFields) -> PairInput:
-    """What says how one text is cut has no meaning for two, and must not look as if it had."""
+    """Make a pair; reject the fields that have no meaning for a pair."""
     if len(texts) != 2:
         raise field_error(f"input[{index}]", f"a pair has 2 texts, not {len(texts)}", index)
     if fields.add_special_tokens is False:

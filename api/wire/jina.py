@@ -1,4 +1,4 @@
-"""What Jina's clients send to `/v1/embeddings` beside OpenAI's fields."""
+"""Jina's fields of `/v1/embeddings`: object inputs, tasks and embedding types."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ TASKS: Final = (
     "retrieval.query", "retrieval.passage", "retrieval", "text-matching", "classification", "separation",
     "code", "code.query", "code.passage", "nl2code.query", "nl2code.passage",
 )  # fmt: skip
-"""What Jina's clients may say that a text is for. A model that has no prompt for it needs none."""
+"""Values of Jina's `task`. If the model has no prompt for one, the text gets none."""
 
 
 class ObjectInput(msgspec.Struct):
-    """An input that says what it is."""
+    """Input object with either a text or an image."""
 
     text: str | None = None
     image: str | None = None
     """A URL, a data URL, or the image in base64."""
     role: Any = None
-    """What tells a message of a conversation from an input."""
+    """Set in a message of a conversation, which is not an input object."""
 
 
 _OBJECT: Final = msgspec.json.Decoder(ObjectInput)
@@ -41,10 +41,13 @@ _OBJECTS: Final = msgspec.json.Decoder(list[str | ObjectInput])
 
 
 def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], InputPaths] | None:
-    """The inputs of a list in which objects stand, or of one object, and their paths; None for messages.
+    """Read one input object, or a list of texts and objects.
+
+    Returns:
+        The inputs and their paths; None if the list holds messages.
 
     Raises:
-        InvalidInput: Says which part is wrong and what would be right.
+        InvalidInput: An object has neither a text nor an image, or both.
     """
     depth, _ = json_decode.shape(raw)
     if depth == 0:
@@ -58,7 +61,7 @@ def object_inputs(raw: msgspec.Raw, root: str) -> tuple[list[str | Image], Input
 
 
 def _ending(given: str | ObjectInput) -> str:
-    """Path from an input to its text or image."""
+    """Return the path from an input to its text or image."""
     return "" if isinstance(given, str) else ".text" if given.image is None else ".image"
 
 
@@ -73,10 +76,10 @@ def _source(given: str | ObjectInput, where: str, index: int | None) -> str | Im
 
 
 def prompt_name(task: str | None, card: ModelCard) -> str | None:
-    """Which of a model's prompts stands for a task.
+    """Return the name of the model's prompt for a task; None: no prompt.
 
     Raises:
-        InvalidInput: There is no such task.
+        InvalidInput: The task is unknown.
     """
     if task is None or task in card.prompts:
         return task
@@ -86,12 +89,12 @@ def prompt_name(task: str | None, card: ModelCard) -> str | None:
     name = task.rpartition(".")[2]
     if name in card.prompts:
         return name
-    # The two roles have prompts under other names, too, and for a model without any they are nothing.
+    # `query` and `passage` select the roles of the engine; a model without prompts has no roles.
     return _ROLES.get(name) if card.prompts else None
 
 
 def encoding_of(embedding_type: EmbeddingType) -> Encoding:
-    """How a vector of this type is written: as numbers that the type can hold, but for base64, which is of float32."""
+    """Return the encoding of an embedding type: JSON numbers rounded to the type, or float32 in base64."""
     if embedding_type == "base64":
         return Encoding("base64", endianness="little")
     dtype: DType = "float32" if embedding_type == "float" else embedding_type

@@ -1,8 +1,8 @@
-"""A bound on what a JSON body may hold, counted before it is decoded and without the interpreter's lock.
+"""Limits on the values of a JSON body, checked before the body is decoded.
 
-A decoder makes a whole message in one call under the lock, and two bytes of JSON can become eighty of memory. So the
-marks between values are counted first: numpy does that in slices, and gives the lock up meanwhile. Texts may hold any
-number of them. Bodies of few bytes cannot hold many values, and are not looked at.
+The decoder holds the GIL for the whole body, and 2 bytes of JSON can become 80 bytes of memory. So the marks that
+separate values (`,`, `:`, `[`, `{`) are counted first. numpy counts them in slices, without the GIL. Marks inside
+texts do not count. A small body cannot hold too many values, and is not scanned.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 SLICE: Final = 2**19
-"""Bytes that are looked at in one go; a few megabytes of memory meanwhile."""
+"""Bytes that are scanned in one step, which takes a few megabytes of temporary memory."""
 VALUES_PER_ITEM: Final = 512
-"""Of one input on average: a conversation of about 50 messages with parts has as many."""
+"""Average number of values allowed for one input: enough for a conversation of about 50 messages with parts."""
 LEAST_VALUES: Final = 2**16
-"""Of a request, however few inputs it may have."""
+"""Number of values that any request may have, even if it may have few inputs."""
 MAX_DIGITS: Final = 64
-"""Characters of one number: the decoder's time for an integer grows with the square of its digits."""
+"""Maximum digits of one number: the time to decode an integer grows with the square of its digits."""
 
 _ROW: Final = 16
 _COMMA, _COLON, _QUOTE, _BACKSLASH = b',:"\\'
@@ -33,11 +33,11 @@ _COMMA, _COLON, _QUOTE, _BACKSLASH = b',:"\\'
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may hold.
+    """Limits of one request.
 
     Args:
-        items: Inputs.
-        tokens: Numbers, which stand for token ids.
+        items: Maximum number of inputs.
+        tokens: Maximum number of numbers, which stand for token ids.
     """
 
     items: int
@@ -45,7 +45,10 @@ class Limits:
 
     @property
     def values(self) -> int:
-        """Lists, objects, fields and texts. Each takes up to 80 bytes decoded: 89 MB for a limit of 2,048 inputs."""
+        """Maximum number of lists, objects, fields and texts together.
+
+        Each takes up to 80 bytes decoded: 89 MB for a limit of 2,048 inputs.
+        """
         return LEAST_VALUES + VALUES_PER_ITEM * self.items
 
 
@@ -53,16 +56,16 @@ UNLIMITED: Final = Limits(items=2**31, tokens=2**40)
 
 
 def is_small(body: Body, limits: Limits) -> bool:
-    """True for a body that cannot hold too many values, as each needs a byte at least."""
+    """Return True if the body is too short to exceed a limit: each value takes at least one byte."""
     return len(body) <= min(limits.values, limits.tokens)
 
 
 def check_bounds(body: Body, limits: Limits) -> None:
-    """Reject JSON with more values than a request may have. It need not be valid.
+    """Reject JSON with more values than a request may have; the JSON need not be valid.
 
     Raises:
-        TooLarge: It has more.
-        InvalidInput: A number in it is longer than `MAX_DIGITS`.
+        TooLarge: The body has too many values.
+        InvalidInput: A number has more than `MAX_DIGITS` digits.
     """
     if is_small(body, limits):
         return
@@ -73,33 +76,36 @@ def check_bounds(body: Body, limits: Limits) -> None:
         marks += int(np.count_nonzero(_is_mark(part)))
         long_digits = long_digits or _has_row_of_digits(part)
     if marks <= min(limits.values, limits.tokens) and not long_digits:
-        return  # even if none of them is part of a text
+        return  # within the limits, even if no mark is part of a text
     _check_outside_texts(slices, limits)
 
 
 def _is_mark(part: Bytes) -> Flags:
-    """Commas, colons and opening brackets: `[` and `{` differ in one bit, which no other ASCII character shares."""
+    """Flag commas, colons and opening brackets.
+
+    `[` and `{` differ in one bit only, and no other ASCII character becomes `{` by setting it.
+    """
     flags: Flags = (part == _COMMA) | (part == _COLON) | ((part | 0x20) == ord("{"))
     return flags
 
 
 def _is_digit(part: Bytes) -> Flags:
-    flags: Flags = (part - np.uint8(ord("0"))) < 10  # unsigned: what is below "0" is far above
+    flags: Flags = (part - np.uint8(ord("0"))) < 10  # unsigned: characters below "0" wrap to large values
     return flags
 
 
 def _has_row_of_digits(part: Bytes) -> bool:
-    """True if a number may be long: one of twice so many digits fills a whole row."""
+    """Return True if a number may be long: one with 2 * `_ROW` digits fills a whole row."""
     rows = part[: len(part) // _ROW * _ROW].reshape(-1, _ROW)
     return bool(_is_digit(rows).all(axis=1).any())
 
 
 def _check_outside_texts(slices: list[Bytes], limits: Limits) -> None:
-    reader = _Texts()
+    scanner = _TextScanner()
     values = numbers = run = 0
     last = 0
     for part in slices:
-        outside = reader.outside(part)
+        outside = scanner.outside(part)
         before = np.concatenate((np.array([last], np.uint8), part[:-1]))
         last = int(part[-1])
         between_numbers = outside & (part == _COMMA) & _is_digit(before)
@@ -107,8 +113,8 @@ def _check_outside_texts(slices: list[Bytes], limits: Limits) -> None:
         numbers += found
         values += int(np.count_nonzero(outside & _is_mark(part))) - found
         if values > limits.values:
-            what = "lists, objects, fields and texts"
-            raise TooLarge(f"The body has more than {limits.values} {what}; send fewer inputs in one request")
+            counted = "lists, objects, fields and texts"
+            raise TooLarge(f"The body has more than {limits.values} {counted}; send fewer inputs in one request")
         if numbers > limits.tokens:
             raise TooLarge(f"The body has more than {limits.tokens} numbers; send fewer token ids in one request")
         longest, run = _runs(outside & _is_digit(part), run)
@@ -117,11 +123,11 @@ def _check_outside_texts(slices: list[Bytes], limits: Limits) -> None:
 
 
 def _runs(flags: Flags, before: int) -> tuple[int, int]:
-    """The longest run of set flags, and the length of the last.
+    """Measure the longest run of set flags, and the run at the end.
 
     Args:
-        flags: At least one.
-        before: Set flags right before the first.
+        flags: At least one flag.
+        before: Length of the run that ends right before the first flag.
     """
     unset = np.flatnonzero(~flags)
     if not len(unset):
@@ -131,17 +137,17 @@ def _runs(flags: Flags, before: int) -> tuple[int, int]:
     return max(first, between, last), last
 
 
-class _Texts:
-    """The texts of JSON that comes in slices."""
+class _TextScanner:
+    """Scanner that tells which characters of JSON slices are inside a text."""
 
     def __init__(self) -> None:
         self._inside = False
-        """The next slice begins within a text."""
+        """The next slice begins inside a text."""
         self._escaped = False
-        """A backslash before it escapes its first character."""
+        """A backslash escapes the first character of the next slice."""
 
     def outside(self, part: Bytes) -> Flags:
-        """Flag each character that is not of a text; a closing quotation mark is none, either."""
+        """Flag each character outside texts, closing quotation marks included."""
         quotes = part == _QUOTE
         self._leave_out_escaped(part, quotes)
         inside = np.bitwise_xor.accumulate(quotes.view(np.uint8))
@@ -152,7 +158,7 @@ class _Texts:
         return flags
 
     def _leave_out_escaped(self, part: Bytes, quotes: Flags) -> None:
-        """Unset the flags of quotation marks behind an odd number of backslashes."""
+        """Clear the flags of quotation marks that follow an odd number of backslashes."""
         slashes = part == _BACKSLASH
         if not self._escaped and not slashes.any():
             return

@@ -1,4 +1,4 @@
-"""Reading JSON that a stranger wrote: every way in which it can be wrong becomes one `InvalidInput` with one line."""
+"""Decoding of untrusted JSON: every error becomes an `InvalidInput` with a message of one line."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 _FIRST_INDEX = re.compile(r"[^\[]*\[(?P<index>\d+)\]")
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _HALF = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}[^\\]")
-"""The first half of a surrogate pair without the second one."""
+"""First half of a surrogate pair without the second one."""
 _SHAPE = re.compile(rb"[ \t\r\n]*((?:\[[ \t\r\n]*){0,2})(.)", re.DOTALL)
-_MOST_SAID: Final = 1024
-"""Characters of either end of a message of msgspec's."""
+_MESSAGE_END: Final = 1024
+"""Characters that are kept of either end of a msgspec message."""
 
 _STEP = re.compile(r"\.?([^.\[]+)|(\[[^\]]*\])")
 _ECHOED = re.compile(r"(?P<quote>['\"])(?P<value>.*)(?P=quote)", re.DOTALL)
@@ -33,7 +33,7 @@ INPUTS: Final = frozenset({
     "input", "inputs", "texts", "images", "documents", "queries", "items", "passages", "messages", "ids",
     "data_1", "data_2", "text_1", "text_2",
 })  # fmt: skip
-"""Fields whose lists have an entry for each input of a request: an error in one carries the place as its index."""
+"""Fields that are lists of inputs: an error in one of their entries has the entry's index."""
 
 
 _MOST_ITEMS: Final[ContextVar[int | None]] = ContextVar("most_items", default=None)
@@ -41,7 +41,10 @@ _MOST_ITEMS: Final[ContextVar[int | None]] = ContextVar("most_items", default=No
 
 @contextmanager
 def at_most(items: int) -> Iterator[None]:
-    """Reject lists of more inputs in the block as soon as they are read, before anything is made of each."""
+    """Limit the inputs of lists that `decode` reads in the block.
+
+    A longer list is rejected before its inputs are converted.
+    """
     token = _MOST_ITEMS.set(items)
     try:
         yield
@@ -57,18 +60,18 @@ def decode(
     single: bool = False,
     counted: bool = True,
 ) -> T:
-    """Decode `body`, or say which field is wrong, what was expected there and what was found.
+    """Decode JSON; an error names the field, the expected type and the value found.
 
     Args:
-        decoder: Knows the expected type.
+        decoder: Decoder of the expected type.
         body: JSON text.
-        root: The field that `body` is the value of; empty for a whole request.
-        single: The value is one input, also where it is a list.
-        counted: A list has an entry for each input. False: it is one input, whose errors have an index all the same.
+        root: The field that has `body` as its value; empty for a whole request.
+        single: The value is one input, even if it is a list.
+        counted: A list has an entry for each input. False: a list is one input, but errors still have an index.
 
     Raises:
         InvalidInput: `body` is not JSON, not UTF-8, nested too deeply, or not of the expected type.
-        TooLarge: There are more inputs than a request may have, see `at_most`.
+        TooLarge: A list has more inputs than `at_most` allows.
     """
     try:
         value = decoder.decode(body)
@@ -84,7 +87,7 @@ def decode(
 
 
 def _check_items(value: object, root: str) -> None:
-    """Reject a list of too many inputs: `value` itself, or in one of its fields that are named in `INPUTS`."""
+    """Reject too many inputs in `value`, or in one of its fields that `INPUTS` names."""
     most = _MOST_ITEMS.get()
     if most is None:
         return
@@ -99,7 +102,7 @@ def _reason(error: msgspec.DecodeError | UnicodeDecodeError, body: msgspec.Raw |
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     reason = str(error)
-    # msgspec reads on for the second half, and complains of what it finds there.
+    # msgspec looks for the second half of a surrogate pair, and reports the error it finds there.
     misled = "truncated" in reason or "hex escape" in reason
     if "surrogate" in reason or (misled and _HALF.search(memoryview(body))):
         return "a text in it holds half of a surrogate pair"
@@ -107,19 +110,19 @@ def _reason(error: msgspec.DecodeError | UnicodeDecodeError, body: msgspec.Raw |
 
 
 def shape(raw: msgspec.Raw) -> tuple[int, bytes]:
-    """Which form a value has: how many brackets open it, up to 2, and the character after them."""
+    """Count the brackets that open a value, up to 2; return also the character after them."""
     opening = _SHAPE.match(memoryview(raw))
     brackets, first = opening.groups() if opening else (b"", b"")
     return brackets.count(b"["), first
 
 
 def _explain(text: str, root: str, expected: Any, *, single: bool) -> InvalidInput:
-    """Turn msgspec's message, such as ``Expected `str`, got `int` - at `$[2]` ``, into ours.
+    """Convert msgspec's message, such as ``Expected `str`, got `int` - at `$[2]` ``.
 
-    It repeats a value that should be one of a few, which may be megabytes: the middle of it is left out.
+    The message may repeat an invalid value of megabytes, so its middle is cut out.
     """
-    if len(text) > 2 * _MOST_SAID:
-        text = f"{text[:_MOST_SAID]}{text[-_MOST_SAID:]}"
+    if len(text) > 2 * _MESSAGE_END:
+        text = f"{text[:_MESSAGE_END]}{text[-_MESSAGE_END:]}"
     located = _LOCATED.fullmatch(text)
     path = (root + located["path"]).removeprefix(".") if located else root
     what = located["what"] if located else text
@@ -127,37 +130,37 @@ def _explain(text: str, root: str, expected: Any, *, single: bool) -> InvalidInp
         path = f"{path}.{missing['field']}" if path else missing["field"]
         what = "this field is required"
     choices = _choices(expected, path.removeprefix(root))
-    path = path.replace("[...]", ".*")  # msgspec's sign for any entry of an object
+    path = path.replace("[...]", ".*")  # msgspec's notation for any entry of an object
     what = _ECHOED.sub(_shortened, what)
     if not path:
         return InvalidInput(f"The body is wrong: {what}")
     param = re.split(r"[.\[]", path, maxsplit=1)[0]
     if choices:
-        what = f"{what}; expected one of {choices} (literal_error)"  # what vLLM's clients look for
+        what = f"{what}; expected one of {choices} (literal_error)"  # vLLM's clients look for this word
     index = None if single or param not in INPUTS else _FIRST_INDEX.match(path)
     return InvalidInput(f"{path}: {what}", param=param, index=int(index["index"]) if index else None)
 
 
 def given_fields(raw: msgspec.Raw | bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """The fields of an object that are not null, which clients write for what they leave out.
+    """Return the fields of an object that are not null; clients send null for fields that they leave out.
 
     Raises:
-        InvalidInput: It is no JSON, or no object.
+        InvalidInput: The value is not a JSON object.
     """
     return {name: value for name, value in fields_of(raw).items() if not is_null(value)}
 
 
 def fields_of(raw: msgspec.Raw | bytes | bytearray) -> dict[str, msgspec.Raw]:
-    """All fields of an object.
+    """Return all fields of an object.
 
     Raises:
-        InvalidInput: It is no JSON, or no object.
+        InvalidInput: The value is not a JSON object.
     """
     return decode(_FIELDS, raw)
 
 
 def is_null(raw: msgspec.Raw) -> bool:
-    """Whether a value is null."""
+    """Return True if a value is null."""
     return shape(raw) == (0, b"n")
 
 
@@ -166,7 +169,7 @@ def _shortened(echoed: re.Match[str]) -> str:
 
 
 def _choices(expected: Any, path: str) -> str:
-    """The values that may stand at a path of a value of the type `expected`, where they can be listed."""
+    """List the values allowed at a path of the type `expected`; empty if it is no enumeration."""
     hints = list(_options(expected))
     for name, place in _STEP.findall(path):
         hints = [option for hint in hints for option in _inner(hint, name if not place else None)]
@@ -174,7 +177,7 @@ def _choices(expected: Any, path: str) -> str:
 
 
 def _inner(hint: Any, name: str | None) -> Iterator[Any]:
-    """The types of a field of a type; None: of the entries of a list or a mapping."""
+    """Yield the types of a field of a type; name None: of the entries of a list or mapping."""
     if name is None:
         yield from _options(*get_args(hint)[-1:])
     elif isinstance(hint, type) and issubclass(hint, msgspec.Struct) and name in hint.__struct_fields__:
@@ -182,7 +185,7 @@ def _inner(hint: Any, name: str | None) -> Iterator[Any]:
 
 
 def _options(*hints: Any) -> Iterator[Any]:
-    """Each type of a union."""
+    """Yield each type, and each member of a union."""
     for hint in hints:
         if get_origin(hint) in (Union, UnionType):
             yield from _options(*get_args(hint))

@@ -1,6 +1,7 @@
-"""Answers of one JSON object a line: a result as soon as it is done, whichever it is; at the end what the request cost.
+"""Streamed answers (NDJSON): one JSON object a line, written as soon as a result is done.
 
-What goes wrong after the first line stands in the last one, as the `error` that would have been the answer.
+The lines are in the order in which the results are done. The last line has the usage, or the `error` if the request
+failed after the first line.
 """
 
 from __future__ import annotations
@@ -17,35 +18,38 @@ from staged_pool.runtime.results import Usage
 from staged_pool.stages.work import Request
 
 WriteSome: TypeAlias = Callable[[Sequence[int], Any], Iterable[Mapping[str, object]]]
-"""Makes the objects of some results out of their places in the request, and a result of these alone."""
+"""Function that makes the JSON objects of some results.
+
+Its arguments are the indexes of their inputs, and a result that holds only these.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LineWriter:
-    """What an answer in lines needs of the request."""
+    """Writer of the lines of one answer."""
 
     kind: str
-    """What the `id` begins with."""
+    """Prefix of the answer's `id`."""
     request_id: str | None
-    """The rest of it, where the body says so."""
+    """The rest of the `id` if the body names it."""
     write: WriteSome
 
 
 ReadLines: TypeAlias = Callable[[Body, ModelCard], tuple[Request, LineWriter]]
-"""As `Read`. Raises `InvalidInput` also for what needs all results at once."""
+"""Reader like `Read`; it also rejects, by `InvalidInput`, an answer that needs all results at once."""
 
 
 class LineExchange(Received[LineWriter]):
-    """What `Engine.stream` is given for one HTTP request."""
+    """Argument of `Engine.stream` for one HTTP request: decodes the body, encodes the lines."""
 
     __slots__ = ()
 
     def encode(self, places: Sequence[int], result: object) -> bytes:
-        """The lines of some results."""
+        """Encode the lines of some results; `places` are the indexes of their inputs."""
         return b"".join(dump(line) + b"\n" for line in self.writer.write(places, result))
 
     def last(self, tokens: int) -> bytes:
-        """The line behind all results, without its end."""
+        """Encode the line after all results, without its newline; `tokens` are the prompt tokens of the request."""
         return dump(
             {
                 "id": f"{self.writer.kind}-{self.writer.request_id or self._request_id}",

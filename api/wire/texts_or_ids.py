@@ -1,4 +1,4 @@
-"""Texts and token ids, alone or in lists, as most dialects have them for inputs."""
+"""Inputs that are texts or token ids, single or in lists."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
 
 
 def texts_or_ids(raw: msgspec.Raw, root: str, *, none: str) -> Sequence[str | tuple[int, ...]]:
-    """`str | list[str] | list[int] | list[list[int]]`, one by one.
+    """Read a `str | list[str] | list[int] | list[list[int]]` as a sequence of inputs.
 
     Args:
         raw: The field's value.
         root: The field's name.
-        none: What to say of an empty list.
+        none: Error message for an empty list.
 
     Raises:
-        InvalidInput: Says which part is wrong and what would be right.
-        NoInputs: There is none, or one without any tokens.
+        InvalidInput: The value has another type.
+        NoInputs: The list is empty, or has an empty list of token ids.
     """
     depth, first = json_decode.shape(raw)
     if depth == 0:
@@ -45,16 +45,16 @@ def texts_or_ids(raw: msgspec.Raw, root: str, *, none: str) -> Sequence[str | tu
 
 
 def places_of_texts(raw: msgspec.Raw, root: str) -> InputPaths:
-    """Paths of what `texts_or_ids` reads."""
+    """Return the paths of the inputs that `texts_or_ids` reads."""
     depth, first = json_decode.shape(raw)
     return InputPaths(root, several=depth == 2 or (depth == 1 and first == b'"'))
 
 
 def id_lists(raw: msgspec.Raw, root: str) -> list[tuple[int, ...]]:
-    """`list[int] | list[list[int]]`, as lists of token ids; see `texts_or_ids`.
+    """Read a `list[int] | list[list[int]]` as lists of token ids; see `texts_or_ids`.
 
     Raises:
-        InvalidInput: It is something else, or an id is negative.
+        InvalidInput: The value has another type, or an id is negative.
         TooLarge: See `json_decode.decode`.
     """
     nested = json_decode.shape(raw)[0] == 2

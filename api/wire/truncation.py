@@ -1,4 +1,4 @@
-"""Words for how long texts are cut, which clients spell in any case."""
+"""Values of truncation fields, which clients spell in upper or lower case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from staged_pool.runtime.requests import Side
 
 
 class AnyCase(StrEnum):
-    """Words that are read in any case; msgspec finds a member by its value, and asks `_missing_` otherwise."""
+    """Enum values that are read in any case.
+
+    msgspec looks a member up by its value, and calls `_missing_` if there is none.
+    """
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -21,21 +24,21 @@ class AnyCase(StrEnum):
 
 
 class TruncationSide(AnyCase):
-    """vLLM's names of the end that is cut off."""
+    """vLLM's names of the end that is cut."""
 
     LEFT = "left"
     RIGHT = "right"
 
 
 class Direction(AnyCase):
-    """The same in text-embeddings-inference."""
+    """Text-embeddings-inference's names of the end that is cut."""
 
     LEFT = "Left"
     RIGHT = "Right"
 
 
 class Truncate(AnyCase):
-    """The same in Cohere and NIM; `NONE` rejects what is too long."""
+    """Cohere's and NIM's names of the end that is cut; `NONE` rejects a text that is too long."""
 
     NONE = "NONE"
     START = "START"
@@ -43,7 +46,7 @@ class Truncate(AnyCase):
 
 
 class TruncatePassages(AnyCase):
-    """The same in NIM's rankings, which cut only the end."""
+    """Values of `truncate` in NIM's rankings, which cut only at the end."""
 
     NONE = "NONE"
     END = "END"
@@ -55,9 +58,9 @@ SIDES: Final[Mapping[TruncationSide | Direction, Side]] = {
     Direction.LEFT: "left",
     Direction.RIGHT: "right",
 }
-"""The engine's name of each end."""
+"""Each dialect's name of an end, and the engine's."""
 
 
 def side_of(word: TruncationSide | Direction | None) -> Side | None:
-    """The end that is cut off; None where a request does not say it."""
+    """Return the engine's name of the end that is cut; None if the request names none."""
     return None if word is None else SIDES[word]

@@ -132,7 +132,7 @@ def test_invocations_may_answer_whatever_the_routes_that_it_leads_to_do() -> Non
 
 def test_what_the_source_says_of_fields_is_said() -> None:
     fields = described()["components"]["schemas"]["EmbeddingsBody"]["properties"]
-    assert fields["prompt"]["description"] == "Goes before each text instead."
+    assert fields["prompt"]["description"] == "Text that is put before each text, as an alternative to `prompt_name`."
     assert fields["truncation_side"]["anyOf"][0]["enum"] == ["left", "right"]
 
 

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api.app.routes import TASKS
-from staged_pool.api.wire.dialects import classify, openai, pooling, score, tokens
+from staged_pool.api.wire.dialects import classify, openai, pooling, rerank, score, tokens
 from staged_pool.runtime.config import EngineConfig
 from staged_pool.runtime.requests import Chat, EmbedRequest
 from staged_pool.stages.errors import InvalidInput
@@ -258,7 +258,7 @@ BODIES: list[type[msgspec.Struct]] = [
     pooling.PoolingBody,
     classify.ClassifyTokensBody,
     score.ScoreBody,
-    score.RerankBody,
+    rerank.RerankBody,
     tokens.TokenizeBody,
     tokens.DetokenizeBody,
 ]

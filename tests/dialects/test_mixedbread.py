@@ -87,8 +87,8 @@ def test_objects_are_read_by_the_fields_that_rank(serve: Serve) -> None:
     ("fields", "said"),
     [
         ({"input": []}, "`input` is empty"),
-        ({"input": ["a"], "query": ""}, "query: a query is empty"),
-        ({"input": ["a"], "rewrite_query": True}, "rewrite_query: queries are taken as they are"),
+        ({"input": ["a"], "query": ""}, "query: the query is empty"),
+        ({"input": ["a"], "rewrite_query": True}, "rewrite_query: not supported; expected false"),
         ({"input": ["a", {"b": "c"}], "rank_fields": ["d"]}, "input[1]: the object has none of the `rank_fields`"),
         ({"input": [{}]}, "input[0]: the object has no fields"),
     ],

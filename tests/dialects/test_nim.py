@@ -83,7 +83,7 @@ def test_a_long_passage_is_cut_where_that_is_asked_for(serve: Serve) -> None:
     ("fields", "said"),
     [
         ({"query": {"text": "a"}, "passages": []}, "`passages` is empty"),
-        ({"query": {"text": ""}, "passages": [{"text": "b"}]}, "query.text: a query is empty"),
+        ({"query": {"text": ""}, "passages": [{"text": "b"}]}, "query.text: the query is empty"),
         ({"query": {}, "passages": [{"text": "b"}]}, "query.text: this field is required"),
         ({"query": {"text": "a"}, "passages": [{"text": "b"}, {}]}, "passages[1].text: this field is required"),
     ],

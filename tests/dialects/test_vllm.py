@@ -116,7 +116,7 @@ def test_long_inputs_are_cut_when_asked_and_else_refused(serve: Serve) -> None:
         ({"messages": MESSAGES, "chat_template": "x"}, "Chat template is passed with request"),
         ({"input": "a", "late_chunking": True}, "late_chunking"),
         ({"input": "a", "cache_salt": ""}, "cache_salt"),
-        ({"input": "a", "embed_dtype": "binary", "dimensions": 12}, "binary packs eight values to a byte"),
+        ({"input": "a", "embed_dtype": "binary", "dimensions": 12}, "binary packs eight values into a byte"),
         ({"input": ["a", {"text": 1}]}, "input[1].text: Expected `str | null`, got `int`"),
         *(
             ({"input": "a", field: "no-such-one"}, f"{field}: Invalid enum value 'no-such-one'")

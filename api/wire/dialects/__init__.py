@@ -1,1 +1,1 @@
-"""One module a dialect: bytes to Request, Result to bytes. Pure functions."""
+"""Dialects, one module each: pure functions from bytes to `Request`, and from results to bytes."""

@@ -1,4 +1,4 @@
-"""vLLM's `/classify`, and `/classify_tokens`, which has no model elsewhere: the entities of each text."""
+"""vLLM's `/classify`, and our own `/classify_tokens`, which finds the entities of each text."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from staged_pool.runtime.results import ClassifyResult, TokenClassifyResult
 
 
 class ClassifyBody(InputFields, kw_only=True):
-    """The body of a request for labels of texts, or of pairs; fields that are not named are ignored."""
+    """Body of `/classify`; fields that are not named here are ignored."""
 
     use_activation: bool | None = None
     raw_scores: bool | None = None
-    """Infinity's, the other way round; who sends it gets Infinity's answer."""
+    """Infinity's field, the opposite of `use_activation`; if it is sent, the answer has Infinity's form."""
 
 
 class ClassifyTokensBody(InputFields, kw_only=True):
-    """The body of a request for labels within texts; fields that are not named are ignored."""
+    """Body of `/classify_tokens`; fields that are not named here are ignored."""
 
     aggregation_strategy: Aggregation | None = None
     """None: `simple`."""
@@ -43,7 +43,7 @@ def read_classify(body: Body, card: ModelCard) -> tuple[ClassifyRequest, Write]:
     fields = json_decode.decode(_CLASSIFY, body)
     activate = fields.use_activation is not False and not fields.raw_scores
     if fields.raw_scores is not None and fields.truncate_prompt_tokens is None:
-        fields.truncate_prompt_tokens = MODEL_MAX  # Infinity cuts long texts
+        fields.truncate_prompt_tokens = MODEL_MAX  # Infinity truncates long texts
     inputs, places = text_or_pair_inputs(fields)
     request = ClassifyRequest(
         inputs=inputs, words=vllm_words(places), model=fields.model, cache_salt=fields.cache_salt, activate=activate
@@ -58,7 +58,7 @@ def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequ
     inputs, places = text_inputs(fields)
     for index, given in enumerate(inputs):
         if not isinstance(given.source, str):
-            what = "expected a text or a list of texts, which is what entities are found in"
+            what = "expected a text or a list of texts; entities are found only in texts"
             raise field_error(places("input", index), what, index)
     request = TokenClassifyRequest(
         inputs=inputs,
@@ -71,8 +71,10 @@ def read_classify_tokens(body: Body, card: ModelCard) -> tuple[TokenClassifyRequ
 
 
 def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Pieces:
-    """Write the answer; see `Write`. `label` is null where the model's labels have no names; `labels` says what each of
-    the `probs` is of."""
+    """Write the answer of `/classify`; see `Write`.
+
+    `label` is null if the model's labels have no names. `labels` has the name of each of the `probs`.
+    """
     best = result.best.tolist()
     data = [
         {
@@ -95,6 +97,6 @@ def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int)
 
 
 def encode_classify_tokens(result: TokenClassifyResult, /, *, request_id: str, created: int) -> Pieces:
-    """Write the answer; see `Write`."""
+    """Write the answer of `/classify_tokens`; see `Write`."""
     data = [{"index": index, "entities": entities} for index, entities in enumerate(result.entities)]
     return listing("classify", data, model=result.model, usage=result.usage, request_id=request_id, created=created)

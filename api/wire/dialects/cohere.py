@@ -1,4 +1,4 @@
-"""Cohere's `/v2/embed`, and `/v1/embed`, whose answer is another one unless it is asked for types."""
+"""Cohere's `/v2/embed` and `/v1/embed`; the answers differ if the request names no types."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Version: TypeAlias = Literal["1", "2"]
 
 
 class Input(msgspec.Struct):
-    """Texts and images that have one vector together."""
+    """Texts and images that become one vector."""
 
     content: str | list[Part]
 
 
 class EmbedBody(RequestFields, kw_only=True):
-    """The body of a request; fields that are not named are ignored."""
+    """Body of `/v2/embed` and `/v1/embed`; fields that are not named here are ignored."""
 
     input_type: str | None = None
     """One of the model's prompts, or one of Cohere's own names."""
@@ -45,7 +45,7 @@ class EmbedBody(RequestFields, kw_only=True):
     output_dimension: Dimensions | None = None
     embedding_types: Annotated[list[EmbeddingType], msgspec.Meta(min_length=1)] | None = None
     truncate: Truncate | None = None
-    """Which end of a text that is too long is cut off; None as END."""
+    """End at which a text that is too long is cut; default: END."""
     max_tokens: Limit | None = None
 
 
@@ -72,7 +72,7 @@ def read_embed(body: Body, card: ModelCard, *, version: Version) -> tuple[EmbedR
         encode_embed,
         types=None if version == "1" and fields.embedding_types is None else types,
         texts=fields.texts,
-        images=any(map(_shows, inputs)),
+        images=any(map(_has_image, inputs)),
         version=version,
     )
     return request, with_request_id(write, fields.request_id)
@@ -89,7 +89,7 @@ def _words(fields: EmbedBody, field: str) -> Words:
 
 
 def _inputs(fields: EmbedBody) -> tuple[str, tuple[TextInput | Image, ...]]:
-    """The inputs, and in which field they stand."""
+    """Return the field that holds the inputs, and the inputs."""
     given = [name for name in ("texts", "images", "inputs") if getattr(fields, name)]
     if len(given) != 1:
         message = "Exactly one of texts, images, or inputs must be provided, and it must be non-empty"
@@ -113,13 +113,13 @@ def _input(given: Input, index: int, fields: EmbedBody) -> TextInput | Image:
     return content if isinstance(content, Image) else _text(content, fields)
 
 
-def _shows(given: TextInput | Image) -> bool:
+def _has_image(given: TextInput | Image) -> bool:
     return isinstance(given, Image) or (isinstance(given.source, Chat) and bool(given.source.images))
 
 
 def _text(text: str | Chat, fields: EmbedBody) -> TextInput:
     limit = fields.max_tokens or None
-    added = isinstance(text, str)  # a template writes all that the model is to see
+    added = isinstance(text, str)  # the template of a conversation writes its own special tokens
     if fields.truncate == Truncate.NONE:
         return TextInput(text, max_tokens=limit, must_fit=True, add_special_tokens=added)
     side: Final = "left" if fields.truncate == Truncate.START else "right"
@@ -141,10 +141,10 @@ def encode_embed(
 
     Args:
         result: The vectors.
-        types: How they are written, each under its name. None: as one list of floats, without a name.
-        texts: Echoed.
-        images: Whether the tokens are to be counted as those of images.
-        version: Of the API.
+        types: Types in which each vector is written, under their names. None: one list of floats without a name.
+        texts: The texts to echo.
+        images: Count the tokens as `image_tokens`.
+        version: Version of Cohere's API.
         request_id: See `Write`.
         created: See `Write`.
     """

@@ -1,4 +1,4 @@
-"""What Infinity's clients expect that others do not: `/classify` with labels by score, and `/models`."""
+"""Infinity's answers of `/classify`, with labels by score, and of `/models`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from staged_pool.runtime.statistics import EngineStatistics
 
 
 def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int) -> Pieces:
-    """Write the labels of each input, the likeliest first; see `Write`."""
+    """Write the labels of each input, the highest score first; see `Write`."""
     before = {"object": "classify", "id": f"classify-{request_id}", "model": result.model, "created": created}
     rows = labels_by_score(result)
     usage = {"usage": usage_fields(result.usage)}
@@ -22,13 +22,13 @@ def encode_classify(result: ClassifyResult, /, *, request_id: str, created: int)
 
 
 def encode_models(models: Sequence[tuple[ModelCard, EngineStatistics]], *, created: int) -> bytes:
-    """Write the list of the models that are served, and how busy each is. `created` is in seconds since 1970."""
+    """Write the list of the served models, with the load of each. `created` is in seconds since 1970."""
     data = [
         {
             "id": card.name,
             "object": "model",
             "created": created,
-            "owned_by": "infinity",  # the only value that its client takes
+            "owned_by": "infinity",  # the only value that Infinity's client accepts
             "backend": "torch",
             "capabilities": _capabilities(card),
             "stats": _stats(statistics),

@@ -1,6 +1,6 @@
-"""Paths for every task: SageMaker's `/invocations`, and the root of text-embeddings-inference.
+"""Paths that take every task: SageMaker's `/invocations`, and the root of text-embeddings-inference.
 
-What a body asks for shows in its fields.
+The fields of the body select the task.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from staged_pool.api.wire import json_decode
 from staged_pool.api.wire.dialects.pooling import NAMES
-from staged_pool.api.wire.dialects.score import PAIRS
+from staged_pool.api.wire.dialects.score_fields import PAIRS
 from staged_pool.api.wire.exchange import Body
 from staged_pool.runtime.model import ModelCard
 from staged_pool.runtime.requests import Output
@@ -23,13 +23,13 @@ _TASK_PATHS: Final = {"score": "/score", "rerank": "/v1/rerank"}
 
 
 def candidates(body: Body) -> tuple[str, ...]:
-    """The paths that a body may be meant for, in vLLM's order; the first that a served model can do is the one.
+    """Return the paths whose fields a body has, in vLLM's order.
 
-    A `task` of `/pooling`, or `score` or `rerank`, says it. `inputs`, and `texts` beside a query, are
-    text-embeddings-inference's.
+    The caller takes the first one that a served model can do. A `task` of `/pooling`, or `score` or `rerank`, decides
+    alone. `inputs`, and `texts` with a query, belong to text-embeddings-inference.
 
     Raises:
-        InvalidInput: It is not JSON, or of no task.
+        InvalidInput: The body is not JSON, or has the fields of no task.
     """
     fields = json_decode.given_fields(body)
     names = fields.keys()
@@ -57,17 +57,17 @@ def candidates(body: Body) -> tuple[str, ...]:
 
 
 def root_path(body: Body, cards: Sequence[ModelCard]) -> str:
-    """The path of text-embeddings-inference that a body to its root is meant for.
+    """Return the path of text-embeddings-inference for a body sent to its root.
 
-    There, the root is the route of the model's kind. Here, the fields say what they can, and the first model that has
-    a route for the rest decides.
+    A `query`, or `inputs` that are an object, decide alone. For other `inputs` it is the route of the first model that
+    has one.
 
     Args:
-        body: Of the request.
-        cards: Of the served models, in their order.
+        body: Body of the request.
+        cards: Descriptions of the served models, in their order.
 
     Raises:
-        InvalidInput: It is not JSON, or has neither `inputs` nor `query`.
+        InvalidInput: The body is not JSON, or has neither `inputs` nor `query`.
     """
     fields = json_decode.given_fields(body)
     if "query" in fields:
@@ -84,7 +84,7 @@ def root_path(body: Body, cards: Sequence[ModelCard]) -> str:
 
 
 def _path_of_task(raw: msgspec.Raw | None) -> str | None:
-    """The path of a `task`; None where it is none of ours, such as one of Jina's."""
+    """Return the path of a `task`; None for an unknown one, such as one of Jina's."""
     if raw is None:
         return None
     task = json_decode.decode(_ANY, raw, root="task")

@@ -1,4 +1,4 @@
-"""Mixedbread's `/v1/reranking`. Its `/v1/embeddings` is read with everybody's."""
+"""Mixedbread's `/v1/reranking`; `openai` reads its `/v1/embeddings`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Document: TypeAlias = str | dict[str, Any]
 
 
 class MixedbreadRerankBody(RequestFields, kw_only=True):
-    """The body of a request; fields that are not named are ignored."""
+    """Body of `/v1/reranking`; fields that are not named here are ignored."""
 
     query: str
     input: list[Document]
@@ -37,7 +37,7 @@ class MixedbreadRerankBody(RequestFields, kw_only=True):
     top_k: Limit | None = None
     return_input: bool | None = None
     rewrite_query: bool | None = None
-    """Rejected where it is true."""
+    """Rejected if it is true."""
 
 
 _BODY: Final = msgspec.json.Decoder(MixedbreadRerankBody)
@@ -47,11 +47,11 @@ def read_reranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
     """See `Read`."""
     fields = json_decode.decode(_BODY, body)
     if not fields.query:
-        raise field_error("query", "a query is empty; it must say what is looked for")
+        raise field_error("query", "the query is empty; expected a text")
     if not fields.input:
         raise NoInputs("`input` is empty; give at least one document", param="input")
     if fields.rewrite_query:
-        raise field_error("rewrite_query", "queries are taken as they are; expected false")
+        raise field_error("rewrite_query", "not supported; expected false")
     options = fields.image_options()
     documents = (_content(given, fields.rank_fields, index) for index, given in enumerate(fields.input))
     request = ScoreRequest(
@@ -95,8 +95,8 @@ def encode_reranking(
     Args:
         result: Scores of the documents.
         given: The documents as the client sent them.
-        top_k: Number of entries. 0 and None: all of them.
-        echoes: Write the documents, too.
+        top_k: Number of entries. 0 and None: all.
+        echoes: Echo the documents.
         request_id: See `Write`.
         created: See `Write`.
     """

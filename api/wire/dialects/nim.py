@@ -24,14 +24,14 @@ from staged_pool.stages.errors import NoInputs, Words
 
 
 class Passage(msgspec.Struct):
-    """A text, an image, or both."""
+    """Text, image, or both."""
 
     text: str | None = None
     image: Any = None
     """A URL, a data URL, or the image in base64."""
 
     def read(self, where: str, index: int | None) -> Content:
-        """The text, the image, or both as one document.
+        """Return the text, the image, or both as one document.
 
         Raises:
             InvalidInput: There is neither.
@@ -47,12 +47,12 @@ class Passage(msgspec.Struct):
 
 
 class RankingBody(RequestFields, kw_only=True):
-    """The body of a request; fields that are not named are ignored."""
+    """Body of `/v1/ranking`; fields that are not named here are ignored."""
 
     query: Passage
     passages: list[Passage]
     truncate: TruncatePassages | None = None
-    """END cuts passages that are too long; NONE, which is what is meant without it, rejects them."""
+    """END truncates passages that are too long; NONE, the default, rejects them."""
     top_k: Limit | None = None
 
 
@@ -66,7 +66,7 @@ def read_ranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
         raise NoInputs("`passages` is empty; give at least one", param="passages")
     query = fields.query.read("query", None)
     if not query:
-        raise field_error("query.text", "a query is empty; it must say what is looked for")
+        raise field_error("query.text", "the query is empty; expected a text")
     options = fields.image_options()
     passages = [passage.read(f"passages[{index}]", index) for index, passage in enumerate(fields.passages)]
     request = ScoreRequest(
@@ -86,11 +86,11 @@ def read_ranking(body: Body, card: ModelCard) -> tuple[ScoreRequest, Write]:
 
 
 def encode_ranking(result: ScoreResult, /, top_k: int | None, *, request_id: str, created: int) -> Pieces:
-    """Write the places of the passages and their logits, the best first; see `Write`.
+    """Write the indexes of the passages and their logits, the best first; see `Write`.
 
     Args:
         result: Scores of the passages.
-        top_k: Number of entries. 0 and None: all of them.
+        top_k: Number of entries. 0 and None: all.
         request_id: See `Write`.
         created: See `Write`.
     """

@@ -1,6 +1,6 @@
-"""Ollama's `/api/embed` and `/api/embeddings`, and what its tools ask of the models.
+"""Ollama's `/api/embed` and `/api/embeddings`, and its routes that describe models.
 
-Its names have a tag after a colon; a model that is served without one has the tag `latest`.
+Ollama's model names have a tag after a colon. A served name without a tag gets the tag `latest`.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from staged_pool.runtime.results import EmbedResult
 from staged_pool.stages.errors import UnknownModel, Words, shortened
 
 API_VERSION: Final = "0.12.0"
-"""The release of Ollama whose embedding API this is: tools look at it before they use a newer route."""
+"""Ollama release of this API; clients check it before they use a newer route."""
 
 _LATEST: Final = ":latest"
 _BITS: Final[Mapping[str, tuple[str, int]]] = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 
 
 class OllamaOptions(msgspec.Struct):
-    """Settings of the model; those that are not named have no meaning here."""
+    """Settings of the model; those that are not named here are ignored."""
 
     num_ctx: Limit | None = None
-    """Tokens that a text is cut to, special tokens included."""
+    """Maximum tokens of a text, special tokens included."""
 
 
 class OllamaEmbedBody(msgspec.Struct):
-    """The body of `/api/embed`; fields that are not named are ignored."""
+    """Body of `/api/embed`; fields that are not named here are ignored."""
 
     model: ModelName | None = None
-    """With its tag or without. None: the first that can do it."""
+    """Name with or without the tag. None: the first model with embeddings."""
     input: str | list[str] | None = None
-    """Without a text, the answer has no vectors: that is how clients have a model loaded."""
+    """Without a text the answer has no vectors; clients send such a request to load the model."""
     truncate: bool | None = None
-    """False rejects a text that is too long, which is cut otherwise."""
+    """False rejects a text that is too long; otherwise it is truncated."""
     dimensions: Limit | None = None
     options: OllamaOptions | None = None
 
 
 class OllamaEmbeddingsBody(msgspec.Struct):
-    """The body of `/api/embeddings`; fields that are not named are ignored."""
+    """Body of `/api/embeddings`; fields that are not named here are ignored."""
 
     model: ModelName | None = None
-    """With its tag or without. None: the first that can do it."""
+    """Name with or without the tag. None: the first model with embeddings."""
     prompt: str | None = None
     options: OllamaOptions | None = None
 
 
 class ShowBody(msgspec.Struct):
-    """The body of `/api/show`."""
+    """Body of `/api/show`."""
 
     model: ModelName | None = None
     name: ModelName | None = None
-    """The same, from older clients."""
+    """Older clients' name of `model`."""
 
 
 class _Named(msgspec.Struct):
@@ -81,22 +81,25 @@ _NAMED: Final = msgspec.json.Decoder(_Named)
 
 
 def tagged(name: str) -> str:
-    """The name of a model with its tag."""
+    """Return the name of a model with its tag."""
     return name if ":" in name.rpartition("/")[2] else name + _LATEST
 
 
 def served_name(given: str, served: Iterable[str]) -> str:
-    """The served name that a client means, with or without the tag `latest`; as given where there is none."""
+    """Find the served name for a client's name, with or without the tag `latest`.
+
+    Without a match the name is returned as given.
+    """
     return next((name for name in served if name == given), None) or next(
         (name for name in served if tagged(name) == tagged(given)), given
     )
 
 
 def model_of(body: Body, served: Iterable[str]) -> str | None:
-    """The served name of the model that a request names, if it names one.
+    """Return the served name of the model that a request names; None if it names none.
 
     Raises:
-        InvalidInput: As for `json_decode.decode`.
+        InvalidInput: See `json_decode.decode`.
     """
     return _served(json_decode.decode(_NAMED, body).model, served)
 
@@ -122,7 +125,7 @@ def read_embed(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
 
 
 def read_embeddings(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
-    """See `Read`. The vector is as the model's folder has it, normalised or not."""
+    """See `Read`. The model's folder says whether the vector is normalized."""
     fields = json_decode.decode(_EMBEDDINGS, body)
     request = EmbedRequest(
         inputs=(_text(fields.prompt or "", fields.options, card, truncate=True),),
@@ -147,11 +150,13 @@ def _text(text: str, options: OllamaOptions | None, card: ModelCard, *, truncate
 
 
 def answer_to_nothing(body: Body, *, legacy: bool) -> bytes | None:
-    """The answer to a request without a text, which clients send to have a model loaded; None where there is a text.
+    """Return the answer to a request without a text; None if there is a text.
+
+    Clients send such a request to load the model.
 
     Args:
-        body: Of `/api/embed`.
-        legacy: It is of `/api/embeddings`.
+        body: Body of the request.
+        legacy: True: the route is `/api/embeddings`. False: it is `/api/embed`.
     """
     if len(body) > _NOTHING_BYTES:
         return None
@@ -162,7 +167,7 @@ def answer_to_nothing(body: Body, *, legacy: bool) -> bytes | None:
 
 
 _NOTHING_BYTES: Final = 2048
-"""A longer body has a text."""
+"""Maximum bytes of a body without a text."""
 
 
 def encode_embed(result: EmbedResult, /, model: str, started: int, *, request_id: str, created: int) -> Pieces:
@@ -170,7 +175,7 @@ def encode_embed(result: EmbedResult, /, model: str, started: int, *, request_id
 
     Args:
         result: The vectors.
-        model: The name as the client sent it, which is the one that it looks for.
+        model: The name as the client sent it, because the client compares it.
         started: `time.perf_counter_ns()` when the request was read.
         request_id: See `Write`.
         created: See `Write`.
@@ -191,12 +196,12 @@ def encode_embedding(result: EmbedResult, /, *, request_id: str, created: int) -
 
 
 def encode_tags(cards: Iterable[ModelCard], *, started: float) -> bytes:
-    """Write the models that are served. `started` is in seconds since 1970."""
+    """Write the list of the served models. `started` is in seconds since 1970."""
     return dump({"models": [{**_about(card), "modified_at": _time(started)} for card in cards]})
 
 
 def encode_running(cards: Iterable[ModelCard]) -> bytes:
-    """Write the models that are loaded: all of them, for as long as the server runs."""
+    """Write the list of the loaded models: all served ones, for as long as the server runs."""
     models = [
         {
             **_about(card),
@@ -210,11 +215,11 @@ def encode_running(cards: Iterable[ModelCard]) -> bytes:
 
 
 def encode_show(body: Body, cards: Iterable[ModelCard], *, started: float) -> bytes:
-    """Write what is known of the model that a request names. `started` is in seconds since 1970.
+    """Write the description of the model that a request names. `started` is in seconds since 1970.
 
     Raises:
-        InvalidInput: It names none.
-        UnknownModel: It is not served.
+        InvalidInput: The request names no model.
+        UnknownModel: The model is not served.
     """
     fields = json_decode.decode(_SHOW, body)
     given = fields.model or fields.name
@@ -245,7 +250,7 @@ def encode_show(body: Body, cards: Iterable[ModelCard], *, started: float) -> by
 
 def _about(card: ModelCard) -> dict[str, Any]:
     name = tagged(card.name)
-    # Of the weights there is no digest: this one changes with what is known of the model.
+    # There is no digest of the weights: this one changes with the model's description.
     known = f"{card.name} {card.architecture} {card.parameters} {card.dtype}"
     digest = hashlib.sha256(known.encode()).hexdigest()
     return {"name": name, "model": name, "size": _size(card), "digest": digest, "details": _details(card)}
@@ -270,7 +275,7 @@ def _family(card: ModelCard) -> str:
 
 
 def _size(card: ModelCard) -> int:
-    """Bytes of the weights."""
+    """Return the size of the weights in bytes."""
     return card.parameters * _BITS.get(card.dtype, ("", 4))[1]
 
 

@@ -28,7 +28,7 @@ from staged_pool.stages.errors import InvalidInput
 
 
 class EncodingFields(InputFields, kw_only=True):
-    """How vectors are to be written."""
+    """Fields with the encoding of vectors."""
 
     encoding_format: Form | None = None
     embed_dtype: DType | None = None
@@ -39,48 +39,50 @@ class EncodingFields(InputFields, kw_only=True):
 
 
 ElementType: TypeAlias = Literal["float16", "int8", "uint8", "binary", "ubinary"]
-"""Mixedbread's values of `encoding_format` that name a type of numbers."""
+"""Mixedbread's values of `encoding_format` that name a data type."""
 
 
 class EmbeddingsBody(InputFields, kw_only=True):
-    """The body of a request; fields that are not named are ignored."""
+    """Body of `/v1/embeddings`; fields that are not named here are ignored."""
 
     encoding_format: Form | ElementType | list[EmbeddingType] | None = None
-    """Mixedbread's clients name types of numbers here, too; several give each vector in all of them."""
+    """Form of the vectors. Mixedbread's clients also send data types; a list writes each vector in all of them."""
     embed_dtype: DType | None = None
     endianness: Endianness | None = None
     dimensions: Limit | None = None
-    """0, which Infinity's clients send beside `modality`, means all of them."""
+    """Width of the vectors. 0, which Infinity's clients send with `modality`, is the full width."""
     use_activation: bool | None = None
     input_type: str | None = None
-    """What the texts are for: one of the model's prompts, or query, document or passage. Ignored by a model without
-    prompts."""
+    """Use of the texts: one of the model's prompts, or query, document or passage.
+
+    Ignored by a model without prompts.
+    """
     prompt_name: str | None = None
-    """Of the model's prompts: the one that goes before each text."""
+    """Name of the model's prompt that is put before each text."""
     prompt: str | None = None
-    """Goes before each text instead."""
+    """Text that is put before each text, as an alternative to `prompt_name`."""
     normalize: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     task: str | None = None
-    """Jina's for `prompt_name`."""
+    """Jina's name of `prompt_name`."""
     embedding_type: EmbeddingType | list[EmbeddingType] | None = None
-    """Jina's for `encoding_format` and `embed_dtype`; several give each vector in all of them."""
+    """Jina's name of `encoding_format` and `embed_dtype`; a list writes each vector in all types."""
     normalized: bool | None = None
-    """Jina's for `use_activation`."""
+    """Jina's name of `use_activation`."""
     late_chunking: bool | None = None
-    """Jina's for one forward over all inputs as parts of one text. Refused."""
+    """Jina's option to read all inputs in one forward, as parts of one text. Rejected."""
 
     modality: Modality | None = None
-    """Infinity's: what a text of `input` is."""
+    """Infinity's field: meaning of a text in `input`."""
 
     output_dimension: Dimensions | None = None
-    """Voyage's for `dimensions`."""
+    """Voyage's name of `dimensions`."""
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
-    """Voyage's for `embed_dtype`."""
+    """Voyage's name of `embed_dtype`."""
     truncation: bool | None = None
-    """Voyage's: true cuts what is too long, false rejects it."""
+    """Voyage's field: true truncates a text that is too long, false rejects it."""
     truncate: bool | Truncate | None = None
-    """NIM's (the end that is cut) and Jina's (true or false)."""
+    """NIM's field (the end that is cut), and Jina's (true or false)."""
 
 
 _BODY: Final = msgspec.json.Decoder(EmbeddingsBody)
@@ -94,8 +96,8 @@ def read_embeddings(
     Args:
         body: See `Read`.
         card: See `Read`.
-        cut: Cut long inputs where the request does not say, as Infinity and text-embeddings-inference do.
-        modality: Meaning of a text of `input` where the request does not say.
+        cut: Truncate long inputs if the request does not say, as Infinity and text-embeddings-inference do.
+        modality: Meaning of a text in `input` if the request does not say.
     """
     request, encodings, fields = _read(body, card, cut=cut, modality=modality)
     write = partial(encode_embeddings, encodings=encodings, **_echoed(fields, request))
@@ -103,7 +105,7 @@ def read_embeddings(
 
 
 def _echoed(fields: EmbeddingsBody, request: EmbedRequest) -> Mapping[str, Any]:
-    """Fields of the request that Mixedbread's clients read in the answer, where the request is one of theirs."""
+    """Return the request fields to echo for Mixedbread's clients; none for other clients."""
     given = fields.encoding_format
     if fields.normalized is None and not _names_types(fields):
         return {}
@@ -111,7 +113,7 @@ def _echoed(fields: EmbeddingsBody, request: EmbedRequest) -> Mapping[str, Any]:
 
 
 def read_embedding_lines(body: Body, card: ModelCard, *, cut: bool = False) -> tuple[EmbedRequest, LineWriter]:
-    """See `ReadLines`, and `read_embeddings`."""
+    """See `ReadLines` and `read_embeddings`."""
     request, encodings, fields = _read(body, card, cut=cut)
     if any(encoding.is_bytes for encoding in encodings.values()):
         raise field_error("encoding_format", "lines are JSON; expected `float` or `base64`")
@@ -131,14 +133,12 @@ def _read(
         message = "Parameter `normalize` was removed; use `use_activation` instead."
         raise InvalidInput(message, param="normalize")
     if fields.late_chunking:
-        raise field_error(
-            "late_chunking", "inputs are read one by one here; send the whole text as one input, or false"
-        )
+        raise field_error("late_chunking", "not supported: send false, or the whole text as one input")
     dimensions = _dimensions(fields)
     type_field, encodings = _encodings(fields)
     for encoding in encodings.values():
         check_bits(encoding.dtype, card.width if dimensions is None else dimensions, type_field)
-    _say_how_to_cut(fields, cut and not card.splits_long_inputs)
+    _set_truncation(fields, cut and not card.splits_long_inputs)
     inputs, places = inputs_of(fields, fields.modality or modality)
     request = EmbedRequest(
         inputs=inputs,
@@ -154,7 +154,7 @@ def _read(
 
 
 def _words(fields: EmbeddingsBody) -> Mapping[str, str]:
-    """The names of fields in this request, where several dialects have one."""
+    """Return the request's names of fields for which several dialects have a name."""
     prompts = [name for name in ("prompt_name", "input_type", "task") if getattr(fields, name) is not None]
     cuts = [name for name in ("truncation", "truncate") if getattr(fields, name) is not None]
     return {
@@ -173,14 +173,14 @@ def _dimensions(fields: EmbeddingsBody) -> int | None:
     return given or fields.output_dimension
 
 
-def _say_how_to_cut(fields: EmbeddingsBody, default: bool) -> None:
-    """Write what a request says of long inputs, in words of Voyage, NIM or Jina, into vLLM's fields."""
-    said = fields.truncate if fields.truncation is None else fields.truncation
-    if isinstance(said, str):
-        if said != Truncate.NONE and fields.truncation_side is None:
-            fields.truncation_side = TruncationSide.LEFT if said == Truncate.START else TruncationSide.RIGHT
-        said = said != Truncate.NONE
-    if fields.truncate_prompt_tokens is None and (default if said is None else said):
+def _set_truncation(fields: EmbeddingsBody, default: bool) -> None:
+    """Convert the truncation fields of Voyage, NIM or Jina to vLLM's fields."""
+    truncate = fields.truncate if fields.truncation is None else fields.truncation
+    if isinstance(truncate, str):
+        if truncate != Truncate.NONE and fields.truncation_side is None:
+            fields.truncation_side = TruncationSide.LEFT if truncate == Truncate.START else TruncationSide.RIGHT
+        truncate = truncate != Truncate.NONE
+    if fields.truncate_prompt_tokens is None and (default if truncate is None else truncate):
         fields.truncate_prompt_tokens = MODEL_MAX
 
 
@@ -200,9 +200,9 @@ def _names_types(fields: EmbeddingsBody) -> bool:
 
 
 def _encodings(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]]:
-    """List the ways in which each vector is written, after the field that names its type of numbers.
+    """Return the field that names the data types, and the encodings by type.
 
-    A single way stands under the empty name.
+    A single encoding has the empty name.
     """
     field: str = "embedding_type"
     types: Any = fields.embedding_type
@@ -221,7 +221,7 @@ def _encodings(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]]:
 
 
 def _plain_encoding(fields: EmbeddingsBody) -> tuple[str, Mapping[str, Encoding]]:
-    """As `_encodings`, in the words of vLLM or of Voyage."""
+    """Return the single encoding of vLLM's or Voyage's fields; see `_encodings`."""
     form: Any = fields.encoding_format or "float"
     if fields.output_dtype is None:
         return "embed_dtype", {"": Encoding(form, fields.embed_dtype or "float32", fields.endianness or "native")}
@@ -235,11 +235,11 @@ def encode_embeddings(
     """Write the answer; see `Write`.
 
     Args:
-        result: What was asked for.
-        encodings: How each vector is written; several give an object with an entry for each.
+        result: The vectors.
+        encodings: Encodings of each vector; several write an object with an entry for each.
         request_id: See `Write`.
         created: See `Write`.
-        echoed: Further fields of the answer.
+        echoed: Additional fields of the answer.
     """
     about: dict[str, Any] = {"model": result.model, "usage": result.usage, "request_id": request_id, "created": created}
     first = next(iter(encodings.values()))
@@ -264,12 +264,12 @@ def _entries(
 
 
 def encode_models(cards: Sequence[ModelCard], *, created: int) -> bytes:
-    """Write the list of the models that are served. `created` is in seconds since 1970."""
+    """Write the list of the served models. `created` is in seconds since 1970."""
     return dump({"object": "list", "data": [model_object(card, created=created) for card in cards]})
 
 
 def model_object(card: ModelCard, *, created: int) -> dict[str, object]:
-    """One served model, as clients know it. `created` is in seconds since 1970."""
+    """Describe one served model. `created` is in seconds since 1970."""
     return {
         "id": card.name,
         "object": "model",

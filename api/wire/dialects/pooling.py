@@ -1,4 +1,4 @@
-"""vLLM's `/pooling`: whatever the model gives for an input, by the name of the task; several from one forward."""
+"""vLLM's `/pooling`: outputs of the model by the name of the task, several from one forward."""
 
 from __future__ import annotations
 
@@ -33,23 +33,26 @@ TASKS: Final[Mapping[Output, Task]] = {
     Output.TOKEN_LABELS: "token_classify",
     Output.TOKEN_WEIGHTS: "token_classify",
 }
-"""Names of outputs, as vLLM has them; no model has both of those for each token."""
+"""vLLM's names of outputs. No model has both outputs that are called `token_classify`."""
 NAMES: Final[frozenset[str]] = frozenset(TASKS.values())
 _SCORE: Final = "score"
 _OF_EMBED: Final = frozenset({Output.DENSE, Output.MULTI_VECTOR, Output.SPARSE, Output.TOKEN_WEIGHTS})
-"""Outputs of one forward that may be asked for together."""
+"""Outputs that one request may have together, from one forward."""
 
 
 class PoolingBody(EncodingFields, kw_only=True):
-    """The body of a request; fields that are not named are ignored."""
+    """Body of `/pooling`; fields that are not named here are ignored."""
 
     task: str | list[str] | None = None
-    """`embed`, `token_embed`, `sparse`, `classify` or `token_classify`; `score` of a cross-encoder is `classify`.
-    None: the first that the model has. A list: several of the vectors and weights, each under its name."""
+    """`embed`, `token_embed`, `sparse`, `classify` or `token_classify`.
+
+    `score` of a cross-encoder is `classify`. None: the first task that the model has. A list: several embedding tasks,
+    with an entry for each under its name.
+    """
     dimensions: Dimensions | None = None
     use_activation: bool | None = None
     prompt_name: str | None = None
-    """As for `/v1/embeddings`, of the vectors."""
+    """Prompt of embedding tasks, as for `/v1/embeddings`."""
     prompt: str | None = None
 
 
@@ -62,19 +65,19 @@ _TASK: Final = msgspec.json.Decoder(_TaskOnly)
 
 
 class Narrowed(NamedTuple):
-    """What a body asks of a model beyond its route."""
+    """Conditions of a body on the model, in addition to those of the route."""
 
     able: Callable[[ModelCard], bool]
-    """The model can do all of it."""
+    """Return True if the model can do all tasks of the body."""
     meant: Callable[[ModelCard], bool]
-    """The model was made for it; others may be able to do it, too."""
+    """Return True if the model was made for these tasks; it is preferred to one that is only able."""
 
 
 def narrowed(body: Body) -> Narrowed:
-    """Tell models that can do the tasks of a body, and those that were made for them.
+    """Return the conditions of a body on the model.
 
     Raises:
-        InvalidInput: One of them is no task of any model.
+        InvalidInput: A task is unknown.
     """
     task = json_decode.decode(_TASK, body).task
     wanted = {each for each in (task if isinstance(task, list) else [task]) if isinstance(each, str)}
@@ -93,11 +96,11 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
     asked = _asked(fields.task, card)
     tasks = tuple(asked)
     if len(tasks) > 1 and not _OF_EMBED.issuperset(asked.values()):
-        raise field_error("task", f"of the model's tasks, only {_embedding(card)} can be asked for together")
+        raise field_error("task", f"of the model's tasks, only {_embedding(card)} can be combined in one request")
     if fields.dimensions is not None and "embed" not in tasks:
         raise field_error("dimensions", "only for the task embed")
     if not _OF_EMBED.issuperset(asked.values()) and (fields.prompt_name, fields.prompt) != (None, None):
-        raise field_error("prompt_name", "prompts are for embeddings, and not for labels")
+        raise field_error("prompt_name", "prompts are only for embedding tasks")
     if fields.prompt_name is not None and fields.prompt is not None:
         raise field_error("prompt_name", "give either `prompt` or `prompt_name`")
     encoding, by_name = fields.encoding(), isinstance(fields.task, list)
@@ -107,7 +110,7 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
         )
     if encoding.is_bytes and (by_name or "sparse" in tasks):
         raise field_error(
-            "encoding_format", "bytes hold one array for each input: ask for one task, and not for sparse"
+            "encoding_format", "bytes have one array for each input: expected one task as a text, and not sparse"
         )
     request = _request(fields, frozenset(asked.values()))
     write = partial(encode_pooling, tasks=tasks, by_name=by_name, encoding=encoding)
@@ -115,10 +118,10 @@ def read_pooling(body: Body, card: ModelCard) -> tuple[EmbedRequest | ClassifyRe
 
 
 def _asked(given: str | list[str] | None, card: ModelCard) -> dict[Task, Output]:
-    """The tasks of a request in its order, and what the model gives for each.
+    """Return the tasks of a request in its order, and the output of each.
 
     Raises:
-        InvalidInput: The model cannot do one of them; names those that it can.
+        InvalidInput: The model cannot do one of them; the message lists those that it can.
     """
     able = _able(card)
     names = [TASKS[card.outputs[0]]] if given is None else [given] if isinstance(given, str) else given
@@ -136,7 +139,7 @@ def _unsupported(name: str, known: Sequence[str]) -> InvalidInput:
 
 
 def _able(card: ModelCard) -> dict[str, Output]:
-    """What the model gives for each name of a task that it can do."""
+    """Return the model's outputs by the names of its tasks."""
     able: dict[str, Output] = {TASKS[output]: output for output in reversed(card.outputs)}
     return able | {_SCORE: Output.LABELS} if card.scoring == "cross-encoder" else able
 
@@ -190,10 +193,10 @@ def encode_pooling(
     """Write the answer.
 
     Args:
-        result: Of the request that was made for these tasks.
-        tasks: At least one.
-        by_name: Give an object with an entry for each task, rather than what the only one gives.
-        encoding: How each array is written.
+        result: Result of the request.
+        tasks: The tasks of the request; at least one.
+        by_name: Write an object with an entry for each task. False: write the output of the only task.
+        encoding: Encoding of each array.
         request_id: See `Write`.
         created: See `Write`.
     """
@@ -225,7 +228,7 @@ def _entry(row: Mapping[Task, Values], by_name: bool, encoding: Encoding) -> Map
 
 
 def _rows(result: EmbedResult | ClassifyResult | TokenClassifyResult, task: Task) -> Sequence[Values]:
-    """What the result has for one task, an entry for each input."""
+    """Return the result's values for one task, an entry for each input."""
     if not isinstance(result, EmbedResult):
         return tuple(result.scores)
     if task == "embed":

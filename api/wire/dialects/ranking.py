@@ -1,4 +1,4 @@
-"""The answers of `/score` and `/rerank`; the latter has what clients of six dialects read."""
+"""Answers of `/score` and `/rerank`, with the fields that clients of six dialects read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from staged_pool.runtime.results import ScoreResult
 from staged_pool.runtime.tasks.score import rank
 
 DOCUMENTS_A_SEARCH_UNIT: Final = 100
-"""Cohere's measure of a ranking, for clients that add it up."""
+"""Documents of one of Cohere's billing units, which its clients add up."""
 
 
 def encode_rerank(
@@ -36,8 +36,8 @@ def encode_rerank(
 
     Args:
         result: Scores of the documents.
-        documents: As they are echoed, see `echo`; None leaves them out.
-        top_n: How many to write. 0 and None: all of them.
+        documents: The documents to echo, see `echo`; None: echo none.
+        top_n: Number of documents to write. 0 and None: all.
         version: See `read_rerank`.
         kind: See `read_rerank`.
         voyage: Write the ranking a second time, as `data`, with documents as texts.
@@ -45,7 +45,7 @@ def encode_rerank(
         request_id: See `Write`.
         created: See `Write`.
     """
-    # A score is printed as `/score` prints it.
+    # float32, so that a score has the same digits as in `/score`.
     ranking = rank(result, top_n).ranking
     write_document = plain if infinity else echo
     results = (ranked(found.index, np.float32(found.score), documents, write_document) for found in ranking)
@@ -72,18 +72,18 @@ def ranked(
     documents: tuple[Content, ...] | None,
     write_document: Callable[[Content], object] = echo,
 ) -> dict[str, object]:
-    """One document of a ranking."""
+    """Return the entry of one document of a ranking."""
     echoed = {} if documents is None else {"document": write_document(documents[index])}
     return {"index": index, **echoed, "relevance_score": score}
 
 
 def encode_score(result: ScoreResult, /, *, request_id: str, created: int, logits: bool = False) -> Pieces:
-    """Write the scores, in the order of the documents; see `Write`. `logits`: with the logit of each."""
+    """Write the scores in the order of the documents; see `Write`. `logits`: add the logit of each."""
     data = [*scored(range(len(result.scores)), result, logits=logits)]
     return listing("score", data, model=result.model, usage=result.usage, request_id=request_id, created=created)
 
 
 def scored(places: Sequence[int], result: ScoreResult, *, logits: bool) -> Iterator[dict[str, object]]:
-    """The scores of documents at these places of the request."""
+    """Yield the entries of some scores; `places` are the indexes of their documents."""
     for place, score, logit in zip(places, result.scores, result.sort_keys, strict=True):
         yield {"index": place, "object": "score", "score": score, **({"logit": logit} if logits else {})}

@@ -1,6 +1,6 @@
-"""The routes of text-embeddings-inference: texts are `inputs`, and answers are bare lists.
+"""Task routes of text-embeddings-inference: texts are `inputs`, and answers are bare lists.
 
-A text that is too long is cut unless `truncate` is false, or the server was told not to (`auto_truncate`).
+A text that is too long is truncated if `truncate` is true. Its default is the server's setting `auto_truncate`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from staged_pool.stages.errors import NoInputs, Words
 Pairs: TypeAlias = str | list[str | list[str]]
 
 
-class Cutting(msgspec.Struct, kw_only=True):
-    """How texts that are too long are treated. Fields of a body that are not named are ignored."""
+class TruncationFields(msgspec.Struct, kw_only=True):
+    """Fields for texts that are too long, and for prompts."""
 
     truncate: bool | None = None
     truncation_direction: Direction | None = None
@@ -44,8 +44,8 @@ class Cutting(msgspec.Struct, kw_only=True):
         return TextInput(source, max_tokens=MODEL_MAX if cut else None, truncate_side=side)
 
 
-class EmbedBody(Cutting, kw_only=True):
-    """The body of `/embed`, `/embed_all` and `/embed_sparse`."""
+class EmbedBody(TruncationFields, kw_only=True):
+    """Body of `/embed`, `/embed_all` and `/embed_sparse`; fields that are not named here are ignored."""
 
     inputs: msgspec.Raw
     """`str | list[str] | list[int] | list[list[int]]`."""
@@ -53,25 +53,25 @@ class EmbedBody(Cutting, kw_only=True):
     dimensions: Dimensions | None = None
 
 
-class PredictBody(Cutting, kw_only=True):
-    """The body of `/predict`."""
+class PredictBody(TruncationFields, kw_only=True):
+    """Body of `/predict`; fields that are not named here are ignored."""
 
     inputs: Pairs
     raw_scores: bool | None = None
 
 
 class Comparison(msgspec.Struct):
-    """What `/similarity` compares."""
+    """A text, and the texts that `/similarity` compares it with."""
 
     source_sentence: str
     sentences: list[str]
 
 
 class SimilarityBody(msgspec.Struct):
-    """The body of `/similarity`."""
+    """Body of `/similarity`; fields that are not named here are ignored."""
 
     inputs: Comparison
-    parameters: Cutting | None = None
+    parameters: TruncationFields | None = None
 
 
 _EMBED: Final = msgspec.json.Decoder(EmbedBody)
@@ -86,8 +86,8 @@ def read_embed(body: Body, card: ModelCard, *, output: Output, auto_truncate: bo
     Args:
         body: See `Read`.
         card: See `Read`.
-        output: Which vectors the route gives.
-        auto_truncate: See the module.
+        output: Kind of vectors of the route.
+        auto_truncate: Truncate long texts if the request does not say.
     """
     fields = json_decode.decode(_EMBED, body)
     sources = texts_or_ids(fields.inputs, "inputs", none=_NONE.format("inputs"))
@@ -117,14 +117,14 @@ def encode_embed(result: EmbedResult, /, *, request_id: str, created: int) -> Pi
 
 
 def encode_embed_all(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
-    """Write the vectors of the tokens of each input; see `Write`."""
+    """Write the token vectors of each input; see `Write`."""
     matrices = result.multi_vector or ()
     values = average(sum(matrix.size for matrix in matrices), len(matrices))
     return dump_list(map(Encoding().value, matrices), item_values=values)
 
 
 def encode_embed_sparse(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
-    """Write the entries of each vector that are not 0; see `Write`."""
+    """Write the nonzero entries of each vector; see `Write`."""
     vectors = result.sparse or ()
     rows = (
         [{"index": index, "value": value} for index, value in zip(vector.indices.tolist(), vector.values, strict=True)]
@@ -142,7 +142,10 @@ _ENCODERS: Final[Mapping[Output, Write]] = {
 
 
 def read_predict(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[ClassifyRequest, Write]:
-    """See `Read`, and `read_embed`. A text or `[text]` is one input, `[text, text]` a pair; a list of lists many."""
+    """See `Read` and `read_embed`.
+
+    A text or `[text]` is one input, `[text, text]` is one pair, and a list of lists is a list of inputs.
+    """
     fields = json_decode.decode(_PREDICT, body)
     given = fields.inputs
     if not given:
@@ -160,7 +163,7 @@ def _predicted(
 ) -> TextInput | PairInput:
     texts = [text for text in given if isinstance(text, str)] if not isinstance(given, str) else []
     if len(texts) != len(given) or len(texts) not in (1, 2):
-        what = "expected a list of one text, or of the two of a pair"
+        what = "expected a list of one text, or of the two texts of a pair"
         raise field_error(places("inputs", index), what, index)
     text = fields.text(texts[0], auto_truncate)
     if len(texts) == 1:
@@ -170,11 +173,11 @@ def _predicted(
 
 
 def encode_predict(result: ClassifyResult, /, single: bool, *, request_id: str, created: int) -> Pieces:
-    """Write the labels of each input, the likeliest first; see `Write`. Labels without a name are called `LABEL_0`.
+    """Write the labels of each input, the highest score first; see `Write`.
 
     Args:
-        result: Scores of the labels.
-        single: One input was asked about, and not a list of them.
+        result: Scores of the labels. Labels without a name are called `LABEL_0`, `LABEL_1`, ...
+        single: The request had one input, and not a list of inputs.
         request_id: See `Write`.
         created: See `Write`.
     """
@@ -183,7 +186,7 @@ def encode_predict(result: ClassifyResult, /, single: bool, *, request_id: str, 
 
 
 def labels_by_score(result: ClassifyResult) -> Iterator[list[dict[str, object]]]:
-    """Of each input, the labels and their scores, the highest first."""
+    """Yield the labels and scores of each input, the highest score first."""
     count = result.scores.shape[1]
     names = result.labels if len(result.labels) == count else [f"LABEL_{place}" for place in range(count)]
     for row, keys in zip(result.scores, result.sort_keys, strict=True):
@@ -196,7 +199,7 @@ def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, reques
 
     Args:
         result: Scores of the texts.
-        texts: None leaves them out.
+        texts: The texts to echo; None: echo none.
         request_id: See `Write`.
         created: See `Write`.
     """
@@ -212,11 +215,11 @@ def encode_rerank(result: ScoreResult, /, texts: Sequence[str] | None, *, reques
 
 
 def read_similarity(body: Body, card: ModelCard, *, auto_truncate: bool) -> tuple[EmbedRequest, Write]:
-    """See `Read`, and `read_embed`."""
+    """See `Read` and `read_embed`."""
     fields = json_decode.decode(_SIMILARITY, body)
     if not fields.inputs.sentences:
         raise _empty("sentences")
-    parameters = fields.parameters or Cutting()
+    parameters = fields.parameters or TruncationFields()
     sentences = (fields.inputs.source_sentence, *fields.inputs.sentences)
     names = {"input": "inputs", "max_tokens": "parameters.truncate", "prompt_name": "parameters.prompt_name"}
     request = EmbedRequest(
@@ -232,6 +235,6 @@ def _sentence_place(field: str, index: int) -> str:
 
 
 def encode_similarity(result: EmbedResult, /, *, request_id: str, created: int) -> Pieces:
-    """Write the cosine of the first vector and each of the others; see `Write`."""
+    """Write the cosine similarities of the first vector with each of the others; see `Write`."""
     vectors = normalized(result.embeddings)
     return dump(vectors[1:] @ vectors[0])

@@ -1,4 +1,4 @@
-"""What text-embeddings-inference has beside its tasks: `/tokenize`, `/decode`, `/info`, and the words of its errors."""
+"""Other routes of text-embeddings-inference: `/tokenize`, `/decode`, `/info`; and its errors and headers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _TYPES_BY_STATUS: Final = {401: "Validation", 404: "Validation", 405: "Validatio
 
 
 def tei_error(problem: Problem) -> tuple[int, bytes]:
-    """The status and the body of an answer to a request that failed. What is wrong with an input is 422 here.
+    """Return the status and the body for a problem; an invalid input has status 422 here.
 
-    Types are spelled as in text-embeddings-inference's `ErrorType` (router/src/http/types.rs).
+    Error types are those of text-embeddings-inference's `ErrorType` (router/src/http/types.rs).
     """
     status = 422 if problem.row.word in ("invalid_input", "url_not_allowed") else problem.status
     by_status = "Validation" if 411 <= status <= 415 or status in (400, 422, 431) else "Backend"
@@ -46,7 +46,7 @@ def tei_error(problem: Problem) -> tuple[int, bytes]:
 
 
 def timing_headers(timeline: Timeline, total_s: float) -> list[tuple[bytes, bytes]]:
-    """Where the time of a request went, in whole milliseconds, and how many tokens it had."""
+    """Return headers with the times of a request, in whole milliseconds, and its tokens."""
     times = {
         b"x-total-time": total_s,
         b"x-tokenization-time": timeline.preprocess_s,
@@ -58,14 +58,14 @@ def timing_headers(timeline: Timeline, total_s: float) -> list[tuple[bytes, byte
 
 
 _INPUTS: Final = re.compile(rb'"inputs"\s*:')
-"""In every body of this `/tokenize`, and hardly in one of vLLM's."""
+"""Every body of this `/tokenize` has this field; those of vLLM's do not."""
 
 
 def is_tokenize(body: Body) -> bool:
-    """Whether a body of `/tokenize` is of this dialect, and not of vLLM's.
+    """Return True if a body of `/tokenize` is of this dialect, and not of vLLM's.
 
     Raises:
-        InvalidInput: It is not JSON.
+        InvalidInput: The body is not JSON.
     """
     if not _INPUTS.search(body):
         return False
@@ -74,7 +74,7 @@ def is_tokenize(body: Body) -> bool:
 
 
 class TokenizeBody(msgspec.Struct):
-    """The body of `/tokenize`."""
+    """Body of `/tokenize`."""
 
     inputs: str | list[str]
     add_special_tokens: bool | None = None
@@ -82,7 +82,7 @@ class TokenizeBody(msgspec.Struct):
 
 
 class DecodeBody(msgspec.Struct):
-    """The body of `/decode`."""
+    """Body of `/decode`."""
 
     ids: msgspec.Raw
     """`list[int] | list[list[int]]`."""
@@ -97,7 +97,8 @@ def decode_tokenize(body: Body) -> tuple[list[str], TokenizeBody]:
     """Read a request for the tokens of texts.
 
     Raises:
-        InvalidInput: Says which field is wrong and what would be right.
+        InvalidInput: A field is missing or wrong.
+        NoInputs: There is no text.
     """
     fields = json_decode.decode(_TOKENIZE, body)
     texts = [fields.inputs] if isinstance(fields.inputs, str) else fields.inputs
@@ -107,15 +108,15 @@ def decode_tokenize(body: Body) -> tuple[list[str], TokenizeBody]:
 
 
 def words_of(fields: TokenizeBody) -> Words:
-    """What errors call the texts of a request."""
+    """Return the names and paths of the texts for errors."""
     return Words({"input": "inputs"}, InputPaths("inputs", several=not isinstance(fields.inputs, str)))
 
 
 def prompt_of(name: str | None, card: ModelCard) -> str:
-    """The text of one of a model's prompts; None: of no prompt.
+    """Return the text of one of the model's prompts; empty for None.
 
     Raises:
-        InvalidInput: The model has none of this name.
+        InvalidInput: The model has no prompt of this name.
     """
     if name is None:
         return ""
@@ -127,7 +128,7 @@ def prompt_of(name: str | None, card: ModelCard) -> str:
 
 
 def encode_tokens(texts: Sequence[str], found: Sequence[Tokens]) -> Pieces:
-    """Write the tokens of each text, and where in it they stand; special ones stand for nothing of it."""
+    """Write the tokens of each text and their offsets in it; special tokens have none."""
     rows = (_tokens(text, tokens) for text, tokens in zip(texts, found, strict=True))
     return dump_list(rows, item_values=average(4 * sum(len(tokens.ids) for tokens in found), len(found)))
 
@@ -142,10 +143,13 @@ def _tokens(text: str, tokens: Tokens) -> list[dict[str, object]]:
 
 
 def decode_ids(body: Body) -> tuple[list[tuple[int, ...]], bool, Words]:
-    """Read a request for the texts of tokens: their ids, if special tokens are left out, and what errors call them.
+    """Read a request for the texts of tokens.
+
+    Returns:
+        The token ids of each text; True to skip special tokens; the names and paths for errors.
 
     Raises:
-        InvalidInput: Says which field is wrong and what would be right.
+        InvalidInput: A field is missing or wrong.
     """
     fields = json_decode.decode(_DECODE, body)
     places = InputPaths("ids", several=json_decode.shape(fields.ids)[0] == 2)
@@ -153,7 +157,7 @@ def decode_ids(body: Body) -> tuple[list[tuple[int, ...]], bool, Words]:
 
 
 def encode_info(card: ModelCard, config: EngineConfig, *, auto_truncate: bool) -> bytes:
-    """Write what is known of a model and of the limits for its requests."""
+    """Write the description of a model and the limits of its requests."""
     return dump(
         {
             "model_id": card.name,

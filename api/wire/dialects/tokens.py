@@ -1,4 +1,4 @@
-"""vLLM's `/tokenize` and `/detokenize`, field by field."""
+"""vLLM's `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from staged_pool.runtime.requests import Chat
 
 
 class TokenizeBody(ChatFields, kw_only=True):
-    """The body of a request; fields that are not named here are ignored."""
+    """Body of `/tokenize`; fields that are not named here are ignored."""
 
     prompt: str | None = None
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """One conversation, instead of `prompt`."""
+    """One conversation, as an alternative to `prompt`."""
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct):
-    """The body of a request; fields that are not named here are ignored."""
+    """Body of `/detokenize`; fields that are not named here are ignored."""
 
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]]
     model: ModelName | None = None
@@ -41,10 +41,10 @@ def decode_tokenize(body: Body) -> tuple[str | Chat, TokenizeBody]:
     """Read a request for the tokens of one text or conversation.
 
     Returns:
-        What is to be tokenized; and the fields, of which `add_special_tokens` and `return_token_strs` are never None.
+        The text or conversation, and the fields; `add_special_tokens` and `return_token_strs` are not None.
 
     Raises:
-        InvalidInput: Says which field is wrong and what would be right.
+        InvalidInput: A field is missing or wrong.
     """
     fields = json_decode.decode(_TOKENIZE, body)
     messages = None if isinstance(fields.messages, msgspec.UnsetType) else fields.messages
@@ -69,7 +69,13 @@ def decode_tokenize(body: Body) -> tuple[str | Chat, TokenizeBody]:
 
 
 def encode_tokens(tokens: Tokens, *, max_tokens: int, with_strings: bool) -> bytes:
-    """Write the answer. `max_tokens` is the longest input that the model takes."""
+    """Write the answer of `/tokenize`.
+
+    Args:
+        tokens: The tokens.
+        max_tokens: Maximum input length of the model, in tokens.
+        with_strings: Write each token as a text, too.
+    """
     return dump(
         {
             "count": len(tokens.ids),
@@ -84,11 +90,11 @@ def decode_detokenize(body: Body) -> DetokenizeBody:
     """Read a request for the text of tokens.
 
     Raises:
-        InvalidInput: Says which field is wrong and what would be right.
+        InvalidInput: A field is missing or wrong.
     """
     return json_decode.decode(_DETOKENIZE, body)
 
 
 def encode_text(text: str) -> bytes:
-    """Write the answer."""
+    """Write the answer of `/detokenize`."""
     return dump({"prompt": text})

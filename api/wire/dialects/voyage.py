@@ -1,4 +1,4 @@
-"""Voyage's `/v1/multimodalembeddings`. Its `/v1/embeddings` and `/v1/rerank` are read with everybody's."""
+"""Voyage's `/v1/multimodalembeddings`; `openai` and `score` read its other routes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from staged_pool.stages.errors import NoInputs, Words, shortened
 
 
 class Segment(msgspec.Struct):
-    """A text or an image of one input, with the fields of all its kinds."""
+    """Text or image of one input, with the fields of all types."""
 
     type: str
     text: str | None = None
@@ -32,10 +32,10 @@ class Segment(msgspec.Struct):
     """A data URL."""
 
     def read(self, where: str, index: int) -> str | Image:
-        """The text or the image.
+        """Return the text or the image.
 
         Raises:
-            InvalidInput: It is of another type, or lacks what its type has.
+            InvalidInput: The type is unknown, or the field of the type is missing or wrong.
         """
         match self.type:
             case "text" | "image_url" | "image_base64":
@@ -49,24 +49,24 @@ class Segment(msgspec.Struct):
 
 
 class MultimodalInput(msgspec.Struct):
-    """Texts and images that have one vector together."""
+    """Texts and images that become one vector."""
 
     content: Annotated[list[Segment], msgspec.Meta(min_length=1)]
 
 
 class MultimodalBody(RequestFields, kw_only=True):
-    """The body of a request; fields that are not named are ignored."""
+    """Body of `/v1/multimodalembeddings`; fields that are not named here are ignored."""
 
     inputs: list[MultimodalInput]
     input_type: str | None = None
-    """What the inputs are for; ignored by a model without prompts."""
+    """Use of the inputs, which selects a prompt; ignored by a model without prompts."""
     truncation: bool | None = None
-    """False rejects what is too long, which is cut otherwise."""
+    """False rejects an input that is too long; otherwise it is truncated."""
     output_dimension: Dimensions | None = None
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
     encoding_format: Literal["base64"] | None = None
     output_encoding: Literal["base64"] | None = None
-    """The same as `encoding_format`."""
+    """Another name of `encoding_format`."""
 
 
 _BODY: Final = msgspec.json.Decoder(MultimodalBody)
@@ -105,7 +105,7 @@ def _input(given: MultimodalInput, index: int, fields: MultimodalBody) -> TextIn
 
 
 def encode_multimodal(result: EmbedResult, /, encoding: Encoding, *, request_id: str, created: int) -> Pieces:
-    """Write the vectors; see `Write`. All tokens count as those of texts: pixels are not billed here."""
+    """Write the vectors; see `Write`. All tokens are counted as `text_tokens`, and pixels as 0."""
     data = (
         {"object": "embedding", "embedding": encoding.value(row), "index": index, **encoding.scale(row)}
         for index, row in enumerate(result.embeddings)

@@ -1,7 +1,10 @@
-"""The inference containers of Weaviate's modules: `/vectors` and `/meta` of text2vec-transformers, the `/rerank` of
-reranker-transformers and the `/vectorize` of multi2vec-clip.
+"""Routes of Weaviate's inference containers.
 
-The requests are those of Weaviate's Go clients, which send no API key and most of them no Content-Type.
+- text2vec-transformers: `/vectors` and `/meta`.
+- reranker-transformers: `/rerank`.
+- multi2vec-clip: `/vectorize`.
+
+The requests are those of Weaviate's Go clients. They send no API key, and most of them no Content-Type.
 """
 
 from __future__ import annotations
@@ -34,21 +37,21 @@ class VectorConfig(msgspec.Struct):
     """Settings of one vector."""
 
     pooling_strategy: str | None = None
-    """Of no meaning here: the model's folder says how it pools."""
+    """Ignored: the model's folder defines the pooling."""
     task_type: Literal["query", "passage", ""] | None = None
-    """What the text is for; ignored by a model without prompts."""
+    """Use of the text, which selects a prompt; ignored by a model without prompts."""
     dimensions: Limit | None = None
 
 
 class VectorBody(msgspec.Struct):
-    """The body of `/vectors`; fields that are not named are ignored."""
+    """Body of `/vectors`; fields that are not named here are ignored."""
 
     text: str
     config: VectorConfig | None = None
 
 
 class VectorizeBody(msgspec.Struct):
-    """The body of `/vectorize`."""
+    """Body of `/vectorize`."""
 
     texts: list[str] | None = None
     images: list[str] | None = None
@@ -61,7 +64,7 @@ _VECTORIZE: Final = msgspec.json.Decoder(VectorizeBody)
 
 
 def read_vector(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
-    """See `Read`. The vector is as sentence-transformers' `encode` gives it, and a long text is cut."""
+    """See `Read`. The vector equals that of sentence-transformers' `encode`; a long text is truncated."""
     fields = json_decode.decode(_VECTOR, body)
     config = fields.config or VectorConfig()
     request = EmbedRequest(
@@ -76,7 +79,7 @@ def read_vector(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
 
 
 def encode_vector(result: EmbedResult, /, text: str, *, request_id: str, created: int) -> Pieces:
-    """Write the vector; see `Write`. The container says `dim`, the Go client reads `dims`: both are there."""
+    """Write the vector; see `Write`. The container writes `dim`, but the Go client reads `dims`: both are written."""
     [vector] = result.embeddings
     return dump({"text": text, "vector": vector, "dim": len(vector), "dims": len(vector)})
 
@@ -89,14 +92,14 @@ def read_vectors(body: Body, card: ModelCard) -> tuple[EmbedRequest, Write]:
         raise NoInputs("`texts` and `images` are empty; give at least one of either", param="texts")
     inputs: list[TextInput | Image] = [TextInput(text, max_tokens=MODEL_MAX) for text in texts]
     inputs += (read_image(given, f"images[{index}]", index, bare=True) for index, given in enumerate(images))
-    words = Words({"input": "texts"}, Sequels(len(texts)))
+    words = Words({"input": "texts"}, TextImagePaths(len(texts)))
     request = EmbedRequest(inputs=tuple(inputs), words=words, normalize=card.normalize)
     return request, partial(encode_vectors, texts=len(texts))
 
 
 @dataclass(frozen=True, slots=True)
-class Sequels:
-    """Paths of inputs of which the first `texts` are texts, and the others images."""
+class TextImagePaths:
+    """Paths of inputs; the first `texts` inputs are texts, and the others are images."""
 
     texts: int
 
@@ -133,10 +136,10 @@ def encode_scores(
 
     Args:
         result: Scores of the documents.
-        query: Echoed.
-        documents: Echoed, each beside its score.
-        single: The one document stood in `property`, and its score stands alone.
-        sigmoid: Scores are the sigmoids of their logits, where these are known.
+        query: The query to echo.
+        documents: The documents to echo, each with its score.
+        single: The only document was in `property`; write its score as `score`.
+        sigmoid: Scores are the sigmoids of the logits, if the result has logits.
         request_id: See `Write`.
         created: See `Write`.
     """
@@ -150,11 +153,11 @@ def encode_scores(
 
 
 def _distinct_scores(result: ScoreResult, *, sigmoid: bool) -> Sequence[np.float32 | float]:
-    """Scores in the order of the logits behind them, for a client that sorts by nothing but scores.
+    """Make the scores of different logits distinct, for a client that sorts by scores.
 
-    Weaviate asks 32 documents at a time, and reads scores as doubles. In these a sigmoid that is 1 in float32 tells
-    logits up to 36 apart, also those of several requests. What is equal even so within one request is moved by the
-    smallest step of a double.
+    Weaviate sends 32 documents a request, and reads scores as doubles. Sigmoids that are 1 in float32 are computed as
+    doubles, which distinguish logits up to 36, even across requests. Scores of one request that are still equal, with
+    different logits, are separated by the smallest step of a double.
     """
     scores: list[np.float32 | float] = [*result.scores]
     if result.logits is None:
@@ -173,7 +176,7 @@ def _distinct_scores(result: ScoreResult, *, sigmoid: bool) -> Sequence[np.float
 
 
 def encode_meta(card: ModelCard) -> bytes:
-    """Write what Weaviate shows of the model."""
+    """Write the description of the model that Weaviate shows."""
     model = {
         "model_name": card.name,
         "model_type": None,
@@ -186,5 +189,5 @@ def encode_meta(card: ModelCard) -> bytes:
 
 
 def is_scores(body: Body) -> bool:
-    """Recognise a body of reranker-transformers on the path that several dialects share."""
+    """Return True for a body of reranker-transformers, on a path that several dialects share."""
     return _PROPERTY.search(body) is not None

@@ -96,12 +96,12 @@ def test_the_strategy_reaches_the_request(strategy: Any) -> None:
         ),
         (
             b'{"input":[1,2]}',
-            "input: expected a text or a list of texts, which is what entities are found in",
+            "input: expected a text or a list of texts; entities are found only in texts",
             "input",
         ),
         (
             b'{"messages":[{"role":"user","content":"a"}]}',
-            "messages: expected a text or a list of texts, which is what entities are found in",
+            "messages: expected a text or a list of texts; entities are found only in texts",
             "messages",
         ),
     ],

@@ -148,7 +148,7 @@ def test_json_has_whole_numbers_for_the_types_that_are(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", ["binary", "ubinary"])
 def test_values_that_do_not_fill_bytes_are_not_packed(dtype: DType) -> None:
-    with pytest.raises(InvalidInput, match=f"{dtype} packs eight values to a byte, and the vectors have 12"):
+    with pytest.raises(InvalidInput, match=f"{dtype} packs eight values into a byte, but the vectors have 12"):
         stored(np.zeros(12, np.float32), dtype, "native")
 
 

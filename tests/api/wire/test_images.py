@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, score
+from staged_pool.api.wire.dialects import classify, cohere, openai, pooling, rerank, score
 from staged_pool.api.wire.exchange import Exchange, Read
 from staged_pool.api.wire.images import read_image
 from staged_pool.runtime.requests import Chat, ClassifyRequest, Content, EmbedRequest, Image, ScoreRequest, TextInput
@@ -26,7 +26,7 @@ DATA = b"\x89PNG\x00\xff not quite an image"
 BASE64 = base64.b64encode(DATA).decode()
 DATA_URL = f"data:image/png;base64,{BASE64}"
 URL = "https://images.example/cat.png"
-RERANK: Read = partial(score.read_rerank, version="1", kind="list", auto_truncate=True)
+RERANK: Read = partial(rerank.read_rerank, version="1", kind="list", auto_truncate=True)
 
 READ_EMBED: dict[str, Read] = {
     "/v1/embeddings": openai.read_embeddings,
@@ -232,11 +232,11 @@ def test_a_background_is_a_colour(colour: object) -> None:
 @pytest.mark.parametrize(
     ("url", "what"),
     [
-        ("data:image/png;base64,Q", "expected base64 (RFC 4648, section 4 or 5) behind the comma of a data URL"),
-        ("data:image/png;base64,Q===", "expected base64 (RFC 4648, section 4 or 5) behind the comma of a data URL"),
-        ("data:image/png;base64,QQ==QQ==", "expected base64 (RFC 4648, section 4 or 5) behind the comma of a data URL"),
-        ("data:image/png;base64,QUJ\0", "expected base64 (RFC 4648, section 4 or 5) behind the comma of a data URL"),
-        ("data:image/png;base64,QUJé", "expected base64 (RFC 4648, section 4 or 5) behind the comma of a data URL"),
+        ("data:image/png;base64,Q", "expected base64 (RFC 4648, section 4 or 5) after the comma of a data URL"),
+        ("data:image/png;base64,Q===", "expected base64 (RFC 4648, section 4 or 5) after the comma of a data URL"),
+        ("data:image/png;base64,QQ==QQ==", "expected base64 (RFC 4648, section 4 or 5) after the comma of a data URL"),
+        ("data:image/png;base64,QUJ\0", "expected base64 (RFC 4648, section 4 or 5) after the comma of a data URL"),
+        ("data:image/png;base64,QUJé", "expected base64 (RFC 4648, section 4 or 5) after the comma of a data URL"),
         ("data:image/png;base64,", "the image is empty"),
         ("data:image/png;base64,QQ%3", "expected base64"),
         ("data:image/png;base64", "expected base64"),

@@ -127,7 +127,7 @@ def test_several_tasks_are_one_request() -> None:
         ),
         (
             {"task": ["embed", "classify"]},
-            "task: of the model's tasks, only embed, sparse, token_embed can be asked for together",
+            "task: of the model's tasks, only embed, sparse, token_embed can be combined in one request",
             "task",
         ),
         ({"task": "sparse", "dimensions": 2}, "dimensions: only for the task embed", "dimensions"),

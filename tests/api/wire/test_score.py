@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staged_pool.api.wire.dialects.ranking import encode_rerank, encode_score
-from staged_pool.api.wire.dialects.score import PAIRS, read_rerank, read_score
+from staged_pool.api.wire.dialects.rerank import read_rerank
+from staged_pool.api.wire.dialects.score import read_score
+from staged_pool.api.wire.dialects.score_fields import PAIRS
 from staged_pool.api.wire.exchange import Exchange
 from staged_pool.runtime.requests import MODEL_MAX, ScoreRequest
 from staged_pool.runtime.results import ScoreResult, Usage
@@ -171,7 +173,7 @@ def test_nulls_zeros_and_unknown_fields_mean_the_defaults() -> None:
         ),
         (
             {"data_1": ["a", ""], "data_2": ["b", "c"]},
-            "data_1[1]: a query is empty; it must say what is looked for",
+            "data_1[1]: the query is empty; expected a text",
             "data_1",
         ),
         ({"queries": [], "documents": "a"}, "At least one text element must be given in `queries`", "queries"),
@@ -218,7 +220,7 @@ def test_what_is_wrong_with_a_request_for_scores_is_named(fields: dict[str, Any]
         ({"query": "a"}, "documents: this field is required", "documents"),
         ({"query": ["a"], "documents": ["a"]}, "query: Expected `str | object`, got `array`", "query"),
         ({"query": "a", "documents": 1}, "documents: Expected `str | object | array | null`, got `int`", "documents"),
-        ({"query": "", "documents": ["a"]}, "query: a query is empty; it must say what is looked for", "query"),
+        ({"query": "", "documents": ["a"]}, "query: the query is empty; expected a text", "query"),
         ({"query": "a", "documents": []}, "At least one text_pair element must be given in `documents`", "documents"),
         ({"query": "a", "documents": [1]}, "documents[0]: Expected `str | object`, got `int`", "documents"),
         ({"query": "a", "documents": ["b", {}]}, "documents[1].text: this field is required", "documents"),
