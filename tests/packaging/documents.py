@@ -1,4 +1,4 @@
-"""The documents of the repository, and the names in them that a test can look up."""
+"""The documents of the repository, and the names in them that tests look up."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def paths(text: str) -> Iterator[str]:
 
 
 def words_after(command: str, span: str) -> Iterator[list[str]]:
-    """Yield the words that follow a command in a line, up to a comment or the next command."""
+    """Yield the words behind each call of a command, up to a comment or a pipe."""
     for found in re.finditer(rf"(?:^|(?<=[\s/]))(?<![\w-]){command}(?![\w-])([^#|;]*)", span):
         yield found[1].split()
 

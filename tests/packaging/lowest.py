@@ -11,7 +11,7 @@ PROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def lowest() -> dict[str, str]:
-    """The lower bound of each dependency by its name, in lower case, and of what builds the package."""
+    """Return the lower bound of each dependency, build requirements included, by its name in lower case."""
     with PROJECT.open("rb") as file:
         project = tomllib.load(file)
     found = {}

@@ -1,4 +1,4 @@
-"""What the code imports is declared, with a lower bound, and a cap where another package's class is subclassed."""
+"""Imported packages are declared with a lower bound, and with a cap where they are subclassed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.packaging.lowest import PROJECT, lowest
 
 ROOT: Final = PROJECT.parent
 NAMES: Final = {"PIL": "pillow"}
-"""Of modules that are not called as their package is."""
+"""Package names of modules that have another name."""
 OPTIONAL: Final = {"aioquic", "pylsqpack"}
 
 

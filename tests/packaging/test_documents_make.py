@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 
-from tests.packaging.documents import ROOT
+from tests.packaging.floors import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 PRE_COMMIT = (ROOT / ".pre-commit-config.yaml").read_text()

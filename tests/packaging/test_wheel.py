@@ -16,7 +16,7 @@ PLACES = {
     "api/python": "staged_pool",
     "api/client": "staged_pool/client",
 }
-"""Of a module the longest that it lies in counts."""
+"""Places of folders in the wheel: the longest path that holds a module counts."""
 
 
 def test_the_wheel_holds_what_the_tree_holds(tmp_path: Path) -> None:
